@@ -1,8 +1,9 @@
-"""How long a Python loop stands still when a server is killed, MLP 784-256-128-10 in one process on three servers:
+"""How long a Python loop pauses when a server is killed, MLP 784-256-128-10 in one process on three servers:
 
     python python/benches/pause.py [--kills 40] [--durability quorum-memory] [--hang]
 
-Each time anew: three servers with three shards, each the leader of one; a hundred steps; ``kill -9`` of one server between two of them;
+Each measurement: three fresh servers with three shards, each the leader of one; a hundred steps; ``kill -9`` of one
+server between two of them;
 steps until a second is over. The pause is the longest of these steps less the median of those before. Median, 99th percentile and
 longest of all kills are printed. ``--hang``: the server is stopped instead, as one that hangs (``kill -STOP``). (`paraft bench failover` is the same for workers in Rust, of which nothing computes.)
 """

@@ -1,4 +1,5 @@
-"""What the servers hold parameters to behind each step: ``run.prepare(model, optimizer, constraints={"critic.*": paraft.clamp(-0.01, 0.01)})``."""
+"""Constraints on parameters, applied by the servers after each step: ``run.prepare(model, optimizer,
+constraints={"critic.*": paraft.clamp(-0.01, 0.01)})``."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from .errors import ConfigError
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a parameter is held to; :func:`clamp`, :func:`unit_norm` and :func:`max_norm` make one.
+    """A constraint on a parameter; :func:`clamp`, :func:`unit_norm` and :func:`max_norm` create one.
 
     Attributes:
-        rule: as an entry of a job file's ``[constraints]`` has it.
+        rule: its entry in a job file's ``[constraints]``.
     """
 
     rule: Mapping[str, Any]
 
 
 def clamp(min: float = -math.inf, max: float = math.inf) -> Constraint:
-    """Each value is within ``min`` and ``max``, as behind ``p.clamp_(min, max)`` after each ``optimizer.step()``."""
+    """Each value stays within ``min`` and ``max``, as with ``p.clamp_(min, max)`` after each ``optimizer.step()``."""
     return Constraint({"clamp": [float(min), float(max)]})
 
 
 def unit_norm() -> Constraint:
-    """Each row has the Euclidean norm 1; a row of zeros stays one.
+    """Each row gets the Euclidean norm 1; a row of zeros stays zero.
 
     Rows are those of the first dimension, all others in one: of ``nn.Linear`` the weights of an output, of ``nn.Embedding`` a vector. A
     parameter of one dimension is one row.
@@ -38,16 +39,17 @@ def unit_norm() -> Constraint:
 
 
 def max_norm(max: float) -> Constraint:
-    """Each row (see :func:`unit_norm`) has at most the Euclidean norm ``max``, above 0, as behind ``torch.renorm(p, 2, 0, max)``."""
+    """Each row (see :func:`unit_norm`) gets at most the Euclidean norm ``max``, above 0, as with ``torch.renorm(p, 2,
+    0, max)``."""
     return Constraint({"max_norm": float(max)})
 
 
 def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str], frozen: Collection[str] = ()) -> list[str]:
-    """What sets the job's ``[constraints]``; ``names``: each name of a trained parameter that the script may use, with
-    the servers'.
+    """Settings for the job's ``[constraints]``; ``names``: maps each name that the script may use for a trained
+    parameter to the servers' name.
 
     Raises:
-        ConfigError: an entry is no name with a constraint, or two hold a parameter to different things.
+        ConfigError: an entry is not a name with a constraint, or two entries contradict each other for a parameter.
     """
     if not isinstance(constraints, Mapping):
         raise ConfigError(f"constraints is {type(constraints).__name__}; it is a dict of names, each with a constraint")
@@ -61,7 +63,7 @@ def settings(constraints: Mapping[str, Constraint], names: Mapping[str, str], fr
         pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
         if name in frozen:
             raise ConfigError(f"constraints has `{name}`, which is frozen: the servers do not have it, and it stays as it is")
-        # What no parameter has is said by who knows all tensors.
+        # The caller knows all tensors, so it reports names that match no parameter.
         for its in {names[known]: None for known in names if pattern.fullmatch(known)} or (name,):
             rule = rules.setdefault(its, {})
             for key, value in constraint.rule.items():

@@ -1,5 +1,5 @@
-"""What is known of jobs, as a line of text and as a piece of HTML with charts in SVG. It loads nothing, runs nothing, and takes the colours
-of text and ground from where it stands."""
+"""The state of jobs, as a line of text and as HTML with SVG charts. The HTML loads nothing, runs nothing, and
+inherits the page's text and background colours."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Optional
 
 from ._live import Job, Point, Seen, Server
 
-#: Okabe and Ito's blue and vermilion, as light as can be read on white and on black.
+#: Okabe and Ito's blue and vermilion, in shades that are readable on white and on black.
 _FIRST, _SECOND = "#2a86c8", "#dd6a12"
 _WIDTH, _HEIGHT = 300, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
-#: A chart has no more points: several are drawn as their mean.
+#: The maximum number of points of a chart: further points are averaged.
 _DRAWN = 200
 
 
 def number(value: Optional[float], digits: int = 4) -> str:
-    """As a person reads it."""
+    """Formats a number for people."""
     if value is None:
         return "-"
     for least, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
@@ -29,7 +29,7 @@ def number(value: Optional[float], digits: int = 4) -> str:
 
 
 def percent(value: Optional[float]) -> str:
-    """Of a share from 0 to 1."""
+    """Formats a share from 0 to 1."""
     return "-" if value is None else f"{100 * value:.2f} %"
 
 
@@ -41,18 +41,18 @@ def held_out(job: Job) -> str:
 
 
 def _led(server: Server, leader: Optional[int]) -> str:
-    """What a server leads."""
+    """The shards that a server leads."""
     group = ["the control group"] if server.server == leader else []
     return " and ".join(group + ([f"{server.leads} shard{'s' * (server.leads != 1)}"] if server.leads else []))
 
 
 def leads(seen: Seen) -> str:
-    """Who leads what."""
+    """All leaders and their shards."""
     return "; ".join(f"s{s.server} leads {_led(s, seen.leader)}" for s in seen.servers if _led(s, seen.leader))
 
 
 def text(seen: Seen, name: str = "") -> str:
-    """What is known, in a line."""
+    """The state as one line."""
     job = seen.job(name)
     if job is None:
         return seen.where if not name else f"no job {name}; {seen.where}"
@@ -70,7 +70,7 @@ def text(seen: Seen, name: str = "") -> str:
 
 
 def html(seen: Seen, name: str = "") -> str:
-    """What is known, with charts."""
+    """The state, with charts."""
     job = seen.job(name)
     where = f'<p style="margin: 4px 0; {"color: #c0392b; font-weight: 600" if seen.lost else "opacity: .7"}">{escape(seen.where)}</p>'
     if job is None:
@@ -115,7 +115,8 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def chart(title: str, lines: Sequence[tuple[str, str, Sequence[Point]]], *, share: bool = False, zero: bool = False) -> str:
-    """A line chart over seconds. ``lines``: name, colour, points. ``share``: the values are shares of 1. ``zero``: the axis begins there."""
+    """A line chart over seconds. ``lines``: name, colour, points. ``share``: the values are shares of 1. ``zero``:
+    the axis starts at 0."""
     drawn = [(name, colour, _thinned([p for p in points if math.isfinite(p[1])])) for name, colour, points in lines]
     drawn = [line for line in drawn if line[2]]
     shows = percent if share else number
@@ -176,7 +177,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """At most so many points as are drawn, each the mean of several; the last one stays."""
+    """At most the number of drawn points, each the mean of several; the last one stays."""
     size = math.ceil(len(points) / _DRAWN)
     if size <= 1:
         return list(points)

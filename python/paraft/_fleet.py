@@ -15,7 +15,8 @@ from .errors import ConfigError, UnavailableError
 
 
 def program() -> str:
-    """The path of the ``paraft`` binary: that of this package, else of the ``PATH``; ``PARAFT_PROGRAM`` names another."""
+    """The path of the ``paraft`` binary: this package's, otherwise the one on ``PATH``; ``PARAFT_PROGRAM`` overrides
+    it."""
     own = os.path.join(sysconfig.get_path("scripts"), "paraft")
     found = os.environ.get("PARAFT_PROGRAM") or (own if os.access(own, os.X_OK) else shutil.which("paraft"))
     if not found:
@@ -33,12 +34,12 @@ class Fleet:
         self.shards = shards or min(servers, 8)
         self.replicas = min(3, servers if servers % 2 else servers - 1) or 1
         self.durability = durability
-        #: The folder of its certificates; None: it speaks plain text (``PARAFT_INSECURE``).
+        #: The folder of its certificates; None: plain text (``PARAFT_INSECURE``).
         self.certs: Optional[str] = None
         self._folder = tempfile.TemporaryDirectory(prefix="paraft-fleet-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = os.getpid()
-        #: A job was trained to its end: servers have one.
+        #: Whether a job was trained to its end: the servers accept only one.
         self._trained = False
         try:
             self._start(servers)
@@ -57,7 +58,7 @@ class Fleet:
             command += ["--shards", str(self.shards), "--replicas", str(self.replicas), "--durability", self.durability]
             command += ["--data", os.path.join(self._folder.name, f"server-{i}"), "--log-file", self._log(i)]
             command += ["--certs", self.certs] if self.certs else []
-            # Not our group: Ctrl-C is for the script, and the servers are needed until it has left.
+            # Not in our process group: Ctrl-C is for the script, and the servers must outlive its leave.
             with open(self._log(i) + ".err", "wb") as err:
                 process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True
@@ -83,7 +84,7 @@ class Fleet:
             return said.read().strip() or f"it exited with {self._processes[i].returncode}"
 
     def settings(self) -> list[str]:
-        """What a job must say of these servers, as ``--set`` takes it."""
+        """The settings with which a job uses these servers, for ``--set``."""
         return [
             f"cluster.servers={len(self.servers)}",
             f"cluster.shards={self.shards}",
@@ -92,14 +93,14 @@ class Fleet:
         ]
 
     def close(self) -> None:
-        """Ends the servers. What they hold is gone."""
+        """Ends the servers. Their state is lost."""
         if os.getpid() != self._owner:
             return
         processes, self._processes = self._processes, []
         for process in processes:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()  # a supervised server ends with its standard input
+                    pipe.close()  # a supervised server ends when its standard input closes
         for process in processes:
             try:
                 process.wait(5)
@@ -133,7 +134,7 @@ def local(servers: int = 3, *, durability: str = "quorum-memory", shards: Option
         shards: Raft groups that share the model, 1 to 64. Default: as many as servers, 8 at most.
 
     Raises:
-        ConfigError: the ``paraft`` program is not found, or the settings cannot be.
-        UnavailableError: a server did not start; the message has its words.
+        ConfigError: the ``paraft`` program is not found, or the settings are invalid.
+        UnavailableError: a server did not start; the message has its output.
     """
     return Fleet(servers, durability=durability, shards=shards)

@@ -1,7 +1,8 @@
-"""What is known of jobs while they train: from a fleet's live page (docs/dashboard.md), or from a run's folder (docs/metrics.md).
+"""The state of jobs during training: from a fleet's live page (docs/dashboard.md), or from a run's folder
+(docs/metrics.md).
 
-A source runs in a thread of its own, and hands what it has seen to whoever shows it, about twice a second. It ends with what it watches,
-and says why.
+A source runs in its own thread, and reports its state to its listener about twice a second. It ends with the fleet or
+run that it watches, and says why.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from urllib.parse import urlsplit
 from ._record import METRICS, Tail
 from .errors import ConfigError, DataError
 
-#: A server that hangs says nothing, not even that it has nothing to say, which it does each second.
+#: Timeout of a stream. A working server sends an event each second, even without news.
 _SILENCE_SECONDS = 4.0
-#: So long nobody answers, then the fleet counts as gone; one of a job's own sooner.
+#: Without an answer for this long, the fleet counts as ended; a fleet of a single job sooner.
 _GONE_SECONDS, _GONE_OWN_SECONDS = 60.0, 10.0
-#: Between two tries to reach a page, and two looks into a folder.
+#: The interval of attempts to reach a page, and of reads of a folder.
 _PAUSE_SECONDS = 0.5
-#: A record that gets no lines for so long is said to be silent.
+#: A record without new lines for this long is reported as silent.
 _STILL_SECONDS = 10.0
-#: Points of a curve; of more, every second of the older half goes.
+#: The maximum number of points of a curve; beyond it, every second point of the older half is dropped.
 _POINTS = 1200
-#: What has happened, the latest.
+#: The maximum number of kept events.
 _EVENTS = 5
 
 Point = tuple[float, float]
@@ -50,7 +51,7 @@ class Worker:
 
 @dataclass
 class Job:
-    """A job, as far as it is known."""
+    """A job's known state."""
 
     name: str
     #: waiting, running, stopping, finished, stopped, lost, diverged.
@@ -63,12 +64,13 @@ class Job:
     accuracy: Optional[float] = None
     epoch: Optional[int] = None
     samples_per_s: Optional[float] = None
-    #: The curve of ``loss``, ``held_out_loss``, ``accuracy`` or ``samples_per_s``, over seconds; made when it is drawn.
+    #: The curve of ``loss``, ``held_out_loss``, ``accuracy`` or ``samples_per_s``, over seconds; computed when it is
+    #: drawn.
     curve: Callable[[str], list[Point]] = field(default=lambda _: [], repr=False)
 
     @property
     def step(self) -> int:
-        """Of the fastest worker."""
+        """The fastest worker's step."""
         return max((w.step for w in self.workers), default=0)
 
     @property
@@ -90,22 +92,22 @@ class Server:
 
 @dataclass
 class Seen:
-    """All that is known at a moment."""
+    """All that is known at one moment."""
 
-    #: Where it is from, or why nothing comes, in words.
+    #: The source, or why there is no data, as text.
     where: str = ""
-    #: Nothing comes at present.
+    #: No data arrives at present.
     lost: bool = False
-    #: Nothing will come any more.
+    #: No more data will arrive.
     ended: bool = False
     jobs: list[Job] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
-    #: Who leads the control group.
+    #: The leader of the control group.
     leader: Optional[int] = None
     events: list[str] = field(default_factory=list)
 
     def job(self, name: str = "") -> Optional[Job]:
-        """The latest of this name; without one the latest that trains, else the latest."""
+        """The latest job of this name; without a name the latest that trains, otherwise the latest."""
         named = [j for j in self.jobs if not name or j.name == name]
         return next((j for j in reversed(named) if j.state == "running"), named[-1] if named else None)
 
@@ -114,10 +116,10 @@ Show = Callable[[Seen], None]
 
 
 def source(target: str) -> Source:
-    """What watches a page's address or a run's folder.
+    """The source for a page's address or a run's folder.
 
     Raises:
-        ConfigError: the address has no token, or is none.
+        ConfigError: the address has no token, or is invalid.
         DataError: there is no such folder.
     """
     return Page(target) if re.match(r"https?://", target) else Folder(target)
@@ -130,11 +132,11 @@ class Source:
         self.stopped = threading.Event()
 
     def run(self, show: Show) -> None:
-        """Until there is nothing more to see, or it is stopped."""
+        """Runs until there is no more data, or until it is stopped."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """It need not go on."""
+        """Stops the source."""
         self.stopped.set()
 
 
@@ -142,12 +144,12 @@ class Source:
 
 
 class _Refused(Exception):
-    """The server answers, and does not tell."""
+    """The server answers, but refuses."""
 
 
 class Page(Source):
-    """The stream of events that a fleet's page is drawn from. When its server dies or hangs, that of another one is read, where another
-    serves a page with the same token."""
+    """The event stream of a fleet's page. When its server dies or hangs, the stream continues from another server
+    with a page and the same token."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -183,11 +185,11 @@ class Page(Source):
                 try:
                     if self._listens(page, show):
                         last_heard = time.monotonic()
-                        break  # it has told something, and has ended: whoever is there is asked anew
+                        break  # it has sent events and ended: ask the reachable servers again
                 except _Refused as e:
                     refused.append(str(e))
                 except (OSError, http.client.HTTPException, ValueError):
-                    pass  # not there, or no page of ours
+                    pass  # not reachable, or not our page
             if self.stopped.is_set():
                 return
             host = self._at[0]
@@ -197,10 +199,10 @@ class Page(Source):
                 why = f"{host} does not answer; trying the others"
             else:
                 why = f"{host} does not answer"
-            # A fleet of a job's own ends with it; one that stands knows where the records of its jobs are.
-            stands = any(j.get("run") for j in self._facts.get("jobs", []))
-            patience = _GONE_SECONDS if stands or not self._facts else _GONE_OWN_SECONDS
-            ended = time.monotonic() - last_heard > patience or (bool(refused) and not self._facts)
+            # A single job's fleet ends with it; a standing fleet knows its jobs' record folders.
+            has_run_folders = any(j.get("run") for j in self._facts.get("jobs", []))
+            timeout = _GONE_SECONDS if has_run_folders or not self._facts else _GONE_OWN_SECONDS
+            ended = time.monotonic() - last_heard > timeout or (bool(refused) and not self._facts)
             if ended and not refused:
                 why = f"nobody answers at {host} any more: the fleet has ended, or watch it again when it is back"
             show(self._seen(why, lost=True, ended=ended))
@@ -209,7 +211,8 @@ class Page(Source):
             self.stopped.wait(_PAUSE_SECONDS)
 
     def _others(self) -> list[tuple[str, str]]:
-        """Pages of the other servers. Behind a proxy that speaks HTTPS there are none: they would be told the token in the clear."""
+        """Pages of the other servers. Behind an HTTPS proxy there are none: the token would be sent to them
+        unencrypted."""
         if self._secure:
             return []
         pages = [str(s.get("page") or "") for s in self._facts.get("servers", [])]
@@ -217,7 +220,7 @@ class Page(Source):
         return [p for p in dict.fromkeys(known) if p != self._at]
 
     def _listens(self, page: tuple[str, str], show: Show) -> bool:
-        """Follows one server's stream to its end; whether it has told anything."""
+        """Follows one server's stream to its end; returns whether it sent any event."""
         host, path = page
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(host, timeout=_SILENCE_SECONDS)
@@ -288,7 +291,7 @@ class Page(Source):
         points, evaluations = list(of["points"]), list(of["evaluations"])
         latest = points[-1] if points else {}
         evaluated = facts.get("evaluated") or {}
-        # 0 stands for a model that does not classify.
+        # 0 means that the model does not classify.
         classifies = bool(evaluated.get("accuracy")) or any(e["accuracy"] for e in evaluations)
 
         def curve(name: str) -> list[Point]:
@@ -312,7 +315,7 @@ class Page(Source):
                 Worker(m["worker"], m["clock"], "finished" if m["finished"] else "idle" if m["idle"] else "running")
                 for m in facts["members"]
             ],
-            # Between two looks nobody may have said a loss.
+            # There may be no new loss between two reads.
             loss=next((p["loss"] for p in reversed(points) if p.get("loss") is not None), None),
             held_out_loss=evaluated.get("loss"),
             accuracy=evaluated.get("accuracy") if classifies else None,
@@ -331,7 +334,8 @@ def _thin(points: list[Any]) -> None:
 
 
 class Folder(Source):
-    """The record of a run, as it grows. It says who leads when the run has ended; before, only the servers know."""
+    """The record of a run, as it grows. It names the leaders only after the run has ended; before, only the servers
+    know."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -339,7 +343,7 @@ class Folder(Source):
         if not self._folder.is_dir():
             raise DataError(f"{folder}: there is no such folder; give a run's, or the address that `paraft train` prints")
         self._tail = Tail(self._folder / METRICS)
-        #: The run; None: its record has not begun.
+        #: The run; None: its record has not started.
         self.job: Optional[Job] = None
         self._curves: dict[str, list[Point]] = {}
         self._began = 0.0
@@ -347,11 +351,11 @@ class Folder(Source):
         self._workers: dict[int, Worker] = {}
         self._servers: dict[int, Server] = {}
         self._events: list[str] = []
-        #: The record is whole.
+        #: The record is complete.
         self.over = False
 
     def look(self) -> bool:
-        """Reads on; whether there was more."""
+        """Reads on; returns whether there was more."""
         events = self._tail.read()
         for event in events:
             self._hears(event)
@@ -423,7 +427,7 @@ class Folder(Source):
                 if event["worker"] in self._workers:
                     self._workers[event["worker"]].state = "lost"
         elif kind == "server":
-            # Where it listens stands in no record.
+            # The record does not have the server's address.
             self._servers[event["server"]] = Server(event["server"], "", "", 0)
         elif kind == "shard":
             self._servers.setdefault(event["server"], Server(event["server"], "", "", 0)).leads += 1
@@ -435,6 +439,6 @@ class Folder(Source):
 
 
 def _put(curve: list[Point], x: float, y: float) -> None:
-    # Workers write at the same time, and each reads the clock before.
+    # Workers write concurrently, and each reads the clock before it writes.
     curve.append((max(x, curve[-1][0]) if curve else x, y))
     _thin(curve)

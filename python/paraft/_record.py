@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-#: In a run's folder.
+#: The file's name in a run's folder.
 METRICS = "metrics.jsonl"
 
 
 class Tail:
-    """Gives each line of a record once, as soon as it is whole. A record that is begun anew is read anew."""
+    """Yields each line of a record once, as soon as it is complete. A record that restarts is read again from its
+    start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,7 +21,7 @@ class Tail:
         self._at = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """What has come since the last time; nothing where there is no file yet."""
+        """The new lines since the last call; none if there is no file yet."""
         try:
             with open(self._path, "rb") as record:
                 now = os.fstat(record.fileno())
@@ -37,7 +38,7 @@ class Tail:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # a line that a full disk has cut short: readers pass it over
+                continue  # a full disk has truncated this line: skip it
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 events.append(event)
         return events

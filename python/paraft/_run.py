@@ -1,4 +1,5 @@
-"""A worker's part in a job: where it stands, and its end. What it trains is a front end's: :mod:`paraft.torch`, :mod:`paraft.numpy`."""
+"""A worker's part in a job: its state, and its end. The front ends define what it trains: :mod:`paraft.torch`,
+:mod:`paraft.numpy`."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ Tensor = tuple[str, list[int], bool]
 
 
 def _key(key: Any) -> str:
-    """A key as TOML writes it: in quotes, where it has other characters than letters, digits, ``-`` and ``_``."""
+    """A key in TOML syntax: quoted if it has other characters than letters, digits, ``-`` and ``_``."""
     return str(key) if re.fullmatch("[A-Za-z0-9_-]+", str(key)) else json.dumps(str(key), ensure_ascii=False)
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it."""
+    """A value in TOML syntax."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {toml(v)}" for key, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -51,7 +52,7 @@ def toml(value: Any) -> str:
 
 
 def push_settings(encoding: str, clip_norm: Optional[float], clip_value: Optional[float]) -> list[str]:
-    """How gradients travel, and what the servers cut off of them."""
+    """Settings for the encoding of gradients, and for clipping by the servers."""
     settings = [f"train.encoding={toml(encoding)}"]
     settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
     settings += [f"clip.value={clip_value}"] if clip_value is not None else []
@@ -73,7 +74,8 @@ def _number(name: str, given: Optional[int], *variables: str) -> Optional[int]:
 
 
 def _in_step() -> bool:
-    """Whether srun has started this process: Slurm numbers what else it starts, a batch script say, from 0xfffffff0 on."""
+    """Whether srun has started this process: Slurm numbers other processes, such as a batch script, from 0xfffffff0
+    on."""
     step = os.environ.get("SLURM_STEP_ID") or ""
     return step.isdecimal() and int(step) < 0xFFFF_FFF0
 
@@ -87,11 +89,11 @@ def _factor(variable: str) -> float:
 
 
 class Run:
-    """A worker's part in a job. :func:`paraft.init` makes it; :meth:`prepare` joins the job.
+    """A worker's part in a job. :func:`paraft.init` creates it; :meth:`prepare` joins the job.
 
     Attributes:
-        rank: this worker's place, from 0.
-        workers: how many the job has.
+        rank: this worker's rank, from 0.
+        workers: the job's number of workers.
         servers: the addresses of its servers.
     """
 
@@ -109,7 +111,7 @@ class Run:
         group: Optional[Group] = None,
     ) -> None:
         self._owner = os.getpid()
-        #: The extension's, or a rank's place in it.
+        #: The extension's session, or a rank's proxy of it.
         self._session: Any = None
         self.servers = list(servers)
         self.rank = rank
@@ -120,19 +122,19 @@ class Run:
         self._run_dir = run_dir
         self._resume = resume
         self._group = group
-        #: Whoever trains: what holds the optimizer holds it, and it holds this.
+        #: The trainer. The optimizer's owner holds it, and it holds this run.
         self._front: Callable[[], Any] = lambda: None
         self._step = 0
         self._over = False
         self._finished = False
         self._closed = False
-        #: As of the last time that the session was asked.
+        #: The session's state at the last query.
         self._last: dict[str, Any] = {}
-        #: On the model, which is as plain behind the run as it was before.
+        #: Hooks on the model; they are removed at the end of the run.
         self._hooks: list[Any] = []
         self._quiet = 0
         self._moves = 0
-        #: A step is pushed, and its wait was interrupted, or goes on.
+        #: A step is pushed, and its wait is in progress or was interrupted.
         self._waits = False
         #: A thread is in that wait.
         self._waiting = False
@@ -141,17 +143,17 @@ class Run:
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
-        #: Samples that the model was given since the last step.
+        #: Samples passed to the model since the last step.
         self._seen = 0
         _RUNS.add(self)
 
     # ---- the front ends ----
 
     def check_new(self) -> None:
-        """Whether a model can be given to this run.
+        """Checks that a model can be given to this run.
 
         Raises:
-            MisuseError: it has one, has had one, or the servers are done.
+            MisuseError: it has or had a model, or the servers are done.
         """
         self._not_inside("run.prepare()")
         if self._session is not None:
@@ -164,7 +166,7 @@ class Run:
     def prepare(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """Joins the job with a PyTorch model and its optimizer, and gives them back, ready to train: see
+        """Joins the job with a PyTorch model and its optimizer, and returns them, ready to train: see
         :func:`paraft.torch.prepare`, which has the options."""
         from . import torch as front
 
@@ -200,7 +202,7 @@ class Run:
             groups=list(groups),
             samples=self._leased.get("samples", 0),
             data=data,
-            # One worker's weights, as DDP has it: those of several would be mixed.
+            # One worker's weights, as with DDP: weights of several workers would be mixed.
             brings=self.rank == 0,
             address=address,
             values=values,
@@ -228,7 +230,7 @@ class Run:
                     "Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with one optimizer"
                 ) from None
             raise
-        self._stands()
+        self._query()
         if self._step:
             _LOG.log(
                 logging.INFO if self._resume else logging.WARNING,
@@ -237,10 +239,10 @@ class Run:
         return self._session
 
     def _not_inside(self, call: str) -> None:
-        """Whether a call may talk to the servers.
+        """Checks that a call may talk to the servers.
 
         Raises:
-            MisuseError: this thread waits for them already, further up: the handler of a signal makes the call.
+            MisuseError: this thread already waits for them: a signal handler makes the call.
         """
         waits = self._call
         if waits is not None and waits[1] == threading.get_ident():
@@ -250,7 +252,7 @@ class Run:
 
     @contextlib.contextmanager
     def _inside(self, call: str) -> Iterator[None]:
-        """What is done in this block waits for the servers."""
+        """The block waits for the servers."""
         self._not_inside(call)
         before, self._call = self._call, (call, threading.get_ident())
         try:
@@ -259,7 +261,7 @@ class Run:
             self._call = before
 
     def _is_beside(self, other: Run) -> bool:
-        """Whether the other run trains, as this worker of these servers."""
+        """Whether the other run trains as this worker of these servers."""
         return other._session is not None and other.rank == self.rank and bool(set(other.servers) & set(self.servers))
 
     def _joined(self) -> Any:
@@ -272,15 +274,15 @@ class Run:
         return self._session
 
     def _trained_on(self) -> tuple[float, int]:
-        """The loss and the samples of the step in training, as far as they are known."""
+        """The loss and the samples of the current step, if known."""
         return self._loss, self._samples or self._seen
 
-    def _goes(self, gradients: list[tuple[int, int]]) -> None:
-        """A step's wait and pull: gradients by tensor and address."""
+    def _finish_step(self, gradients: list[tuple[int, int]]) -> None:
+        """Waits for a step and pulls: gradients by tensor and address."""
         self._waited(lambda session: session.step(gradients, *self._trained_on()))
 
-    def _settle(self, *, aside: bool = False) -> None:
-        """Ends the wait of a step that Ctrl-C has interrupted. ``aside``: what another thread is in is no matter."""
+    def _resume_wait(self, *, aside: bool = False) -> None:
+        """Finishes a step's wait that Ctrl-C has interrupted. ``aside``: ignore another thread's call."""
         if self._waits and not (aside and self._waiting):
             self._waited(lambda session: session.go_on())
 
@@ -293,19 +295,19 @@ class Run:
         try:
             try:
                 with self._inside("optimizer.step()"):
-                    stands = wait(session)
+                    state = wait(session)
             finally:
                 self._waiting = False
         except DivergedError:
             self._waits = False
-            self._stands()  # the step is done, but for what was not finite
+            self._query()  # the step is done, except for values that are not finite
             self._pulled()
             raise
         except ParaftError:
             self._waits = False
             raise
         self._waits = False
-        self._went(stands)
+        self._update(state)
         self._pulled()
 
     def _pulled(self) -> None:
@@ -313,8 +315,8 @@ class Run:
         if front is not None:
             front.pulled()
 
-    def _went(self, stands: tuple[int, bool, bool]) -> None:
-        self._step, moved, self._over = stands
+    def _update(self, state: tuple[int, bool, bool]) -> None:
+        self._step, moved, self._over = state
         self._moves += moved
         self._loss, self._samples, self._seen = math.nan, 0, 0
 
@@ -322,7 +324,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """This worker's last step: after a resume, or for a worker that comes back, where it goes on."""
+        """This worker's last step. After a resume, or a return to the job, the step from which it continues."""
         return self._step
 
     @property
@@ -332,40 +334,41 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is worker 0 (in a group its first rank), which writes what is written once."""
+        """Whether this is worker 0 (in a group its first rank), which writes files that are written once."""
         return self.rank == 0 and (self._group is None or self._group.leads)
 
     @property
     def mode(self) -> str:
         """The mode in force: ``bsp``, ``ssp:S`` or ``asp``. It may be switched while the job trains (``paraft mode``)."""
-        return str(self._stands()["mode"])
+        return str(self._query()["mode"])
 
     def stats(self) -> dict[str, Any]:
-        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``, ``dropped``,
-        ``skipped``, for a progress bar or a logger of your own."""
-        return self._stands()
+        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``,
+        ``dropped``, ``skipped``, for a progress bar or your own logger."""
+        return self._query()
 
-    def _stands(self) -> dict[str, Any]:
+    def _query(self) -> dict[str, Any]:
         if self._closed and self._last:
             return dict(self._last)
-        if self._last and self._call is not None:  # a signal's handler asks while it waits, or another thread
+        if self._last and self._call is not None:  # a signal handler or another thread asks during a wait
             return {**self._last, "step": self._step, "over": self._over}
-        self._last = self._joined().stands()
+        self._last = self._joined().status()
         self._step, self._over = self._last["step"], self._last["over"]
         return dict(self._last)
 
     def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
-        """Tells the record the mean loss of the step in training; before ``optimizer.step()``. Without it the run's report has no loss.
-        (It reads the loss from its device, as ``loss.item()`` does.)
+        """Records the mean loss of the current step; call it before ``optimizer.step()``. Without it the run's report
+        has no loss. (It reads the loss from its device, like ``loss.item()``.)
 
-        ``samples``: of how many it is. Default: as many as the model was given, by the first dimension of its first argument.
+        ``samples``: the number of samples behind it. Default: the first dimension of the model's first argument.
         """
         self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
         self._samples = samples
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block push nothing: their gradients are added to those of the next outside of it, as with DDP."""
+        """Backward passes in this block push nothing: their gradients are added to the next ones outside of it, as
+        with DDP."""
         self._quiet += 1
         try:
             yield
@@ -373,24 +376,25 @@ class Run:
             self._quiet -= 1
 
     def report(self, epoch: int, loss_sum: float, correct: int = 0, count: int = 0) -> None:
-        """This worker's share of a held-out evaluation, as sums over ``count`` samples; the record has the mean over all workers.
-        ``epoch`` from 1."""
+        """Reports this worker's share of a held-out evaluation, as sums over ``count`` samples; the record has the
+        mean over all workers. ``epoch`` counts from 1."""
         with self._inside("run.report()"):
             self._joined().report(epoch, loss_sum, correct, count)
 
     def save(self) -> Path:
-        """Writes a checkpoint of this worker's step: the weights and the servers' optimizer state. Waits until it is whole on the disk,
-        and gives its folder back: :func:`paraft.torch.load_checkpoint` reads it, and ``paraft.init(resume=...)`` goes on from it.
+        """Writes a checkpoint of this worker's step: the weights and the servers' optimizer state. Waits until it is
+        complete on disk, and returns its folder: :func:`paraft.torch.load_checkpoint` reads it, and
+        ``paraft.init(resume=...)`` resumes from it.
 
-        Call it between two steps, and before :meth:`finish`. Any worker may (in a group its first rank); where several do at one step, one
-        writes it for all that have the folder in common. It goes where the job's checkpoints go: ``checkpoint.dir`` of the settings, else
-        ``checkpoints`` in the run's folder.
+        Call it between two steps, and before :meth:`finish`. Any worker may (in a group its first rank); if several
+        do at one step, one writes it for all that share the folder. Its folder is that of the job's checkpoints:
+        ``checkpoint.dir`` of the settings, otherwise ``checkpoints`` in the run's folder.
 
         Raises:
-            ConfigError: the job has no place for checkpoints.
-            MisuseError: gradients of the next step are pushed already, the run is over, or a signal's handler calls it while another call
-                waits: let it set a flag.
-            UnavailableError: the servers cannot be reached, or came to no common step.
+            ConfigError: the job has no folder for checkpoints.
+            MisuseError: gradients of the next step are pushed already, the run is over, or a signal handler calls it
+                during another call's wait: let the handler set a flag.
+            UnavailableError: the servers cannot be reached, or do not agree on a step.
             RecordError: the files cannot be written.
         """
         return Path(self._saved())
@@ -400,7 +404,7 @@ class Run:
             raise MisuseError("the run is finished, and with it the servers' part: call run.save() before run.finish()")
         self._joined()
         self._not_inside("run.save()")
-        self._settle()
+        self._resume_wait()
         tell_rates = getattr(self._front(), "tell_rates", None)
         if tell_rates is not None:
             tell_rates()
@@ -411,7 +415,7 @@ class Run:
     # ---- the end ----
 
     def finish(self) -> None:
-        """The loop has ended: waits until those of all workers have, and brings the final weights, the same on each.
+        """The loop has ended: waits until the loops of all workers have, and pulls the final weights, equal on all.
 
         Raises:
             UnavailableError: the servers cannot be reached.
@@ -423,7 +427,7 @@ class Run:
                 ends()
             with self._inside("run.finish()"):
                 self._joined().finish()
-            self._stands()
+            self._query()
             self._finished = self._over = True
             self._last["over"] = True
             if self._fleet is not None:
@@ -432,8 +436,8 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Leaves the job, where it is not finished: the others go on without this worker. A fleet that this run was made with ends
-        with the fleet's own :meth:`Fleet.close`."""
+        """Leaves the job if it is not finished: the other workers continue. The run's fleet is ended separately by
+        :meth:`Fleet.close`."""
         self._not_inside("run.close()")
         session, self._session = self._session, None
         self._closed |= session is not None
@@ -447,7 +451,7 @@ class Run:
         self._hooks.clear()
 
     def _forgotten(self) -> None:
-        """Nobody finished it, or closed it. A script that failed has said so."""
+        """The run was neither finished nor closed. A failed script has reported its own error."""
         if self._session is not None and self._step and os.getpid() == self._owner and not hasattr(sys, "last_type"):
             _LOG.warning(
                 "the run ends at step %d without run.finish(): the other workers go on without this one, and it has not got the final weights",
@@ -477,7 +481,7 @@ class Run:
         return f"<paraft.Run: worker {self.rank} of {self.workers}, step {self._step}>"
 
 
-#: Left in order at the interpreter's end: threads of theirs would outlive it.
+#: Left in order at the interpreter's end: their threads would outlive it.
 _RUNS: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
@@ -515,7 +519,7 @@ def init(
     settings: Optional[Mapping[str, Any]] = None,
     group: Optional[torch.distributed.ProcessGroup] = None,
 ) -> Run:
-    """This process's part in a job. Under ``paraft launch`` nothing need be said.
+    """This process's part in a job. Under ``paraft launch`` no argument is needed.
 
     Args:
         fleet: servers of :func:`paraft.local`; this process is then the job's only worker, unless ``workers`` says more.
@@ -547,7 +551,7 @@ def init(
     lifeline = os.environ.get("PARAFT_LIFELINE_FD")
     if lifeline and fleet is None:
         _paraft.end_with(int(lifeline))
-        del os.environ["PARAFT_LIFELINE_FD"]  # once, and not for children
+        del os.environ["PARAFT_LIFELINE_FD"]  # once, and not inherited by children
     job = job or os.environ.get("PARAFT_JOB")
     lines: list[str] = []
     if fleet is not None:

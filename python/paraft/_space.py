@@ -1,4 +1,4 @@
-"""What a sweep may try: a space file, as ``paraft sweep`` reads it (docs/sweeps.md), for a trial of Optuna's."""
+"""A sweep's search space: a space file, as for ``paraft sweep`` (docs/sweeps.md), for an Optuna trial."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .errors import ConfigError
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-#: A trial's settings by the keys of a job file.
+#: A trial's settings, by the job file's keys.
 Settings = Mapping[str, Any]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file.
+    """Reads a TOML file.
 
     Raises:
         ConfigError: it cannot be read.
@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib  # Optuna's own dependency there
+        import tomli as tomllib  # already a dependency of Optuna there
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -39,7 +39,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _OneOf:
-    """One of these. A study's storage keeps strings and numbers alone, so that a list is known by its text."""
+    """One of these values. A study's storage keeps only strings and numbers, so a list is identified by its text."""
 
     values: dict[Union[str, int, float, bool], Any]
 
@@ -62,10 +62,10 @@ class _Range:
 
 
 def suggestions(space: Union[str, os.PathLike[str], Callable[[Trial], Settings]], metric: str) -> Callable[[Trial], Settings]:
-    """What suggests a trial's settings. A space file must look for this metric.
+    """A function that suggests a trial's settings. The space file must use this metric.
 
     Raises:
-        ConfigError: the file is no space file, or looks for another metric.
+        ConfigError: the file is not a space file, or uses another metric.
     """
     if callable(space):
         return space
@@ -82,7 +82,7 @@ def suggestions(space: Union[str, os.PathLike[str], Callable[[Trial], Settings]]
 
 
 def _axes(file: dict[str, Any]) -> tuple[str, dict[str, Union[_OneOf, _Range]]]:
-    """The metric and the axes of a space file; the same as ``paraft sweep`` reads."""
+    """The metric and the axes of a space file, as ``paraft sweep`` reads them."""
     metric = file.pop("metric", "accuracy")
     if metric not in ("accuracy", "loss"):
         raise ValueError(f'metric = {toml(metric)}: it is "accuracy" or "loss"')
@@ -98,7 +98,7 @@ def _axes(file: dict[str, Any]) -> tuple[str, dict[str, Union[_OneOf, _Range]]]:
 
 
 def _collect(before: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Union[_OneOf, _Range]]]:
-    """Keys may be written with dots or as tables."""
+    """Accepts dotted keys and nested tables."""
     for name, value in table.items():
         key = f"{before}{name}"
         if isinstance(value, list):
@@ -108,7 +108,7 @@ def _collect(before: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Union
             for i, text in enumerate(texts):
                 if text in texts[:i]:
                     raise ValueError(f"`{key}` has {text} twice")
-            # 1 and true, or 1 and 1.0, are one key of a dictionary and one choice of Optuna's.
+            # 1 and true, or 1 and 1.0, are the same key of a dictionary and the same choice for Optuna.
             plain = all(isinstance(v, (str, int, float)) for v in value) and len(set(value)) == len(value)
             yield key, _OneOf(dict(zip(value if plain else texts, value)))
         elif isinstance(value, dict) and ("min" in value or "max" in value):
@@ -133,7 +133,7 @@ def _range(key: str, table: Mapping[str, Any]) -> _Range:
         raise ValueError(f"`{key}`: log = {toml(log)} is neither true nor false")
     if log and low <= 0:
         raise ValueError(f"`{key}`: a range with log = true is above 0")
-    # `points` is for the grid of `paraft sweep`: a sampler chooses by itself.
+    # `points` is for the grid of `paraft sweep`: a sampler ignores it.
     for other in sorted(set(table) - {"min", "max", "log", "points"}):
         raise ValueError(f"`{key}`: a range has min, max, log and points, and no `{other}`")
     return _Range(low, high, log, isinstance(low, int) and isinstance(high, int))

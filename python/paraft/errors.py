@@ -1,10 +1,10 @@
-"""What can go wrong, in classes that say what to do."""
+"""Errors, in classes by what the user can do."""
 
 from __future__ import annotations
 
 
 class ParaftError(Exception):
-    """Training cannot go on. The subclasses say what can be done about it.
+    """Training cannot continue. The subclasses say what can be done about it.
 
     ``exit_code`` is the process's exit code that launchers and schedulers know (docs/configuration.md): a script that lets the error
     end it exits with it under ``paraft launch``.
@@ -22,13 +22,13 @@ class UnavailableError(ParaftError, ConnectionError):
 
 
 class ConfigError(ParaftError, ValueError):
-    """The settings, the optimizer or the model do not fit the job or the servers: mend what the message names."""
+    """The settings, the optimizer or the model do not fit the job or the servers: fix what the message names."""
 
     exit_code = 78
 
 
 class MisuseError(ParaftError, RuntimeError):
-    """A call that cannot be answered now: the message says what to call instead. The run goes on."""
+    """A call that is not possible now: the message says what to call instead. The run continues."""
 
     exit_code = 78
 
@@ -40,7 +40,7 @@ class DataError(ParaftError, ValueError):
 
 
 class RecordError(ParaftError, OSError):
-    """A file of the run cannot be written: make room, or change rights."""
+    """A file of the run cannot be written: free space, or change permissions."""
 
     exit_code = 74
 

@@ -1,4 +1,4 @@
-"""``python -m paraft.launch``: ``paraft launch`` of this package's program, with this Python for scripts and modules."""
+"""``python -m paraft.launch``: this package's ``paraft launch``, with this Python for scripts and modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import ConfigError
 
 
 def main() -> NoReturn:
-    """Becomes ``paraft launch``, with the arguments of this process."""
+    """Replaces this process by ``paraft launch`` with its arguments."""
     os.environ["PARAFT_PYTHON_EXECUTABLE"] = sys.executable
     try:
         paraft = program()

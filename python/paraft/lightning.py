@@ -1,6 +1,7 @@
-"""Lightning's Trainer in a job: ``Trainer(strategy=paraft.lightning.ParaftStrategy())``, and the script stays as it is otherwise.
+"""Lightning's Trainer in a job: ``Trainer(strategy=paraft.lightning.ParaftStrategy())``; the rest of the script stays
+as it is.
 
-Both packages will do, ``lightning`` and ``pytorch_lightning``: that which the script has imported.
+It supports both packages, ``lightning`` and ``pytorch_lightning``: it uses the one that the script has imported.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ __all__ = ["ParaftStrategy"]
 
 _OLD_NAME = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
 _NAME = "pytorch_lightning" if _OLD_NAME else "lightning.pytorch"
-#: Of no type, so that neither package is needed to check this one.
+#: Untyped, so that type checking this module needs neither package.
 pl: Any = importlib.import_module(_NAME)
 _environments: Any = importlib.import_module(f"{_NAME}.plugins.environments")
 
 
 class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
-    """A worker's place in the job, in Lightning's words."""
+    """A worker's place in the job, for Lightning."""
 
     creates_processes_externally = True
     main_address = property(lambda self: os.environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -63,12 +64,13 @@ class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
 class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     """A worker of a job, on one device.
 
-    ``Trainer.fit`` joins the job and, at its end, waits for the other workers. The Trainer's ``gradient_clip_val`` becomes the servers',
-    which clip the mean; batches are accumulated on the worker; samples are shared out by rank; worker 0 writes checkpoints.
+    ``Trainer.fit`` joins the job and, at its end, waits for the other workers. The servers apply the Trainer's
+    ``gradient_clip_val`` to the mean gradient; each worker accumulates batches; ranks share the samples; worker 0
+    writes checkpoints.
 
-    Workers do not wait for each other but in a step. So what needs all of them at once, ``self.log(..., sync_dist=True)`` and
-    ``EarlyStopping``, is refused where there are several, unless the script has made a process group of ``torch.distributed``: it serves
-    for that then, and its collectives fail with a worker that is lost.
+    Workers wait for each other only within a step. So operations on all workers at once, ``self.log(...,
+    sync_dist=True)`` and ``EarlyStopping``, are refused if there are several workers, unless the script has created a
+    process group of ``torch.distributed``. Its collectives serve them, and fail if a worker is lost.
 
     Args:
         run: of :func:`paraft.init`. Default: ``paraft.init()``.
@@ -111,7 +113,7 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     # ---- the job ----
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Joins the job, with the optimizer that the module's schedulers know."""
+        """Joins the job, with the optimizer that the module's schedulers use."""
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ConfigError(f"configure_optimizers gives {len(self.optimizers)} optimizers; a job trains with one")
@@ -126,9 +128,9 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             name = "clip_value" if trainer.gradient_clip_algorithm == "value" else "clip_norm"
             if options.setdefault(name, float(clips)) != clips:
                 raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
-            trainer.gradient_clip_val = None  # its own clipping would come before the mean is taken
+            trainer.gradient_clip_val = None  # Lightning would clip before the mean is computed
         (optimizer,) = self.optimizers
-        # Of `fit(ckpt_path=...)`: Lightning loads it into the optimizer later, when the servers have begun.
+        # For `fit(ckpt_path=...)`: Lightning loads it into the optimizer later, after the servers' start.
         found = getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None) or {}
         states = found.get("optimizer_states") or []
         for state in states:
@@ -164,7 +166,7 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     def on_exception(self, exception: BaseException) -> None:
         self.run.close()
 
-    # ---- what needs all workers at once ----
+    # ---- operations on all workers ----
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """The mean (or ``reduce_op``) over all workers, by ``torch.distributed``.
@@ -181,23 +183,25 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             torch.distributed.all_reduce(total, how, group=group)
             return total / torch.distributed.get_world_size(group) if mean else total
         if not tensor.is_floating_point() and reduce_op == "sum":
-            return tensor * self.run.workers  # the length of a loader, which the sampler makes the same for all
+            return tensor * self.run.workers  # the length of a loader, which the sampler makes equal on all workers
         raise MisuseError(f"sync_dist=True: a value cannot be averaged over {self.run.workers} workers; {_REMEDY}, or log each worker's own")
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """With a process group, all workers' decision; else this worker's: such as when worker 0 asks whether to write a checkpoint."""
+        """The decision of all workers with a process group, otherwise this worker's, for example whether worker 0
+        writes a checkpoint."""
         if not _group():
             return decision
         agreed: bool = super().reduce_boolean_decision(decision, all)
         return agreed
 
     def barrier(self, name: Optional[str] = None) -> None:
-        """With a process group; else nobody waits: prepare what all workers read before they start."""
+        """Waits only with a process group. Without one, prepare shared data before the workers start."""
         if _group():
             torch.distributed.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """With a process group; else each worker has its own: such as the path of a folder, which only worker 0 writes to."""
+        """With a process group; otherwise each worker keeps its own object, for example the folder that only worker 0
+        writes to."""
         if _group():
             box = [obj]
             torch.distributed.broadcast_object_list(box, src)

@@ -1,11 +1,11 @@
-"""A fleet or a run beside the code that trains on it::
+"""Shows a fleet or a run beside the code that trains on it::
 
     import paraft.notebook
 
     paraft.notebook.watch("http://127.0.0.1:34051/#token=1f0c…")      # as `paraft train` prints it
     paraft.notebook.watch("runs/mnist-1")                             # a run's folder, also one that has ended
 
-The kernel reads, and hands on what it has read: the browser need not reach the fleet.
+The kernel reads the data and passes it on: the browser need not reach the fleet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._live import Seen, Source, source
 
 __all__ = ["Watch", "watch"]
 
-#: Lines of text are no further apart where something has changed, and no closer.
+#: The minimum and maximum interval of text lines, if there are changes.
 _LINE_SECONDS = 2.0
 
 _ESM = """
@@ -49,35 +49,35 @@ export default { render({ model, el }) {
 
 
 def watch(target: Union[str, os.PathLike[str]], job: Optional[str] = None) -> Watch:
-    """Shows a fleet or a run while it trains: loss, held-out accuracy, samples a second, workers, who leads.
+    """Shows a fleet or a run while it trains: loss, held-out accuracy, samples per second, workers, leaders.
 
-    As the last expression of a cell it is a widget where `anywidget <https://anywidget.dev>`_ is installed, else a figure that is drawn
-    anew. Where there is no notebook it prints lines of text. All are renewed in the background, while cells run. What is watched again
-    replaces what was shown of it before.
+    As the last expression of a cell it is a widget if `anywidget <https://anywidget.dev>`_ is installed, otherwise a
+    figure that is redrawn. Without a notebook it prints lines of text. All are updated in the background, while cells
+    run. Watching a target again replaces its former display.
 
     Args:
-        target: the page's address with its token, as ``paraft train`` or a server prints it; or a run's folder.
-        job: of a fleet with several, the one to show. Default: the latest that trains.
+        target: the page's address with its token, as printed by ``paraft train`` or a server; or a run's folder.
+        job: the job to show, for a fleet with several. Default: the latest that trains.
 
     Raises:
-        ConfigError: the address is none, or has no token.
+        ConfigError: the address is invalid, or has no token.
         DataError: there is no such folder.
     """
     return Watch(os.fspath(target), job or "")
 
 
 class Watch:
-    """What :func:`watch` shows. It ends by itself with the run; :meth:`close` ends it before."""
+    """The display of :func:`watch`. It ends by itself with the run; :meth:`close` ends it earlier."""
 
     def __init__(self, target: str, job: str) -> None:
         self._source: Source = source(target)
         self._target = target
         self._job = job
-        #: The source and the browser both change what is shown: one at a time.
+        #: The source and the browser both change the display: one at a time.
         self._lock = threading.RLock()
         self._seen = Seen(where="nothing has come yet")
         self._notebook = _in_notebook()
-        #: Figures of cells, where there is no widget.
+        #: Figures of cells, without a widget.
         self._figures: list[Any] = []
         self._widget: Any = _widget(self) if self._notebook else None
         self._line, self._lined = "", 0.0
@@ -91,26 +91,27 @@ class Watch:
 
     @property
     def widget(self) -> Any:
-        """The widget, to be laid out among others; None without anywidget or a notebook. Its trait ``values`` has the numbers."""
+        """The widget, for your own layout; None without anywidget or a notebook. Its trait ``values`` has the
+        numbers."""
         return self._widget
 
     @property
     def text(self) -> str:
-        """What is known, in a line."""
+        """The state as one line."""
         return _figure.text(self._seen, self._job)
 
     @property
     def html(self) -> str:
-        """What is known, with charts in SVG."""
+        """The state, with SVG charts."""
         return _figure.html(self._seen, self._job)
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Waits until there is nothing more to see; whether that is so, after ``timeout`` seconds at most."""
+        """Waits until the end, at most ``timeout`` seconds; returns whether the end was reached."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Follows it no longer. What is shown stays."""
+        """Stops watching. The display stays."""
         self._source.stop()
 
     def _follow(self) -> None:
@@ -139,7 +140,7 @@ class Watch:
             line = self.text
             if not self._notebook and line != self._line and (now - self._lined >= _LINE_SECONDS or self._seen.ended):
                 self._line, self._lined = line, now
-                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                with contextlib.suppress(OSError, ValueError):  # the output may be closed
                     print(line, file=sys.stdout, flush=True)
 
     def _ipython_display_(self) -> None:
@@ -155,13 +156,13 @@ class Watch:
         return f"<paraft.notebook.Watch: {self.text}>"
 
 
-#: What is watched, by its address or folder.
+#: The active watches, by address or folder.
 _WATCHED: dict[str, Watch] = {}
 _WATCHED_LOCK = threading.Lock()
 
 
 def _in_notebook() -> bool:
-    """Whether this is a kernel, which has a page to show things on."""
+    """Whether this is a notebook kernel, which can display HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")
@@ -178,7 +179,7 @@ def _html(watch: Watch) -> Any:
 
 
 def _widget(watch: Watch) -> Any:
-    """The widget of a watch; None where there is no anywidget."""
+    """A watch's widget; None without anywidget."""
     try:
         import anywidget
         import traitlets
@@ -186,13 +187,14 @@ def _widget(watch: Watch) -> Any:
         return None
 
     class Live(anywidget.AnyWidget):
-        """What is shown, and in ``job`` what is chosen there."""
+        """The displayed values; ``job`` is the user's selection."""
 
         _esm = _ESM
         figure = traitlets.Unicode("").tag(sync=True)
         jobs = traitlets.List(traitlets.Unicode()).tag(sync=True)
         job = traitlets.Unicode("").tag(sync=True)
-        #: ``loss``, ``held_out_loss``, ``accuracy``, ``samples_per_s``, ``step``, ``workers``, ``state``; None: not known.
+        #: ``loss``, ``held_out_loss``, ``accuracy``, ``samples_per_s``, ``step``, ``workers``, ``state``; None:
+        #: unknown.
         values = traitlets.Dict().tag(sync=True)
 
         def renew(self, seen: Seen, chosen: str) -> None:

@@ -1,5 +1,5 @@
-"""Models of plain arrays in a job: a nest of dicts, lists and tuples whose leaves are NumPy's or JAX's, and a loop that computes its
-gradients itself::
+"""Models of plain arrays in a job: a nest of dicts, lists and tuples with NumPy or JAX arrays, and a loop that
+computes its own gradients::
 
     import paraft.numpy
 
@@ -40,23 +40,24 @@ def prepare(
     rate: Union[float, Callable[[int], float], None] = None,
     encoding: str = "f32",
 ) -> Trainer:
-    """Joins the job with these weights; waits until all its workers have.
+    """Joins the job with these weights; waits until all its workers have joined.
 
-    Worker 0's are the job's first ones; :attr:`Trainer.params` has them.
+    Worker 0's weights become the job's initial weights; :attr:`Trainer.params` has them.
 
     Args:
         run: of :func:`paraft.init`.
-        params: arrays of float32, in a nest of dicts, lists and tuples, or in any pytree where they are JAX's.
-        optimizer: the servers' optimizer, as an ``[optimizer]`` table has it: ``{"kind": "adam", "lr": 1e-3}``. Default: the job file's.
-        clip_norm: clips the gradient by its norm; where workers go in lock-step, that of their mean.
+        params: arrays of float32, in a nest of dicts, lists and tuples, or for JAX in any pytree.
+        optimizer: the servers' optimizer, as an ``[optimizer]`` table: ``{"kind": "adam", "lr": 1e-3}``. Default: the
+            job file's.
+        clip_norm: clips the gradient by its norm; in lock-step, the norm of the workers' mean.
         clip_value: clips each value of a gradient to at most this size.
-        rate: the learning rate of this worker's pushes, in the place of the optimizer's and its schedule: a number, or what gives that of
-            each step, from 0, on the worker's own clock. A round in lock-step takes the mean of its workers'. :attr:`Trainer.rate` may be
-            set between steps.
-        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
+        rate: the learning rate of this worker's pushes, in place of the optimizer's and its schedule: a number, or a
+            function of the step, from 0, on the worker's own clock. A round in lock-step uses the mean of its
+            workers' rates. :attr:`Trainer.rate` may be set between steps.
+        encoding: the encoding of gradients: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
 
     Raises:
-        ConfigError: a leaf is no array of float32, or the job cannot have these settings.
+        ConfigError: a leaf is not an array of float32, or the job does not support these settings.
         UnavailableError: the servers cannot be reached.
     """
     settings = push_settings(encoding, clip_norm, clip_value)
@@ -65,10 +66,10 @@ def prepare(
 
 
 class Trainer:
-    """A worker's weights, and the step that changes them. :func:`prepare` makes it.
+    """A worker's weights, and the step that changes them. :func:`prepare` creates it.
 
     Attributes:
-        rate: as of :func:`prepare`; None: the optimizer's.
+        rate: see :func:`prepare`; None: the optimizer's.
     """
 
     def __init__(
@@ -85,9 +86,9 @@ class Trainer:
                 raise ConfigError(f"`{name}` is {is_}: what is trained is arrays of float32, as the servers hold them: .astype(\"float32\")")
             if not leaf.size:
                 raise ConfigError(f"`{name}` has no values")
-        #: The rate that the session knows.
+        #: The learning rate that the session uses.
         self._said: Optional[float] = None
-        #: What was pushed when a wait was interrupted.
+        #: The gradients pushed before an interrupted wait.
         self._waited_for: Any = None
         self._names = [name for name, _ in leaves]
         twice = [name for i, name in enumerate(self._names) if name in self._names[:i]]
@@ -111,26 +112,27 @@ class Trainer:
 
     @property
     def params(self) -> Any:
-        """The weights, in the nest that :func:`prepare` was given.
+        """The weights, in the nest passed to :func:`prepare`.
 
-        NumPy's are views that cannot be written, of memory that the next step changes: copy what is to be kept. JAX's are arrays of
-        their own: JAX computes when it likes, and would read what later steps have made of a view.
+        NumPy arrays are read-only views of memory that the next step changes: copy what you keep. JAX arrays are
+        copies, because JAX computes lazily and would read later steps' values from a view.
         """
         return self._params
 
     def step(self, grads: Any) -> Any:
-        """Pushes gradients, waits as the job's mode says, pulls, and gives back the new weights (:attr:`params`).
+        """Pushes gradients, waits as the job's mode requires, pulls, and returns the new weights (:attr:`params`).
 
         Args:
-            grads: the gradients of all weights, in the same nest; floating numbers of any kind, which travel as ``encoding`` says.
+            grads: the gradients of all weights, in the same nest; floating-point numbers of any type, sent in the
+                ``encoding``.
 
         Raises:
-            MisuseError: they are of another nest, shape or kind than the weights.
+            MisuseError: their nest, shape or type differs from the weights'.
             DivergedError: one is not a finite number.
             UnavailableError: the servers cannot be reached.
         """
         if self.run._waits:
-            self.run._settle()
+            self.run._resume_wait()
             if grads is self._waited_for:
                 return self._params  # the same step, called again
         leaves, _ = _flat(grads)
@@ -142,7 +144,7 @@ class Trainer:
         gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
         self._say_rate()
         self._waited_for = grads
-        self.run._goes(gradients)
+        self.run._finish_step(gradients)
         self._waited_for = None
         return self._params
 
@@ -170,7 +172,8 @@ class Trainer:
 
 
 def _flat(tree: Any) -> tuple[Leaves, Callable[[Iterator[Any]], Any]]:
-    """The leaves of a nest, and what makes such a nest of others. A JAX pytree has nodes that only JAX knows."""
+    """The leaves of a nest, and a function that builds such a nest from others. Only JAX knows a JAX pytree's
+    nodes."""
     leaves: Leaves = list(_leaves(tree, ""))
     jax = sys.modules.get("jax")
     if jax is None or all(isinstance(leaf, (np.ndarray, jax.Array)) for _, leaf in leaves):
@@ -181,7 +184,7 @@ def _flat(tree: Any) -> tuple[Leaves, Callable[[Iterator[Any]], Any]]:
 
 
 def _leaves(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
-    """In the order that JAX has: dicts by their keys."""
+    """In JAX's order: dicts by their keys."""
     inside: Any
     if isinstance(tree, Mapping):
         inside = ((key, tree[key]) for key in _keys(tree))

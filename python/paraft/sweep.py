@@ -1,4 +1,4 @@
-"""Sweeps with any sampler and pruner of `Optuna <https://optuna.org>`_: its trials are jobs of one fleet::
+"""Sweeps with any sampler and pruner of `Optuna <https://optuna.org>`_: their trials are jobs of one fleet::
 
     import optuna, paraft.sweep
 
@@ -6,7 +6,7 @@
     paraft.sweep.optimize(study, "mnist.toml", "space.toml", n_trials=64)
     print(study.best_params)
 
-``paraft sweep`` is the same without Python and without Optuna, with searches of its own (docs/sweeps.md).
+``paraft sweep`` does the same without Python and Optuna, with its own searches (docs/sweeps.md).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 __all__ = ["optimize"]
 
-#: Below Optuna's own logger: ``optuna.logging.set_verbosity`` is for these lines too.
+#: A child of Optuna's logger: ``optuna.logging.set_verbosity`` applies to these lines too.
 _LOG = logging.getLogger("optuna.paraft")
 
-#: A trial that is killed is tried so often.
+#: Maximum attempts of a trial that is killed.
 _TRIES = 3
-#: Between two looks at a trial's record.
+#: The interval of reads of a trial's record.
 _LOOK_SECONDS = 0.05
-#: A run that is told to end has so long; then it is killed.
+#: How long a run may take to end after a signal; then it is killed.
 _END_SECONDS = 20.0
-#: A question to the fleet has so long.
+#: Timeout of a request to the fleet.
 _ASK_SECONDS = 60.0
 
 
@@ -64,31 +64,32 @@ def optimize(
     settings: Optional[Settings] = None,
     run_dir: Union[str, os.PathLike[str], None] = None,
 ) -> None:
-    """Trains ``n_trials`` trials of a study, each as a job of one fleet, and tells the study what they came to.
+    """Trains ``n_trials`` trials of a study, each as a job of one fleet, and reports their results to the study.
 
-    A study that maximizes is told the held-out accuracy, one that minimizes the held-out loss. Evaluations on the way are reported to the
-    trial with their epoch as the step, so that the study's pruner can end it; a pruned trial's job is deleted from the fleet like any
-    other. A trial that diverges, or whose settings the job refuses, is told as ``FAIL``. One that is killed is tried again, three times at
-    most. The user attributes of each trial say where its run is (``run_dir``), how often it was tried (``tries``), and what failed
-    (``why``).
+    The result is the held-out accuracy for a study that maximizes, the held-out loss for one that minimizes.
+    Intermediate evaluations are reported to the trial with their epoch as the step, so that the study's pruner can
+    end it; a pruned trial's job is deleted from the fleet like any other. A trial that diverges, or whose settings
+    the job refuses, gets the state ``FAIL``. A killed trial is attempted again, at most three times in all. The user
+    attributes of each trial have its run's folder (``run_dir``), its attempts (``tries``), and its failure (``why``).
 
     Args:
-        study: of :func:`optuna.create_study`, with one direction. It may have trials already, and be shared with other machines through
-            its storage.
+        study: of :func:`optuna.create_study`, with one direction. It may have trials already, and share its storage
+            with other machines.
         job: a job file (docs/configuration.md).
-        space: a space file, as ``paraft sweep`` reads it (docs/sweeps.md), or a function that is given the trial and returns its
-            settings: ``lambda trial: {"optimizer.lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``.
-        n_trials: so many new trials.
-        fleet: one that stands: its folder, a job file with ``cluster.addresses``, servers as ``host:port`` with commas between, or one of
-            :func:`paraft.local`. Default: servers of the sweep's own on this machine, as many as ``cluster.servers``.
-        parallel: trials at a time. Default: as many as have cores of their own.
-        share_cores: let trials that train at the same time share cores, which falsifies their times.
-        settings: any keys of the job file, for all trials.
-        run_dir: where the trials' folders go. Default: ``runs/NAME-sweep-N``, the first N that is free.
+        space: a space file, as for ``paraft sweep`` (docs/sweeps.md), or a function from the trial to its settings:
+            ``lambda trial: {"optimizer.lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``.
+        n_trials: the number of new trials.
+        fleet: a standing fleet: its folder, a job file with ``cluster.addresses``, servers as comma-separated
+            ``host:port``, or a fleet of :func:`paraft.local`. Default: the sweep's own servers on this machine, as
+            many as ``cluster.servers``.
+        parallel: concurrent trials. Default: as many as have their own cores.
+        share_cores: let concurrent trials share cores, which distorts their times.
+        settings: keys of the job file, for all trials.
+        run_dir: the folder of the trials' folders. Default: ``runs/NAME-sweep-N``, with the first free N.
 
     Raises:
-        ConfigError: Optuna is missing, or the job, the space or the study cannot be.
-        UnavailableError: the fleet is not reached. Trials that had ended are told; the same call goes on with the study.
+        ConfigError: Optuna is missing, or the job, the space or the study is invalid.
+        UnavailableError: the fleet is not reached. Finished trials are reported; the same call continues the study.
         RecordError: a file cannot be written.
     """
     optuna = _optuna()
@@ -128,7 +129,7 @@ def optimize(
             trials=n_trials,
         )
         pool = ends.enter_context(ThreadPoolExecutor(at_a_time, thread_name_prefix="paraft-sweep"))
-        # Not `Thread.join`: before Python 3.13 Ctrl-C in it makes a thread look ended that is not.
+        # Not `Thread.join`: before Python 3.13 Ctrl-C in it marks a running thread as ended.
         working = [pool.submit(sweep.work) for _ in range(min(at_a_time, n_trials))]
         try:
             futures.wait(working)
@@ -152,7 +153,7 @@ def _optuna() -> Any:
 
 
 def _value(job: Mapping[str, Any], settings: Settings, key: str, default: Any) -> Any:
-    """A key of the job as the settings leave it."""
+    """The value of a job's key after the settings."""
     if key in settings:
         return settings[key]
     table: Any = job
@@ -169,14 +170,14 @@ def _whole(job: Mapping[str, Any], settings: Settings, key: str, default: int) -
 
 
 def _ranks(job: Mapping[str, Any], settings: Settings) -> int:
-    """Processes that train: the ranks of all workers."""
+    """Training processes: the ranks of all workers."""
     number = functools.partial(_whole, job, settings)
     mesh = number("parallel.pipeline", 1) * number("parallel.tensor", 1)
     return max(1, number("train.workers", 2) * number("train.group_size", 1) * mesh)
 
 
 def _assignment(key: str, value: Any) -> str:
-    """As ``--set`` takes it."""
+    """An assignment for ``--set``."""
     try:
         if value is None:
             raise TypeError
@@ -186,7 +187,7 @@ def _assignment(key: str, value: Any) -> str:
 
 
 def _folder(given: Union[str, os.PathLike[str], None], name: str) -> Path:
-    """The sweep's, made."""
+    """The sweep's folder, created."""
     try:
         if given is not None:
             os.makedirs(given, exist_ok=True)
@@ -208,7 +209,7 @@ def _folder(given: Union[str, os.PathLike[str], None], name: str) -> Path:
 
 
 class _Cores:
-    """The cores of this machine, which trials take before they train. Whoever came first is served first."""
+    """The cores of this machine, which trials reserve before they train. First come, first served."""
 
     def __init__(self, cores: int) -> None:
         self._all = cores
@@ -219,7 +220,7 @@ class _Cores:
 
     @contextlib.contextmanager
     def taken(self, ranks: int) -> Iterator[None]:
-        """``ranks`` of them, or all where there are fewer."""
+        """Reserves ``ranks`` of them, or all if there are fewer."""
         cores = min(ranks, self._all)
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._free >= cores)
@@ -236,7 +237,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-#: Ends with the thread that started it, also where that was killed: else a trial would train on for nobody.
+#: Ends with the thread that started it, even if that is killed: otherwise a trial would train without a sweep.
 _WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -247,29 +248,29 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass
 class _Ended:
-    """How a try has ended. Without a value, ``why`` says why."""
+    """The result of an attempt. Without a value, ``why`` has the reason."""
 
     value: Optional[float] = None
     pruned: bool = False
-    #: The same again may come to something.
+    #: A further attempt may succeed.
     again: bool = False
     why: str = ""
 
 
 class _Interrupted(Exception):
-    """The sweep is told to stop."""
+    """The sweep must stop."""
 
 
 @dataclass
 class _Watch:
-    """What a trial has reported; of several tries the first to reach an epoch has."""
+    """A trial's reports. Of several attempts only the first to reach an epoch reports it."""
 
     trial: Trial
     metric: str
     reported: set[int]
 
-    def hears(self, event: Mapping[str, Any]) -> bool:
-        """Reports an evaluation; whether the trial is to be pruned."""
+    def report(self, event: Mapping[str, Any]) -> bool:
+        """Reports an evaluation; returns whether to prune the trial."""
         epoch, value = event.get("epoch"), event.get(self.metric)
         if not isinstance(epoch, int) or not isinstance(value, (int, float)) or epoch in self.reported:
             return False
@@ -279,7 +280,7 @@ class _Watch:
 
 
 class _Sweep:
-    """What the threads share that train trials."""
+    """State shared by the threads that train trials."""
 
     def __init__(
         self,
@@ -315,15 +316,15 @@ class _Sweep:
             self._to = os.fspath(fleet)
         self.stop = threading.Event()
         self.failed: Optional[BaseException] = None
-        #: Guards what follows, and ``failed``.
+        #: Guards the following fields, and ``failed``.
         self._lock = threading.Lock()
-        #: Trials that are still to be asked for.
+        #: Remaining trials to ask for.
         self._left = trials
-        #: Some trial has begun to train, so that the job as such can be.
+        #: Whether any trial has started to train, which shows that the job itself is valid.
         self._trained = False
 
     def work(self) -> None:
-        """One trial after the other, until there is none."""
+        """Trains one trial after another, until there are none."""
         while self._takes_one():
             try:
                 self._one()
@@ -343,7 +344,7 @@ class _Sweep:
             return True
 
     def _one(self) -> None:
-        """Asks for a trial, trains it, and tells what it came to."""
+        """Asks for a trial, trains it, and reports its result."""
         from optuna.exceptions import TrialPruned
         from optuna.trial import TrialState
 
@@ -367,7 +368,7 @@ class _Sweep:
                 self._study.tell(trial, state=TrialState.FAIL)
                 _LOG.warning("Trial %d failed with parameters: %s: %s", trial.number, trial.params, ended.why)
         except BaseException as e:
-            with contextlib.suppress(Exception):  # it may be told already, or the storage is what has failed
+            with contextlib.suppress(Exception):  # it may be reported already, or the storage itself has failed
                 trial.set_user_attr("why", str(e) or "interrupted")
             self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             raise
@@ -390,7 +391,7 @@ class _Sweep:
         return ended
 
     def _new_folder(self, trial: int) -> Path:
-        """A run's folder that is not there yet. Its name is not a run's of before: a study's trials are numbered on."""
+        """A new folder for a run. Its name is not an earlier run's: a study's trials are numbered consecutively."""
         above = (self._folder / f"trial-{trial:04}").absolute()
         above.mkdir(exist_ok=True)
         n = 1
@@ -399,7 +400,7 @@ class _Sweep:
         return above / f"try-{n}"
 
     def _try(self, watch: _Watch, settings: Settings, run: Path) -> _Ended:
-        """One run of the trial's job. What goes wrong with its settings is its result; what goes wrong with the fleet is an error."""
+        """One run of the trial's job. An error of its settings is its result; an error of the fleet is raised."""
         if self.stop.is_set():
             raise _Interrupted
         settings = {**settings, "name": f"{self._name}-trial-{watch.trial.number}"}
@@ -409,7 +410,7 @@ class _Sweep:
         with_parent = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
         log = run.with_name(run.name + ".log")
         with open(log, "wb") as said:
-            # Not our group: Ctrl-C is for the sweep, which ends its trials.
+            # Not in our process group: Ctrl-C is for the sweep, which ends its trials.
             process = subprocess.Popen(
                 [*with_parent, *command],
                 stdin=subprocess.DEVNULL,
@@ -423,7 +424,7 @@ class _Sweep:
         diverged = ""
         try:
             while True:
-                code = process.poll()  # before the record is read: what came before the end is in it
+                code = process.poll()  # poll before reading the record: then it has everything before the end
                 for event in tail.read():
                     kind = event["event"]
                     if kind == "train" and not self._trained:
@@ -433,7 +434,7 @@ class _Sweep:
                         diverged = str(event.get("reason"))
                     elif kind == "summary":
                         summary = event
-                    elif kind == "eval" and watch.hears(event):
+                    elif kind == "eval" and watch.report(event):
                         return _Ended(pruned=True)
                 if self.stop.is_set():
                     raise _Interrupted
@@ -462,23 +463,24 @@ class _Sweep:
         return _Ended(again=True, why=why)
 
     def _delete(self, run: Path) -> None:
-        """The trial's job leaves the fleet. What is kept of it lies in its folder, which says what name the fleet had for it."""
+        """Deletes the trial's job from the fleet. The record stays in its folder, which has the fleet's name for
+        it."""
         try:
             name = str(read_toml(run / "job.toml")["name"])
         except (ParaftError, KeyError):
-            return  # the fleet has not seen it
+            return  # the fleet has never had it
         command = [self._paraft, "delete", name, "--of", self._to]
         try:
             done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS)
             why = done.stderr.strip() if done.returncode else ""
         except subprocess.TimeoutExpired:
             why = f"no answer in {_ASK_SECONDS:g} s"
-        # A person may have deleted it before.
+        # A user may have deleted it before.
         if why and self._has(name):
             _LOG.warning("job %s is not deleted from the fleet, `paraft delete` does it: %s", name, why)
 
     def _has(self, name: str) -> bool:
-        """Whether the fleet has a job of this name; also where it cannot be asked."""
+        """Whether the fleet has a job of this name; true also if it cannot be asked."""
         command = [self._paraft, "jobs", "--of", self._to, "--json"]
         try:
             said = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True).stdout
@@ -488,7 +490,7 @@ class _Sweep:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a run as a person would, where it has not ended yet."""
+    """Ends a run like a user would, if it has not ended yet."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
@@ -500,7 +502,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _error_of(log: Path) -> str:
-    """What a run said last that it failed of, with its advice."""
+    """A run's last error message, with its advice."""
     text = log.read_text(errors="replace")
     at = text.rfind("error: ")
     return " ".join(line.strip() for line in text[at + len("error: ") :].splitlines()) if at >= 0 else ""

@@ -23,18 +23,19 @@ from .errors import ConfigError
 
 __all__ = ["init", "prepare"]
 
-#: Of no type, so that the package is not needed to check this one.
+#: Untyped, so that type checking this module does not need the package.
 _transformers: Any = importlib.import_module("transformers")
 
 _LOG = logging.getLogger("paraft")
 
-#: By these Accelerate would find that it is one of several processes, and put DDP around the model.
+#: With these variables Accelerate would detect several processes, and wrap the model in DDP.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
 
 
 def init(*args: Any, **options: Any) -> Run:
-    """:func:`paraft.init`, which then takes torchrun's variables out of this process's environment: to ``transformers`` and
-    ``accelerate`` each worker is a process alone. To be called before ``TrainingArguments(...)`` or ``Accelerator()``."""
+    """:func:`paraft.init`, which then removes torchrun's variables from this process's environment: for
+    ``transformers`` and ``accelerate`` each worker is a single process. Call it before ``TrainingArguments(...)`` or
+    ``Accelerator()``."""
     run = _init(*args, **options)
     for name in _TORCHRUN:
         os.environ.pop(name, None)
@@ -42,19 +43,19 @@ def init(*args: Any, **options: Any) -> Run:
 
 
 def prepare(run: Run, trainer: Any, **options: Any) -> Any:
-    """Has this ``Trainer``, or one of a class made of it, train in a job. Gives it back.
+    """Makes this ``Trainer``, or an object of a subclass, train in a job. Returns it.
 
-    ``trainer.train()`` joins the job, and waits for the other workers at its end. ``max_grad_norm`` becomes the servers' ``clip_norm``,
-    which clips the mean; batches are accumulated on the worker; samples of the training set are shared out by rank; every worker
-    evaluates the whole of the other; worker 0 saves, logs and shows progress.
+    ``trainer.train()`` joins the job, and waits for the other workers at its end. ``max_grad_norm`` becomes the
+    servers' ``clip_norm``, which clips the mean; each worker accumulates batches; ranks share the training set's
+    samples; every worker evaluates the whole evaluation set; worker 0 saves, logs and shows progress.
 
     Args:
         run: of :func:`init`.
-        trainer: which has not trained yet.
+        trainer: it must not have trained yet.
         options: of :func:`paraft.torch.prepare`.
 
     Raises:
-        ConfigError: Accelerate has made a process group, or the arguments ask for what cannot be done in a job.
+        ConfigError: Accelerate has created a process group, or a job does not support the arguments.
     """
     args, state = trainer.args, trainer.accelerator.state
     if trainer.accelerator.num_processes > 1:
@@ -75,10 +76,10 @@ def prepare(run: Run, trainer: Any, **options: Any) -> Any:
     if options.get("apply") != "worker":
         if args.max_grad_norm:
             options.setdefault("clip_norm", float(args.max_grad_norm))
-        args.max_grad_norm = 0.0  # its own clipping would come before the mean is taken
-        # The Trainer takes the gradient's norm by a clipping to infinity, which a push before it would not survive.
+        args.max_grad_norm = 0.0  # the Trainer would clip before the mean is computed
+        # The Trainer computes the gradient norm by clipping to infinity, which would change gradients pushed before.
         options.setdefault("overlap", False)
-    # What asks whether to save, to log or to show progress asks these.
+    # The Trainer checks these before it saves, logs or shows progress.
     for of in (args.distributed_state, state):
         of.process_index = run.rank
         of.local_process_index = int(os.environ.get("PARAFT_LOCAL_RANK", run.rank))
@@ -116,7 +117,7 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         self._loss: Any = 0.0
 
     def watch(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        """A training step whose loss goes to the record."""
+        """A training step that records its loss."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             loss = training_step(*args, **kwargs)
@@ -141,11 +142,11 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         self._ends(args, control)
 
     def _ends(self, args: Any, control: Any) -> None:
-        """After the last step, whoever decided it: what is evaluated, saved or loaded from here on is the Trainer's."""
+        """After the last step, whatever ended training: later evaluations, saves and loads are the Trainer's."""
         if control.should_training_stop and not self._run._finished:
             front = self._run._front()
             if args.should_save and args.save_strategy != "no" and hasattr(front, "keep_state"):
-                front.keep_state()  # it saves the optimizer's behind its last step
+                front.keep_state()  # the Trainer saves the optimizer after its last step
             self._run.finish()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

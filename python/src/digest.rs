@@ -1,18 +1,19 @@
-//! Whether a script has written to its weights: torch's own count doesn't see what goes to `.data`.
+//! Detects writes of a script to its weights: torch's version counter misses writes to `.data`.
 
 use crate::memory;
 use pyo3::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A tensor of so many bytes, or fewer, is looked at whole each time.
+/// Tensors of at most this many bytes are hashed completely each time.
 pub const WHOLE_BYTES: usize = 1024;
 
-/// Of larger ones every so many blocks, such that it is about this much of all together: some microseconds of a step.
+/// From larger tensors, samples of blocks with about this many bytes in total, which takes some microseconds of a
+/// step.
 const SAMPLE_BYTES: usize = 32 << 10;
 const BLOCK_BYTES: usize = 512;
 
-/// Of each tensor, by address and bytes, a digest of a sample. Samples of one number are of the same blocks, and following ones of
-/// others, until all were in one. An address of 0: there is nothing to be looked at.
+/// A digest of a sample of each tensor, given by address and bytes. Equal sample numbers hash the same blocks;
+/// consecutive numbers cover all blocks in turn. Address 0: no tensor.
 #[pyfunction]
 pub fn digest(spans: Vec<(usize, usize)>, sample: usize) -> Vec<u64> {
     let every = spans.iter().map(|(_, bytes)| bytes).sum::<usize>().div_ceil(SAMPLE_BYTES).max(1);

@@ -1,4 +1,4 @@
-//! Errors of a worker as exceptions of `paraft.errors`, one class for each kind.
+//! Converts a worker's errors to exceptions of `paraft.errors`, one class per kind.
 
 use paraft_worker::{ErrorKind, WorkerError};
 use pyo3::{prelude::*, types::PyModule};
@@ -21,12 +21,12 @@ pub fn raised(py: Python<'_>, e: &WorkerError) -> PyErr {
     raised
 }
 
-/// A use that cannot be.
+/// An invalid call.
 pub fn misuse(py: Python<'_>, why: &str) -> PyErr {
     of_class(py, "MisuseError", why)
 }
 
-/// A setting that cannot be.
+/// An invalid setting.
 pub fn config(py: Python<'_>, why: &str) -> PyErr {
     of_class(py, "ConfigError", why)
 }

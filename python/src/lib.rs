@@ -1,8 +1,8 @@
 //! `paraft._paraft`: a worker of a job, for a training loop in Python.
 //!
-//! Everything that decides anything is [`paraft_worker::OpenRun`]'s; this hands it memory of the interpreter's ([`memory`]), lets go
-//! of the interpreter while it waits and looks after its signals meanwhile ([`signals`]), and says errors and log lines in Python's
-//! way ([`errors`], [`logs`]).
+//! [`paraft_worker::OpenRun`] makes all decisions. This crate passes it the interpreter's memory ([`memory`]),
+//! releases the interpreter during waits and checks its signals meanwhile ([`signals`]), and converts errors and
+//! log lines to Python's ([`errors`], [`logs`]).
 
 mod digest;
 mod errors;
@@ -23,8 +23,8 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Ends this process, as SIGTERM would, when the other end of this descriptor is closed: a launcher that is gone has nobody who
-/// waits for its workers.
+/// Ends this process like SIGTERM when the other end of this descriptor closes: then the launcher is gone, and no
+/// process waits for its workers.
 #[pyfunction]
 fn end_with(descriptor: i32) -> PyResult<()> {
     let pipe = std::fs::File::open(format!("/proc/self/fd/{descriptor}"))?;

@@ -1,7 +1,7 @@
-//! Log lines, for Python's `logging`.
+//! Log lines for Python's `logging`.
 //!
-//! Threads of ours never ask for the interpreter: one that a long call of the user's keeps it from would stop heartbeats. They leave
-//! their lines here, and a thread of the interpreter's takes them along.
+//! Our threads never acquire the interpreter: a long call of the user's script would block them and stop the
+//! heartbeats. They queue their lines here, and a Python thread takes them.
 
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyModule};
@@ -17,13 +17,13 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// Lines that wait, at most: the oldest go first.
-const WAITING: usize = 1_000;
+/// The maximum number of queued lines. The oldest are dropped first.
+const MAX_WAITING_LINES: usize = 1_000;
 
 static LINES: Mutex<VecDeque<(u32, String)>> = Mutex::new(VecDeque::new());
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Starts logging: into this file as JSON, as other workers do, or to `logging`. Once for a process.
+/// Starts logging, as JSON into this file like other workers, or to `logging`. Call it once per process.
 pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     if file.is_some() {
         return paraft_host::logs::start(file);
@@ -34,7 +34,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Hands what waits to `logging.getLogger("paraft")`.
+/// Passes queued lines to `logging.getLogger("paraft")`.
 pub fn hand_over(py: Python<'_>) -> PyResult<()> {
     if !ANY.swap(false, Relaxed) {
         return Ok(());
@@ -52,7 +52,7 @@ struct Lines;
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let text = paraft_host::logs::words(event);
-        // As `logging` numbers them.
+        // Levels as numbered by `logging`.
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
             Level::WARN => 30,
@@ -60,7 +60,7 @@ impl<S: Subscriber> Layer<S> for Lines {
             _ => 10,
         };
         let mut lines = LINES.lock();
-        if lines.len() == WAITING {
+        if lines.len() == MAX_WAITING_LINES {
             lines.pop_front();
         }
         lines.push_back((level, text));

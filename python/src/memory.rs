@@ -1,31 +1,33 @@
-//! Memory of the interpreter's: a tensor's, by its address.
+//! Memory of the interpreter: a tensor's values, by address.
 
 use paraft_worker::{Landing, Layout, Pulled, WorkerError};
 use pyo3::{Py, PyAny};
 
-/// So many values of `f32`, of which somebody in Python keeps hold.
+/// `f32` values that a Python object owns.
 pub struct Memory {
     at: *mut f32,
     len: usize,
-    /// Keeps them where they are.
+    /// Keeps the values alive.
     _owner: Py<PyAny>,
 }
 
-// SAFETY: the memory belongs to `_owner`, which may be let go by any thread; whoever reads or writes it has the `Memory` alone.
+// SAFETY: the memory belongs to `_owner`, which any thread may release. Only the owner of this `Memory` reads or
+// writes it.
 #[allow(unsafe_code)]
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// The values at this address, as long as `owner` lives. The front end says so of a contiguous CPU tensor of `float32` whose
-    /// storage nobody resizes.
+    /// The values at this address, as long as `owner` lives. The front end passes a contiguous CPU tensor of
+    /// `float32` whose storage is never resized.
     pub fn new(address: usize, len: usize, owner: Py<PyAny>) -> Option<Self> {
         let at = address as *mut f32;
         (!at.is_null() && at.is_aligned()).then_some(Self { at, len, _owner: owner })
     }
 
     fn values(&mut self) -> &mut [f32] {
-        // SAFETY: `new`'s caller says that so many values lie there as long as `_owner` lives. Python may look at them at the same
-        // time only from another thread during a call of ours, which the documentation forbids as it does for every optimizer.
+        // SAFETY: `new`'s caller guarantees that this many values lie there while `_owner` lives. Python can access
+        // them at the same time only from another thread during a call of ours, which the documentation forbids, as
+        // for every optimizer.
         #[allow(unsafe_code)]
         unsafe {
             std::slice::from_raw_parts_mut(self.at, self.len)
@@ -47,24 +49,25 @@ impl Landing for Memory {
     }
 }
 
-/// Reads the `len` values at an address: a gradient that its caller keeps hold of during the call.
+/// Reads the `len` values at an address: a gradient that the caller keeps alive during the call.
 pub fn with<T>(address: usize, len: usize, read: impl FnOnce(&[f32]) -> T) -> Option<T> {
     let at = address as *const f32;
     if at.is_null() || !at.is_aligned() {
         return None;
     }
-    // SAFETY: the front end gives the address of a contiguous CPU tensor of `float32` that has `len` values, which it checked, and keeps
-    // it until the call is over.
+    // SAFETY: the front end passes the address of a contiguous CPU tensor of `float32` with `len` values, which it
+    // has checked, and keeps it until the call ends.
     #[allow(unsafe_code)]
     Some(read(unsafe { std::slice::from_raw_parts(at, len) }))
 }
 
-/// Reads the bytes of a tensor: as of [`with`], of any type.
+/// Reads the bytes of a tensor of any type. See [`with`].
 pub fn with_bytes<T>(address: usize, bytes: usize, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
     if address == 0 {
         return None;
     }
-    // SAFETY: the front end gives the address of a CPU tensor whose values lie in these bytes, and keeps it until the call is over.
+    // SAFETY: the front end passes the address of a CPU tensor whose values lie in these bytes, and keeps it until
+    // the call ends.
     #[allow(unsafe_code)]
     Some(read(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }))
 }

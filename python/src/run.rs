@@ -1,4 +1,4 @@
-//! The class that `paraft.Run` is on top of.
+//! The extension class behind `paraft.Run`.
 
 use crate::{
     errors, logs,
@@ -7,8 +7,8 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, TensorKind, TensorSpec,
-    Went, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
+    TensorSpec, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -23,39 +23,41 @@ use std::{
 
 /// A worker's part in a job.
 ///
-/// Every method may be called by any thread of the process that made it, one at a time, and by no process that was forked off it. The
-/// interpreter runs other threads while one waits.
+/// Any thread of the creating process may call each method, one at a time; forked processes may not. The
+/// interpreter runs other threads during a wait.
 #[pyclass(module = "paraft._paraft", name = "Run")]
 pub struct Run {
     inner: Mutex<Inner>,
-    /// The thread that is in a call, by [`this_thread`]; 0: none.
+    /// The thread inside a call, by [`this_thread`]; 0: none.
     holder: AtomicUsize,
     signals: Arc<Signals>,
     process: u32,
-    /// Of the tensors, in order.
+    /// Lengths of the tensors, in order.
     lengths: Vec<usize>,
-    /// Where the loop's own weights lie, and how many.
+    /// Address and length of the loop's own weights.
     weights: (usize, usize),
 }
 
 struct Inner {
-    /// None: left, or failed to join.
+    /// `None`: left, or failed to join.
     run: Option<OpenRun>,
-    /// For gradients that nobody has computed.
+    /// The gradients of tensors without one.
     zeros: Vec<f32>,
 }
 
-/// Where a worker stands after a step: its last step, whether it goes on from elsewhere, whether nothing is left to train.
-type Stands = (u64, bool, bool);
+/// A worker's state after a step: its last step, whether it continues from another step, whether nothing is left to
+/// train.
+type StepState = (u64, bool, bool);
 
 #[pymethods]
 impl Run {
     /// Joins a job, and waits for its first weights.
     ///
-    /// `job`: a job file, or None; `set`: assignments over it, as of `--set`. `tensors`: name, shape and whether it is trained, in
-    /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `groups`: values, rate and decay of each. `brings`: these are the weights that a
-    /// new job begins with; `state`: the addresses of the optimizer's state vectors, each as long as what is trained, after so many
-    /// `updates`. `note`: what checkpoints are to say of the script. `samples`: of the training data, for leased chunks.
+    /// `job`: a job file, or None; `set`: assignments over it, as for `--set`. `tensors`: name, shape and whether
+    /// it is trained, in the order of the `values` float32 at `address`, which `owner` keeps alive. `groups`:
+    /// values, rate and decay of each. `brings`: these are a new job's initial weights; `state`: the addresses of
+    /// the optimizer's state vectors, each as long as the trained part, after this many `updates`. `note`: the
+    /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
     #[new]
     #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]
@@ -142,7 +144,7 @@ impl Run {
         };
         let state = (updates > 0).then_some(OptimizerState { vectors, updates });
         let joined = py.detach(|| {
-            // Other workers of it may be ours, which train on these.
+            // Built-in workers of the job may train on this data too.
             let data = paraft_worker::cli::data_name(&job)?.unwrap_or(data);
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
@@ -163,20 +165,21 @@ impl Run {
         Ok(this)
     }
 
-    /// The gradient of a tensor lies at this address, contiguous float32 of the tensor's length; whole buckets are pushed. 0: zeros.
+    /// Hands over the gradient of a tensor at this address, contiguous float32 of the tensor's length. Complete
+    /// buckets are pushed. 0: zeros.
     fn ready(&self, py: Python<'_>, tensor: usize, address: usize) -> PyResult<()> {
         self.on(py, |inner, lengths| inner.ready(lengths, tensor, address))
     }
 
-    /// A minibatch is trained. `gradients`: tensors whose gradients are not pushed yet, with their addresses, as of `ready`. Waits as
-    /// the job's mode says, then the next weights are there. `loss`: NaN where it is not known.
+    /// Ends a minibatch. `gradients`: tensors whose gradients are not pushed yet, with their addresses, as for
+    /// `ready`. Waits as the job's mode requires; then the next weights are there. `loss`: NaN if unknown.
     fn step(
         &self,
         py: Python<'_>,
         gradients: Vec<(usize, usize)>,
         loss: f32,
         samples: u64,
-    ) -> PyResult<Stands> {
+    ) -> PyResult<StepState> {
         self.on(py, |inner, lengths| {
             for (tensor, address) in gradients {
                 inner.ready(lengths, tensor, address)?;
@@ -185,12 +188,12 @@ impl Run {
         })
     }
 
-    /// Waits on, where a step's wait was interrupted.
-    fn go_on(&self, py: Python<'_>) -> PyResult<Stands> {
+    /// Continues a step's interrupted wait.
+    fn go_on(&self, py: Python<'_>) -> PyResult<StepState> {
         self.on(py, |inner, _| inner.wait(OpenRun::go_on))
     }
 
-    /// The rates at which the next gradients are applied, of each group; none: the job's schedule.
+    /// The learning rates for the next gradients, per group. Empty: the job's schedule.
     fn rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
         self.on(py, |inner, _| {
             inner.run()?.rates(rates);
@@ -198,7 +201,8 @@ impl Run {
         })
     }
 
-    /// The script has written to weights, which is not to stay: the next pull brings all of them, also those without an update.
+    /// The script has overwritten weights, and the change must not stay: the next pull brings all weights,
+    /// including those without an update.
     fn forget_weights(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| {
             inner.run()?.forget_weights();
@@ -206,12 +210,12 @@ impl Run {
         })
     }
 
-    /// Nothing is pushed for this step: it counts as done.
+    /// Skips this step: nothing is pushed, and it counts as done.
     fn skip(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.skip())
     }
 
-    /// With local steps: whether the loop's weights are others than the servers', as they were pulled last.
+    /// With local steps: whether the loop's weights differ from the servers' weights of the last pull.
     fn moved(&self, py: Python<'_>) -> PyResult<bool> {
         let (address, len) = self.weights;
         self.on(py, |inner, _| {
@@ -221,22 +225,22 @@ impl Run {
         })
     }
 
-    /// The epoch, from 0, and the samples of the chunk that is to be trained; None: none is to be begun.
+    /// The epoch, from 0, and the samples of the current chunk; None: there is none to start.
     fn chunk(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<u32>)>> {
         self.on(py, |inner, _| Ok(inner.run()?.chunk().map(|(epoch, samples)| (epoch, samples.to_vec()))))
     }
 
-    /// The minibatches of the chunk begin.
+    /// The minibatches of the chunk start.
     fn prepared(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.prepared())
     }
 
-    /// This worker's share of a held-out evaluation.
+    /// Reports this worker's share of a held-out evaluation.
     fn report(&self, py: Python<'_>, epoch: u64, loss_sum: f64, correct: u64, count: u64) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.report(epoch, &Evaluation { loss_sum, correct, count }))
     }
 
-    /// Writes a checkpoint into a folder, or where the job's go; gives its own.
+    /// Writes a checkpoint into a folder, by default the job's; returns the checkpoint's folder.
     #[pyo3(signature = (folder=None))]
     fn save(&self, py: Python<'_>, folder: Option<PathBuf>) -> PyResult<String> {
         let path = self.on(py, |inner, _| inner.run()?.save(folder.as_deref()))?;
@@ -244,12 +248,12 @@ impl Run {
         Ok(path.to_string_lossy().into_owned())
     }
 
-    /// The loop has ended: waits for the others, then the final weights are there.
+    /// The loop has ended: waits for the other workers; then the final weights are there.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.finish())
     }
 
-    /// Ends this worker's part: at once where it has not finished.
+    /// Ends this worker's part, at once if it has not finished.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         if process::id() != self.process {
             return Ok(());
@@ -259,8 +263,8 @@ impl Run {
         left.map_or(Ok(()), |()| logs::hand_over(py))
     }
 
-    /// Its last step, its mode, whether nothing is left to train, and what was moved and waited for.
-    fn stands<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    /// Its last step and mode, whether nothing is left to train, bytes moved and time waited.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (done, mode, over, c) = self.on(py, |inner, _| {
             let run = inner.run()?;
             Ok((run.done().0, run.mode().1.to_string(), run.is_over(), run.counters()))
@@ -299,15 +303,15 @@ impl Inner {
 
     fn wait(
         &mut self,
-        wait: impl FnOnce(&mut OpenRun) -> Result<Went, WorkerError>,
-    ) -> Result<Stands, WorkerError> {
+        wait: impl FnOnce(&mut OpenRun) -> Result<StepOutcome, WorkerError>,
+    ) -> Result<StepState, WorkerError> {
         let went = wait(self.run()?)?;
         Ok((went.done.0, went.moved, went.over))
     }
 }
 
 impl Run {
-    /// Does it without the interpreter.
+    /// Runs a call without the interpreter lock.
     fn on<T: Send>(
         &self,
         py: Python<'_>,
@@ -330,7 +334,7 @@ impl Run {
         done.map_err(|e| self.raised(py, &e))
     }
 
-    /// Whether this thread isn't in a call already: the handler of a signal, which runs while one waits, would wait for itself.
+    /// Fails if this thread is already inside a call: a signal handler that runs during a wait would deadlock.
     fn not_inside(&self, py: Python<'_>) -> PyResult<()> {
         if self.holder.load(Relaxed) != this_thread() {
             return Ok(());
@@ -341,12 +345,12 @@ impl Run {
     }
 
     fn raised(&self, py: Python<'_>, e: &WorkerError) -> PyErr {
-        // What the handler of a signal raised goes to whoever waited.
+        // The waiting caller receives the exception of the signal handler.
         self.signals.take().unwrap_or_else(|| errors::raised(py, e))
     }
 }
 
-/// What tells a thread from the others: where its own copy of a variable lies.
+/// A thread's identity: the address of its copy of a thread-local variable.
 fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
@@ -356,7 +360,7 @@ impl Drop for Run {
     fn drop(&mut self) {
         let run = self.inner.get_mut().run.take();
         if process::id() != self.process {
-            // Its threads are in the other process, and nothing here may wait for them.
+            // Its threads belong to the other process, and nothing here may wait for them.
             std::mem::forget(run);
         } else if let Some(run) = run {
             Python::attach(|py| py.detach(|| run.leave()));

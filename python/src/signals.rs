@@ -1,4 +1,4 @@
-//! The interpreter's signals, while a call of ours waits without it.
+//! Handles the interpreter's signals during a wait without the interpreter lock.
 
 use crate::logs;
 use paraft_worker::Interrupt;
@@ -9,14 +9,14 @@ use std::{
     time::Instant,
 };
 
-/// The interpreter is asked for no more often: another thread of it may have to let go first.
-const LOOK_MS: u64 = 20;
+/// The minimum interval of checks: each needs the interpreter lock, which another thread may hold.
+const POLL_INTERVAL_MS: u64 = 20;
 
-/// Ends a wait where a signal's handler raises something, as Ctrl-C's does.
+/// Ends a wait if a signal handler raises an exception, as for Ctrl-C.
 #[derive(Debug)]
 pub struct Signals {
     began: Instant,
-    /// The last look, in milliseconds since.
+    /// Time of the last check, in milliseconds since `since`.
     looked: AtomicU64,
     raised: AtomicBool,
     error: Mutex<Option<PyErr>>,
@@ -32,7 +32,7 @@ impl Signals {
         }
     }
 
-    /// What was raised, once.
+    /// Takes the raised exception.
     pub fn take(&self) -> Option<PyErr> {
         self.raised.store(false, Relaxed);
         self.error.lock().take()
@@ -45,7 +45,7 @@ impl Interrupt for Signals {
             return true;
         }
         let now = self.began.elapsed().as_millis() as u64;
-        if now.saturating_sub(self.looked.load(Relaxed)) < LOOK_MS {
+        if now.saturating_sub(self.looked.load(Relaxed)) < POLL_INTERVAL_MS {
             return false;
         }
         self.looked.store(now, Relaxed);

@@ -1,4 +1,4 @@
-"""What the tests share: fleets of this machine, and workers as processes with a time limit."""
+"""Shared fixtures: fleets on this machine, and workers as processes with a time limit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent
 
-# Before torch is imported, here and in the workers: many workers share few cores.
+# Set before torch is imported, here and in the workers: many workers share few cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
-# A shell starts what is in the background with Ctrl-C ignored, and tests press it.
+# A shell ignores Ctrl-C in background processes, but tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Nothing is fetched by a test.
+# Tests download nothing.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # An extension that was built into the source tree goes before an installed wheel, and with it the program of the same build;
@@ -40,7 +40,7 @@ import paraft  # noqa: E402
 
 
 class Worker:
-    """A worker of a job, as a process. What it says goes to files, so that nobody need read it for it to go on."""
+    """A worker of a job, as a process. Its output goes to files, so that a full pipe never blocks it."""
 
     def __init__(self, command: Sequence[str], rank: int, env: Mapping[str, str], folder: Path) -> None:
         self.rank = rank
@@ -51,12 +51,12 @@ class Worker:
 
     @property
     def out(self) -> str:
-        """Its standard output until now."""
+        """Its standard output so far."""
         return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        """Its standard error until now."""
+        """Its standard error so far."""
         return self._err.read_text(errors="replace")
 
     @property
@@ -68,11 +68,11 @@ class Worker:
         return json.loads(lines[-1])
 
     def said(self) -> str:
-        """Both outputs' ends, for a failure's text."""
+        """The ends of both outputs, for failure messages."""
         return f"--- worker {self.rank}, exit code {self.process.poll()}\n{self.out[-2000:]}\n{self.err[-4000:]}"
 
     def wait_for(self, text: str, timeout: float = 120.0) -> None:
-        """Until it has said this on its standard output."""
+        """Waits until its standard output has this text."""
         until = time.monotonic() + timeout
         while text not in self.out:
             if self.process.poll() is not None or time.monotonic() > until:
@@ -80,7 +80,7 @@ class Worker:
             time.sleep(0.02)
 
     def wait(self, timeout: float = 180.0) -> int:
-        """Its exit code; it fails the test if it does not end in time."""
+        """Waits for its exit code; fails the test if it does not end in time."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ class Worker:
             pytest.fail(f"worker {self.rank} did not end in {timeout:g} s\n{self.said()}")
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Ends it like a crash."""
         self.process.kill()
         self.process.wait()
 
@@ -97,7 +97,7 @@ class Workers(list[Worker]):
     """The workers of a job, by rank."""
 
     def wait(self, timeout: float = 180.0) -> Workers:
-        """Until all have ended well, all within ``timeout`` seconds."""
+        """Waits until all have succeeded, all within ``timeout`` seconds."""
         until = time.monotonic() + timeout
         while any(w.process.poll() is None for w in self):
             failed = any(w.process.poll() for w in self)
@@ -113,18 +113,18 @@ class Workers(list[Worker]):
         return self
 
     def kill(self) -> None:
-        """Ends those that still run."""
+        """Ends the workers that still run."""
         for worker in self:
             worker.kill()
 
     @property
     def values(self) -> list[Any]:
-        """What each one's function returned."""
+        """The return values of the workers' functions."""
         return [w.value for w in self]
 
 
 def import_path() -> str:
-    """Where a process of a test finds the package and the tests' files."""
+    """Where a test's process finds the package and the test files."""
     found = [str(TESTS), *([str(PACKAGE)] if IN_TREE else []), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, found))
 

@@ -73,7 +73,7 @@ def apart(a: nn.Module, b: nn.Module) -> float:
 
 
 def same_state(ours: dict[str, Any], theirs: dict[str, Any], within: float) -> None:
-    """Of an optimizer, but for parameters that nobody trains."""
+    """The state of an optimizer, except of untrained parameters."""
     theirs = {**theirs, "state": {i: s for i, s in theirs["state"].items() if i not in FROZEN or i in ours["state"]}}
     assert ours["state"].keys() == theirs["state"].keys()
     for i, entry in theirs["state"].items():
@@ -81,7 +81,7 @@ def same_state(ours: dict[str, Any], theirs: dict[str, Any], within: float) -> N
         for key, value in entry.items():
             got = ours["state"][i][key]
             assert got.shape == value.shape and got.dtype == value.dtype, key
-            small = 0.0 if key == "mu_product" else within  # it soon is next to nothing
+            small = 0.0 if key == "mu_product" else within  # it soon becomes almost zero
             assert torch.allclose(got, value, atol=small, rtol=1e-3), (i, key, float((got - value).abs().max()))
     assert ours["param_groups"] == theirs["param_groups"]
 
@@ -140,7 +140,7 @@ def test_the_servers_go_on_with_the_state_of_an_optimizer(name: str, fleet: Any)
 
 
 def saves(out: str, mode: str) -> list[str]:
-    """Worker 1 saves alone, then both do, the first while the other is late."""
+    """Worker 1 saves alone, then both do; the first saves while the other is late."""
     run = paraft.init(mode=mode, settings={"checkpoint.dir": out})
     m = models.model("conv", seed=run.rank)
     o = models.optimizer("adam", m)
@@ -175,7 +175,7 @@ def test_any_worker_saves_and_all_may(mode: str, start_fleet: Any, run_workers: 
 
 
 def saved(fleet: Any, folder: Path, steps: tuple[int, ...] = (K,), name: str = "adam", **options: Any) -> tuple[nn.Module, Any]:
-    """A run that has saved at these steps and ended."""
+    """A finished run that has saved at these steps."""
     run = paraft.init(fleet, settings={"checkpoint.dir": str(folder)})
     m, o = script(name)
     run.prepare(m, o, **options)
@@ -213,7 +213,7 @@ def test_what_is_not_whole_is_refused(fleet: Any, tmp_path: Path, caplog: Any) -
         paraft.torch.load_checkpoint(tmp_path / "none")
 
 
-def test_a_run_resumes_and_another_model_is_refused_with_the_difference(start_fleet: Any, tmp_path: Path) -> None:
+def test_run_resumes_and_other_model_is_refused_with_difference(start_fleet: Any, tmp_path: Path) -> None:
     saved(start_fleet(1), tmp_path)
     wrong = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 11))
     with pytest.raises(paraft.DataError, match=r"`0.bias` .* is not in|`2.weight` \[11, 16\] is not in it"):
@@ -280,7 +280,7 @@ def test_rates_are_those_of_the_script(fleet: Any, tmp_path: Path) -> None:
     run.finish()
 
 
-def test_a_checkpoint_of_other_workers_has_the_order_of_its_tensors(fleet: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_other_workers_has_its_tensor_order(fleet: Any, tmp_path: Path) -> None:
     _, o = saved(fleet, tmp_path)
     path = tmp_path / f"step-{K:010}" / "checkpoint.json"
     told = paraft.torch.load_checkpoint(tmp_path)["optimizer"]
@@ -389,7 +389,7 @@ def test_a_server_that_dies_is_a_pause(start_fleet: Any, tmp_path: Path) -> None
 
 
 def grouped(out: str) -> list[str]:
-    """A rank of one worker of two: the first saves, the other is told to leave it to that."""
+    """A rank of one worker of two: the first saves, the other is refused."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")

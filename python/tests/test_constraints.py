@@ -165,7 +165,7 @@ def test_constraints_are_in_checkpoints(start_fleet: Any, tmp_path: Any) -> None
     weight = saved["model"]["0.weight"]
     assert torch.allclose(weight.norm(dim=1), torch.ones(len(weight)), atol=1e-6)
     assert {float(s["step"]) for s in saved["optimizer"]["state"].values()} == {3.0}
-    # A run goes on from it, also without bounds.
+    # A run resumes from it, also without bounds.
     for constraints in (held, {}):
         again = models.model("mlp", seed=1)
         run = paraft.init(start_fleet(1), resume=path)

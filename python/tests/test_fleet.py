@@ -1,5 +1,5 @@
-"""Workers among others: the mode is switched while they train, some are Rust's, servers and workers are killed, and every push counts
-once."""
+"""Workers in a fleet: the mode is switched during training, some workers are Rust's, servers and workers are killed,
+and every push counts once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch import nn  # noqa: E402
 
 
 def ask(fleet: paraft.Fleet, *command: str) -> str:
-    """A command of the program's about this fleet; what it says."""
+    """Runs a command of the program on this fleet; returns its output."""
     done = subprocess.run([program(), *command, "--servers", ",".join(fleet.servers)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def switched(out: str, flag: str) -> list[str]:
-    """Trains until the flag is there; the modes that it has seen, in order."""
+    """Trains until the flag exists; returns the modes that it has seen, in order."""
     run = paraft.init(name="switched")
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -180,13 +180,13 @@ def counted(out: str, mode: str, steps: int) -> int:
 
 
 def made(worker: Any) -> int:
-    """How many steps it has said that it made."""
+    """The number of steps in its output."""
     lines = [line for line in worker.out.splitlines() if line.startswith("made ") and line[5:].isdigit()]
     return int(lines[-1][5:]) if lines else 0
 
 
 def restart(fleet: paraft.Fleet, i: int) -> None:
-    """Starts a killed server again, at its address and with its folder."""
+    """Restarts a killed server at its address with its folder."""
     command = list(fleet._processes[i].args)  # type: ignore[arg-type, call-overload]
     command[command.index("--listen") + 1] = fleet.servers[i]
     for pipe in (fleet._processes[i].stdin, fleet._processes[i].stdout):
@@ -200,7 +200,7 @@ def restart(fleet: paraft.Fleet, i: int) -> None:
 
 
 def goes_on(worker: Any, steps: int = 20) -> None:
-    """Until it has made so many steps more."""
+    """Waits until it has made this many more steps."""
     before, until = made(worker), time.monotonic() + 60
     while made(worker) < before + steps:
         assert worker.process.poll() is None and time.monotonic() < until, worker.said()
@@ -227,7 +227,7 @@ def test_every_push_counts_once_while_each_server_is_killed(mode: str, start_fle
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
-def test_every_push_counts_once_when_a_worker_and_a_server_are_killed(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
+def test_every_push_counts_once_when_worker_and_server_die(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
     fleet = start_fleet(3)
     workers = start_workers(fleet, counted, 2, str(tmp_path), mode, 0)
     for w in workers:

@@ -38,7 +38,7 @@ def inside(how: str, m: nn.Module, group: Any) -> nn.Module:
 
 
 def whole(m: nn.Module) -> dict[str, Any]:
-    """The weights of a model that may be sharded, whole, on each rank."""
+    """The whole weights of a possibly sharded model, on each rank."""
     return get_model_state_dict(m, options=StateDictOptions(full_state_dict=True))
 
 
@@ -102,7 +102,7 @@ def test_two_groups_of_two_are_four_ranks_of_ddp(
         assert max(float((ours[k] - ddp[k]).abs().max()) for k in ddp) <= within * largest, f"rank {rank}"
     assert [s["first"] for s in said] == [True, False, False, False]
     assert all(s["step"] == STEPS and s["mode"] == "bsp" for s in said)
-    # The servers saw two workers' bytes, and not four's: what a rank says is its worker's.
+    # The servers saw two workers' bytes, not four: all ranks report their worker's.
     assert said[0]["pushed"] == said[1]["pushed"] > 0
 
 
@@ -126,7 +126,7 @@ def local_steps(out: str, servers: list[str], how: str, size: int, every: int, f
 
 
 @pytest.mark.parametrize(("how", "fragments"), [("ddp", 1), ("ddp", 2), ("fsdp", 1)])
-def test_local_steps_of_a_group_are_those_of_a_worker_with_all_its_data(
+def test_local_steps_of_group_equal_one_worker_with_all_data(
     start_fleet: Callable[..., paraft.Fleet], run_workers: Callable[..., Any], tmp_path: Path, how: str, fragments: int
 ) -> None:
     for size in (1, 2):
@@ -167,12 +167,12 @@ def test_leased_data_of_groups_is_trained_by_one_rank_each(fleet: paraft.Fleet, 
     said = run_workers(fleet, leased, 4, fleet.servers, 96).values
     for epoch in range(2):
         assert sorted(sample for seen in said for sample in seen[epoch]) == list(range(96))
-    # Ranks of a worker go together.
+    # Ranks of a worker stay together.
     assert len(said[0][0]) == len(said[1][0]) and len(said[2][1]) == len(said[3][1])
 
 
 def loses_its_servers(out: str, servers: list[str]) -> str:
-    """A rank of one worker, whose servers go away in the middle."""
+    """A rank of one worker that loses its servers during training."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     settings = {"cluster.timeout_ms": 2_000}
@@ -252,7 +252,7 @@ def test_clipping_in_a_group_is_said(how: str, scales: bool, fleet: paraft.Fleet
 
 
 def refused(servers: list[str]) -> list[str]:
-    """What is said of groups that can't be."""
+    """The errors of invalid groups."""
     dist.init_process_group("gloo")
     m = models.model("mlp")
     o = models.optimizer("sgd", m)

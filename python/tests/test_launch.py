@@ -199,7 +199,7 @@ def test_torchrun_itself_starts_one_fleet(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     env = {**os.environ, "PYTHONPATH": conftest.import_path(), "PARAFT_INSECURE": "1"}
     command += [sys.executable, "-m", "paraft.launch", str(script)]
-    # The port after torchrun's own may be somebody's.
+    # The port after torchrun's own may be in use.
     for _ in range(3):
         ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
         if "Address already in use" not in ended.stderr:
@@ -258,7 +258,7 @@ def test_a_task_that_is_killed_comes_back_to_the_others(tmp_path: Path) -> None:
     assert all("finished" in out for _, out, _ in ended)
 
 
-def test_tasks_that_cannot_be_one_fleet_are_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_impossible_fleet_of_tasks_is_refused_with_numbers(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('trains')\n")
     by = conftest._free_port()

@@ -1,4 +1,4 @@
-"""What happens to a training process: signals, forks, lost servers and workers, misuse, its end."""
+"""A training process's life: signals, forks, lost servers and workers, misuse, its end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_wait_for_workers_that_do_not_come(start_fleet: Any) -> 
 
 
 def interrupted(out: str, again: bool) -> int:
-    """Worker 0 of two is interrupted while it waits for worker 1, and goes on."""
+    """Worker 0 of two is interrupted while it waits for worker 1, and continues."""
     run = paraft.init()
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -191,7 +191,7 @@ def test_a_loop_goes_on_when_a_server_is_killed(start_fleet: Any) -> None:
             its.zero_grad()
     assert run.step == 60
     run.finish()
-    # Exactly once: what was lost or applied twice would show.
+    # Exactly once: a lost or repeated push would show.
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(m.parameters(), plain.parameters()))
 
 
@@ -213,7 +213,7 @@ def test_a_fleet_without_its_majority_is_unavailable(start_fleet: Any) -> None:
 
 
 def comes_back(flag: str, mark: bool) -> int:
-    """Trains on from where the servers say that it is, until the mark is there; the second of worker 1's processes makes it."""
+    """Trains on from the servers' step until the mark exists; the second of worker 1's processes creates it."""
     run = paraft.init(mode="asp")
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -296,7 +296,7 @@ def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -
 
 
 def misuses(out: str, there: list[str]) -> list[str]:
-    """Worker 1 of two does wrong what can be done wrong, one thing before each of its steps, and comes upon its errors; worker 0 trains."""
+    """Worker 1 of two makes one mistake before each of its steps, and receives the errors; worker 0 trains."""
     run = paraft.init()
     m = models.model("mlp")
     o = models.optimizer("sgd", m)
@@ -428,7 +428,7 @@ def test_sparse_gradients_are_refused(fleet: Any) -> None:
     run.close()
 
 
-def test_a_gradient_that_is_not_finite_is_said_and_the_run_goes_on(fleet: Any) -> None:
+def test_non_finite_gradient_is_reported_and_run_continues(fleet: Any) -> None:
     run, m, o = new(fleet)
     one_step(m, o)
     before = [p.detach().clone() for p in m.parameters()]
@@ -452,7 +452,7 @@ def test_log_lines_come_through_logging(start_fleet: Any, caplog: Any) -> None:
     assert any("connected" in r.getMessage() for r in caplog.records)
 
 
-def test_another_job_on_the_same_servers_is_refused_with_the_difference(fleet: Any) -> None:
+def test_other_job_on_same_servers_is_refused_with_difference(fleet: Any) -> None:
     run, m, o = new(fleet)
     one_step(m, o)
     other = paraft.init(fleet)

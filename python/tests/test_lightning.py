@@ -135,7 +135,7 @@ def test_checkpoints_of_lightning_resume(start_fleet, tmp_path, caplog):
     assert "before run.finish()" in caplog.text, "what was saved after the fit has no moments"
 
 
-def test_the_optimizers_state_goes_into_a_checkpoint_of_lightning_and_out_of_it(start_fleet, tmp_path):
+def test_optimizer_state_survives_a_lightning_checkpoint(start_fleet, tmp_path):
     files = []
     for at, strategy in (("plain", "auto"), ("ours", ParaftStrategy(paraft.init(start_fleet(1))))):
         saves = pl.callbacks.ModelCheckpoint(tmp_path / at, save_last=True)

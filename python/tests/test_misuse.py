@@ -1,4 +1,4 @@
-"""What scripts do that cannot be as they mean it: an error or a word in the log, never another result in silence."""
+"""Invalid uses: an error or a log line, never a silently different result."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_job_that_has_begun_is_gone_on_with_and_says_so(fleet: paraft.Fleet, c
     run.finish()
 
 
-def test_a_second_thread_that_trains_is_told_and_the_first_goes_on(fleet: paraft.Fleet) -> None:
+def test_second_training_thread_is_refused_and_first_continues(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)
     errors: list[BaseException] = []
@@ -210,7 +210,7 @@ def test_a_scaler_that_skips_a_workers_own_step_shifts_no_round(
 ) -> None:
     ours, theirs = run_workers(fleet, scales, 2, fleet.servers, 1, timeout=60).values
     assert ours == theirs
-    # By hand: the mean of how far both went, one of them nowhere in one step.
+    # By hand: the mean of both workers' changes, one of which is zero in one step.
     m = models.model("mlp")
     batches = list(zip(models.batches("mlp", 0, 6), models.batches("mlp", 1, 6)))
     for i, of_both in enumerate(batches):

@@ -166,11 +166,11 @@ def test_it_goes_on_with_another_servers_page(train: Any) -> None:
         jobs = watch._seen.jobs
         return jobs[0].step if jobs else 0
 
-    # What it tells first may be from before the job began: nobody has looked at it yet.
+    # Its first values may be from before the job's start, because nothing had read them yet.
     wait("another's page", lambda: "live, from" in watch.text and first not in watch.text and step())
     before = step()
     wait("training goes on", lambda: step() > before)
-    # The whole fleet dies, and nothing is made up of it.
+    # The whole fleet dies; the display shows no invented values.
     training.process.kill()
     wait("its end is shown", lambda: "does not answer" in watch.text)
     assert Reader(watch.html).said.count("does not answer") == 1
@@ -183,7 +183,7 @@ def test_a_folder_is_followed_from_before_its_record_begins(train: Any, tmp_path
     watch = paraft.notebook.watch(tmp_path / "run")
     wait("it waits", lambda: "has no metrics.jsonl yet" in watch.text)
     training = train("train.epochs=20")
-    # It may have ended by the next look.
+    # It may have ended by the next read.
     wait("it trains", lambda: "running" in watch.text or "finished" in watch.text)
     assert watch.wait(60), watch.text
     record = [json.loads(line) for line in (training.run / "metrics.jsonl").read_text().splitlines()]
@@ -196,7 +196,7 @@ def test_a_folder_is_followed_from_before_its_record_begins(train: Any, tmp_path
     curve = watch._seen.jobs[0].curve
     assert [y for _, y in curve("accuracy")] == [e["accuracy"] for e in evaluated.values()]
     assert all(b >= a for (a, _), (b, _) in zip(curve("loss"), curve("loss")[1:]))
-    # What has ended can be looked at too.
+    # A finished run can be displayed too.
     again = paraft.notebook.watch(str(tmp_path / "run"))
     assert again.wait(30) and again.text == watch.text
 

@@ -127,7 +127,7 @@ def test_trials_are_jobs_of_a_fleet_and_leave_nothing_there(job: Path, standing:
         assert widths == json.loads(trial.params["model.hidden"])
 
 
-def test_a_study_goes_on_with_a_function_on_servers_of_its_own_and_minimizes_the_loss(job: Path) -> None:
+def test_study_continues_with_function_on_own_servers(job: Path) -> None:
     s = study(direction="minimize")
 
     def suggest(trial: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_a_killed_trial_is_tried_three_times(job: Path, standing: paraft.Fleet, 
         return False
 
     s = study(pruner=Pruner(kill))
-    # Of another try the first epochs are reported already: the pruner hears of later ones.
+    # Another attempt has reported the first epochs: the pruner receives only later ones.
     epochs = {"train.epochs": 400}
     paraft.sweep.optimize(s, job, lambda trial: epochs, n_trials=1, fleet=standing)
     (trial,) = s.trials
@@ -197,7 +197,7 @@ def test_a_killed_trial_is_tried_three_times(job: Path, standing: paraft.Fleet, 
     assert jobs(standing) == []
 
 
-def test_trials_at_the_same_time_have_cores_of_their_own_unless_it_is_said(job: Path, standing: paraft.Fleet) -> None:
+def test_parallel_trials_have_own_cores_unless_set(job: Path, standing: paraft.Fleet) -> None:
     cores = len(os.sched_getaffinity(0))
     with pytest.raises(paraft.ConfigError, match=f"parallel={cores + 1}.*share_cores=True"):
         paraft.sweep.optimize(study(), job, "space.toml", n_trials=2, fleet=standing, parallel=cores + 1)
@@ -245,7 +245,7 @@ except KeyboardInterrupt:
         assert said.split() == ["FAIL"]
         assert jobs(standing) == []
     else:
-        assert jobs(standing) == ["digits-trial-0"]  # nobody was left to delete it
+        assert jobs(standing) == ["digits-trial-0"]  # no process was left to delete it
         subprocess.run([program(), "delete", "digits-trial-0", "--of", ",".join(standing.servers)], env=env, check=True)
 
 

@@ -140,7 +140,7 @@ def test_any_optimizer_runs_on_a_worker(kind: Any, fleet: Any) -> None:
     same(m, plain, 1e-5)
 
 
-def test_local_steps_are_those_of_the_inner_optimizer_until_they_are_pushed(fleet: Any) -> None:
+def test_local_steps_equal_inner_optimizer_until_pushed(fleet: Any) -> None:
     m, plain = alone(fleet, lambda p: torch.optim.NAdam(p, lr=0.01), lambda run, m, o: paraft.torch.LocalSGD(run, m, o, every=10))
     same(m, plain, 1e-5)
 
@@ -428,7 +428,7 @@ def test_a_stock_loader_takes_leased_batches(workers: int, fleet: Any, run_worke
     assert seen(tmp_path, 2) == Counter({f"{e}:{i}": 1 for e in range(2) for i in range(605)})
 
 
-def test_a_stock_loader_with_workers_of_its_own_names_the_leased_one(fleet: Any) -> None:
+def test_stock_loader_with_own_workers_names_leased_loader(fleet: Any) -> None:
     run = paraft.init(fleet)
     m = models.model("mlp")
     o = models.optimizer("sgd", m)

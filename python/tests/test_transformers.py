@@ -111,7 +111,7 @@ def test_one_worker_trains_as_the_plain_trainer(fleet, tmp_path, how):
     assert ours.model.lm_head.weight is ours.model.transformer.wte.weight
 
 
-def test_the_trainers_checkpoints_hold_the_servers_state_and_resume(start_fleet, tmp_path):
+def test_trainer_checkpoints_hold_server_state_and_resume(start_fleet, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 8, "lr_scheduler_type": "linear"}
     run = paraft.init(start_fleet(1))
     whole = paraft.transformers.prepare(run, trainer(tmp_path, **saving))

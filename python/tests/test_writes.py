@@ -1,4 +1,4 @@
-"""What a script writes to weights and buffers itself: it counts, or an error says that it doesn't."""
+"""A script's own writes to weights and buffers: they count, or an error says that they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! Checkpoints of a job that is training: when one is due, and the thread that writes it.
+//! Checkpoints during training: when one is due, and the thread that writes it.
 //!
 //! ```text
 //!  training thread                          paraft-checkpoint thread
@@ -7,14 +7,14 @@
 //!  lines of the record ◀──────────events──────────
 //! ```
 //!
-//! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
-//! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
-//! Which checkpoints there are is told to the control group by a third thread (`tell`).
+//! The training thread waits only before its last step, whose checkpoint is always made. The thread writes one
+//! checkpoint at a time; one more waits on the servers. Any further due checkpoint is skipped and the record says
+//! so. A third thread (`control_notifier`) reports the checkpoints to the control group.
 
 mod author;
-mod desk;
+mod checkpoint_thread;
+mod control_notifier;
 mod save;
-mod tell;
 
 use crate::{
     Job, WorkerError,
@@ -23,12 +23,13 @@ use crate::{
     worker::Plan,
 };
 pub(crate) use author::Author;
-use desk::{Desk, Order};
+use checkpoint_thread::{CheckpointThread, Order};
+use control_notifier::ControlNotifier;
 use paraft_checkpoint::{Folder, State};
 use paraft_client::Pulled;
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, event};
-use paraft_trainer::Due;
+use paraft_trainer::CheckpointSteps;
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -38,15 +39,14 @@ use std::{
     },
     thread,
 };
-use tell::Teller;
 
-/// Where the checkpoints of a job go: `checkpoint.dir`, else a folder in the run's.
+/// The folder of a job's checkpoints: `checkpoint.dir`, or a folder within the run's.
 pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
     let own = job.checkpoint.as_ref().and_then(|c| c.dir.as_ref());
     own.map(|d| job.base_dir.join(d)).or_else(|| run_dir.map(|d| d.join("checkpoints")))
 }
 
-/// Whether the job's checkpoints, if it makes any, can be written. Makes their folder.
+/// Creates the checkpoints' folder, and fails if the job's checkpoints cannot be written there.
 pub fn try_out(job: &Job, run_dir: Option<&Path>) -> Result<(), WorkerError> {
     match &job.checkpoint {
         None => Ok(()),
@@ -63,27 +63,27 @@ pub(crate) fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Worker
     })
 }
 
-/// The steps at which a job's checkpoints are due.
-pub fn due(config: &CheckpointConfig, plan: &Plan) -> Due {
-    Due::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
+/// The steps with checkpoints of a job.
+pub fn due(config: &CheckpointConfig, plan: &Plan) -> CheckpointSteps {
+    CheckpointSteps::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
 }
 
-/// The training thread's side.
+/// The training thread's handle.
 pub struct Checkpoints {
-    due: Due,
+    due: CheckpointSteps,
     worker: WorkerId,
     orders: Option<mpsc::Sender<Order>>,
     events: mpsc::Receiver<event::Checkpoint>,
-    /// To be written.
+    /// Number of checkpoints that wait to be written.
     waiting: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
     skipped: Vec<event::Checkpoint>,
-    /// Those that the loop has said last, of each group; none: the job's schedule.
+    /// The learning rates that the loop set last, per group. Empty: the job's schedule.
     pub rates: Vec<f64>,
 }
 
 impl Checkpoints {
-    /// Starts the thread, if the job wants checkpoints.
+    /// Starts the thread, if the job makes checkpoints.
     pub(crate) fn start(
         job: &Job,
         run_dir: Option<&Path>,
@@ -94,17 +94,17 @@ impl Checkpoints {
         Self::begin(due(config, plan), Some(place(job, run_dir)?), author).map(Some)
     }
 
-    /// `folder`: where they go, if anywhere.
-    fn begin(due: Due, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
-        let teller = Teller::start(author.servers.clone(), author.transport)
+    /// `folder`: where the checkpoints go, if anywhere.
+    fn begin(due: CheckpointSteps, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
+        let teller = ControlNotifier::start(author.servers.clone(), author.transport)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         let worker = author.worker;
         let (orders, received) = mpsc::channel();
         let (tell, events) = mpsc::channel();
         let waiting = Arc::new(AtomicU64::new(0));
         let done = waiting.clone();
-        let desk = Desk { author, folder: folder.map(Folder::new), teller };
-        let work = move || desk.work(&received, &tell, &done);
+        let checkpoint_thread = CheckpointThread { author, folder: folder.map(Folder::new), teller };
+        let work = move || checkpoint_thread.work(&received, &tell, &done);
         let thread = thread::Builder::new()
             .name("paraft-checkpoint".into())
             .spawn(work)
@@ -121,7 +121,7 @@ impl Checkpoints {
         })
     }
 
-    /// Leased sampler: so many epochs are over at `step`.
+    /// Leased sampler: reports that this many epochs are over at `step`.
     pub fn epochs(&self, step: Step, epochs: u64) {
         self.send(Order::Epochs(step, epochs));
     }
@@ -131,7 +131,7 @@ impl Checkpoints {
         self.due.at(step)
     }
 
-    /// What a pull at which one was due says. Returns at once.
+    /// Handles the answer to a pull with a checkpoint. Returns at once.
     pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
         if pulled.checkpoint {
             self.waiting.fetch_add(1, SeqCst);
@@ -143,8 +143,8 @@ impl Checkpoints {
         }
     }
 
-    /// A checkpoint is due at `step`, of what the ranks keep themselves: `state` copies it, if there is room. Returns at once, but
-    /// at the job's last step, whose checkpoint is always made.
+    /// A checkpoint of the ranks' own state is due at `step`. `state` copies that state, if a checkpoint can be
+    /// queued. Returns at once, except at the job's last step, whose checkpoint is always made.
     pub fn own(
         &mut self,
         step: Step,
@@ -174,40 +174,40 @@ impl Checkpoints {
         });
     }
 
-    /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
-    /// may be on its way.
+    /// At the job's last step, waits for queued checkpoints: no other checkpoint may be in progress while the last
+    /// step is cut.
     pub fn clear_the_way(&self, step: Step) {
         if self.due.is_last(step) {
             self.wait();
         }
     }
 
-    /// Waits for what is being written.
+    /// Waits until all queued checkpoints are written.
     pub fn wait(&self) {
         let (tell, told) = mpsc::channel();
         self.send(Order::Tell(tell));
         let _ = told.recv();
     }
 
-    /// The held-out loss at `step` is known.
+    /// Reports the held-out loss at `step`.
     pub fn loss(&self, step: Step, loss: f64) {
         self.send(Order::Loss(step, loss));
     }
 
     fn send(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            let _ = orders.send(order); // its thread ends only with us
+            let _ = orders.send(order); // the thread outlives this handle
         }
     }
 
-    /// What has happened since the last call.
+    /// The events since the last call.
     pub fn events(&mut self) -> Vec<event::Checkpoint> {
         let mut events = std::mem::take(&mut self.skipped);
         events.extend(self.events.try_iter());
         events
     }
 
-    /// Waits for what is being written; gives what has happened.
+    /// Waits until all queued checkpoints are written; returns the events.
     pub fn finish(&mut self) -> Vec<event::Checkpoint> {
         self.orders = None;
         if let Some(t) = self.thread.take() {
@@ -217,7 +217,7 @@ impl Checkpoints {
     }
 }
 
-/// Writes what has been done into the record; `wait`s for all of it at the end.
+/// Writes the events into the record. `wait`: first waits for all of them.
 pub(crate) fn note(
     checkpoints: &mut Option<Checkpoints>,
     recorder: &mut Recorder,

@@ -99,10 +99,9 @@ pub struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// From now on this process comes by connections as they say.
+    /// Applies the flags to this process's later connections.
     ///
-    /// # Errors
-    /// The certificates will not do.
+    /// # Errors The certificates are unusable.
     pub fn take(&self, shows: As) -> Result<(), String> {
         let access = Access::of(self.certs.as_deref(), self.insecure, shows);
         access.map_err(|e| format!("--certs: {e}")).map(Access::set)
@@ -118,7 +117,7 @@ struct Cli {
     args: WorkerArgs,
 }
 
-/// The flags of a worker, which have been taken in where they are the process's.
+/// A worker's flags. Applies those that concern the whole process.
 fn flags() -> WorkerArgs {
     let Cli { access, args } = Cli::parse();
     if let Err(e) = access.take(As::Worker) {
@@ -128,17 +127,17 @@ fn flags() -> WorkerArgs {
     args
 }
 
-/// A model and its data, made from the job and its folder. In the job that it gets, `train.device` is `cpu` or a certain GPU.
+/// Creates a model and its data from the job and its folder. In this job `train.device` is `cpu` or a specific GPU.
 pub type Factory = fn(&Job) -> Result<(Box<dyn Model>, Split), WorkerError>;
 
-/// `main` of a worker binary with a model of its own: reads the flags, trains, ends the process with the exit
-/// code of docs/configuration.md.
+/// `main` of a worker binary with its own model: reads the flags, trains, and exits with a code of
+/// docs/configuration.md.
 pub fn main(factory: Factory) -> ! {
     let code = train(&flags(), factory);
     std::process::exit(code)
 }
 
-/// `main` of a worker binary with a training loop of its own ([`Run`](crate::Run)): likewise.
+/// `main` of a worker binary with its own training loop ([`Run`](crate::Run)), likewise.
 ///
 /// ```no_run
 /// # use paraft_worker::{Job, Run, Setup, WorkerError, WorkerOptions, cli};
@@ -174,7 +173,7 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     })
 }
 
-/// On standard error, which may be a full disk: the exit code says it all the same.
+/// Prints to standard error, ignoring a full disk: the exit code reports the error too.
 fn say(error: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "error: {error}");
 }
@@ -212,7 +211,7 @@ fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Res
     }
 }
 
-/// The job and the place in it that the flags name; or why not, and the exit code.
+/// The job and the worker's options from the flags, or an error message and exit code.
 fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, WorkerOptions), (String, i32)> {
     let set = with_group_size(&args.set, args.group_size);
     let job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
@@ -222,7 +221,7 @@ fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, Worker
         let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
         return Err((why.into(), exit::USAGE));
     }
-    // Before the checkpoints' folder, which may lie in it: what is wrong with it is told by its own name.
+    // First the run folder: the checkpoint folder may lie in it, and an error should name the right folder.
     args.run_dir.as_deref().map_or(Ok(()), make_folder).map_err(|e| (e.to_string(), exit::IO))?;
     checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(|e| (e.to_string(), e.exit_code()))?;
     let options = WorkerOptions {
@@ -245,13 +244,13 @@ fn slow_factor(text: &str) -> Result<f64, String> {
     if (1.0..=1000.0).contains(&factor) { Ok(factor) } else { Err("use 1 to 1000".into()) }
 }
 
-/// `--group-size` as the assignment that it is.
+/// `--group-size` as an assignment to the job's key.
 pub fn with_group_size(set: &[String], group_size: Option<u32>) -> Vec<String> {
     let more = group_size.map(|n| format!("train.group_size={n}"));
     set.iter().cloned().chain(more).collect()
 }
 
-/// The checkpoint that `--resume` means.
+/// The checkpoint that `--resume` selects.
 fn resume(args: &WorkerArgs, job: &Job) -> Result<Option<PathBuf>, (String, i32)> {
     let Some(path) = &args.resume else { return Ok(None) };
     if path.as_os_str() != "latest" {
@@ -261,14 +260,14 @@ fn resume(args: &WorkerArgs, job: &Job) -> Result<Option<PathBuf>, (String, i32)
     checkpoints::folder(job, args.run_dir.as_deref()).map(Some).ok_or((why.into(), exit::USAGE))
 }
 
-/// The job's built-in model and data, on one thread of the CPU whatever the job says: to look at it, or to compare with.
+/// The job's built-in model and data, on one CPU thread whatever the job says: for inspection or comparison.
 pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let mut job = job.clone();
     (job.train.device, job.train.threads) = (DeviceConfig::Cpu, 1);
     on_device(&job)
 }
 
-/// What names the job's data, if it has any: workers whose own loops train on the same are workers of the same job.
+/// The name of the job's data, if any. Workers with their own loops on the same data belong to the same job.
 pub fn data_name(job: &Job) -> Result<Option<String>, WorkerError> {
     let Some(config) = &job.data else { return Ok(None) };
     Ok(Some(config.load(&job.base_dir)?.digest()?.to_string()))
@@ -295,23 +294,23 @@ pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     Ok((model, data))
 }
 
-/// How much of a job's weights a GPU has where a process has some layers at a time.
+/// How much of a job's weights stays on the GPU when a process holds some layers at a time.
 fn keep(job: &Job, layers: &[Layer]) -> Keep {
     match job.memory.resident {
         Some(resident) => {
             let values = |l: &Layer| l.params.iter().map(ExactSizeIterator::len).sum();
             Keep::Values(resident.values(layers.iter().map(values).max().unwrap_or_default()))
         }
-        // Those that a minibatch under way began at, too.
+        // Includes the editions at which minibatches in progress started.
         None => Keep::Editions(if job.parallel.schedule.goes_on() { 2 } else { 1 }),
     }
 }
 
-/// A signalled worker has so long for its step and for telling the shards that it leaves. Launchers wait longer.
-const SIGNAL_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+/// How long a signalled worker may take to finish its step and leave the shards. Launchers wait longer.
+const SIGNAL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// A first signal ends the run at the next step, or where it waits for others; a second one at once, and so does a step
-/// that takes too long.
+/// The first signal ends the run at the next step, or during a wait. A second signal ends it at once, as does a
+/// step that takes too long.
 fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
     let watch = move || {
         let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -319,7 +318,7 @@ fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
             let number = paraft_host::lifeline::terminated().await;
             signal.store(number, Relaxed);
             interrupt.store(true, Relaxed);
-            let soon = tokio::time::sleep(SIGNAL_PATIENCE);
+            let soon = tokio::time::sleep(SIGNAL_TIMEOUT);
             tokio::select! { _ = paraft_host::lifeline::terminated() => {}, () = soon => {} }
             std::process::exit(128 + number);
         });

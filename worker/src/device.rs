@@ -1,4 +1,4 @@
-//! On what a worker computes: what `train.device` and `train.precision` of the job ask for, and what this machine has.
+//! Selects the worker's device from `train.device`, `train.precision` and this machine's hardware.
 
 use paraft_compute::cuda::{
     self, CudaOptions,
@@ -7,7 +7,7 @@ use paraft_compute::cuda::{
 pub use paraft_job::DeviceConfig;
 use paraft_models::Precision;
 
-/// The worker's turn on its host: what the launcher, torchrun or Slurm says, else the rank.
+/// The worker's local rank on its host, from the launcher, torchrun or Slurm; otherwise its rank.
 fn turn(rank: u32) -> u32 {
     ["PARAFT_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"]
         .iter()
@@ -15,7 +15,7 @@ fn turn(rank: u32) -> u32 {
         .unwrap_or(rank)
 }
 
-/// The same, for a rank of a group of so many: its GPU is none without NCCL.
+/// Likewise for a rank of a group of this size. Without NCCL such a rank uses no GPU.
 pub fn choose_for(
     device: DeviceConfig,
     precision: Precision,
@@ -35,7 +35,7 @@ pub fn choose_for(
     }
 }
 
-/// What the worker of that rank computes on; `None` is the CPU. An error where a GPU was asked for and is not there.
+/// The device of the worker with this rank; `None` is the CPU. Fails if the job requires a GPU and there is none.
 pub fn choose(device: DeviceConfig, precision: Precision, rank: u32) -> Result<Option<CudaOptions>, String> {
     let options = |ordinal| Some(CudaOptions { ordinal, precision, ..CudaOptions::default() });
     let asked = match device {

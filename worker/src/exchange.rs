@@ -1,4 +1,4 @@
-//! How gradients leave: bucket by bucket, as the backward pass reports them.
+//! Pushes gradients bucket by bucket, as the backward pass completes them.
 
 use bytes::Bytes;
 use paraft_client::Client;
@@ -9,15 +9,15 @@ use paraft_common::{
 use paraft_models::PinnedBytes;
 use paraft_trace::{Moment, Span, Stage};
 
-/// Pushes the buckets of one step, the last one first, each as soon as its gradient is complete.
+/// Pushes one step's buckets, the last one first, each as soon as its gradient is complete.
 pub(crate) struct PushParts<'a> {
     client: &'a mut Client,
     step: Step,
-    /// Buckets `next..` are on their way.
+    /// Buckets `next..` are pushed.
     next: usize,
-    /// Since when the model computes.
+    /// When the model started computing.
     since: Moment,
-    /// Values that a device has copied to the host as they are.
+    /// Unencoded values that a device has copied to the host.
     values: Vec<f32>,
 }
 
@@ -29,28 +29,28 @@ impl<'a> PushParts<'a> {
         Self { client, step, next, since: Moment::now(), values: Vec::new() }
     }
 
-    /// Buckets from `next` on were pushed before, in the same session.
+    /// Buckets from `next` on were pushed earlier in the same session.
     pub fn behind(mut self, next: usize) -> Self {
         self.next = self.next.min(next);
         self
     }
 
-    /// From here on they are on their way.
+    /// Buckets from this index on are pushed.
     pub fn next(&self) -> usize {
         self.next
     }
 
-    /// Whose pushes they are.
+    /// The client that pushes.
     pub fn client(&mut self) -> &mut Client {
         self.client
     }
 
-    /// The step begins, or begins again: what was pushed stays pushed.
+    /// The step starts or restarts: pushed buckets stay pushed.
     pub fn begin(&mut self) {
         self.since = Moment::now();
     }
 
-    /// Bucket `i` of a gradient that the model will write over.
+    /// Pushes bucket `i` of a gradient that the model will overwrite.
     pub fn values(&mut self, i: usize, gradient: &[f32]) {
         if let Some(bucket) = self.is_next(i) {
             self.client.push(bucket, self.step, gradient);
@@ -58,8 +58,8 @@ impl<'a> PushParts<'a> {
         }
     }
 
-    /// Bucket `i`, in the memory that a device has written it to: as it goes over the wire, or, where the client keeps
-    /// something of each push, as f32.
+    /// Pushes bucket `i` from the memory that a device wrote: in the wire encoding or, if the client keeps a
+    /// residual of each push, as f32.
     pub fn ready(&mut self, i: usize, payload: PinnedBytes) {
         if let Some(bucket) = self.is_next(i) {
             if self.client.device_encoding(bucket).is_some() {
@@ -73,7 +73,7 @@ impl<'a> PushParts<'a> {
         }
     }
 
-    /// Notes that the bucket's gradient is computed; `None` where it was pushed already.
+    /// Records that the bucket's gradient is computed; `None` if it was pushed before.
     fn is_next(&mut self, i: usize) -> Option<BucketId> {
         if i >= self.next {
             return None;

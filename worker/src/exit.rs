@@ -1,5 +1,5 @@
-//! Exit codes, one table for every binary (docs/configuration.md). Schedulers read them: a code either says
-//! "the same again may work" or "never again like this".
+//! Exit codes, one table for every binary (docs/configuration.md). For schedulers a code means either "a retry may
+//! succeed" or "a retry never succeeds".
 
 /// Done.
 pub const OK: i32 = 0;
@@ -13,8 +13,8 @@ pub const DATA: i32 = 65;
 pub const UNAVAILABLE: i32 = 69;
 /// A file could not be written.
 pub const IO: i32 = 74;
-/// A proof that does not count: it went through too few pushes, or too few steps to learn anything. Worth a retry on a
-/// quieter machine, or with more steps.
+/// A proof that does not count: too few pushes, or too few steps to learn anything. Worth a retry on a quieter
+/// machine, or with more steps.
 pub const DOES_NOT_COUNT: i32 = 75;
 /// Bad job file, or servers that refuse the job. Never retry.
 pub const CONFIG: i32 = 78;
@@ -23,7 +23,7 @@ pub const INTERRUPTED: i32 = 130;
 /// SIGTERM, or the launcher is gone.
 pub const TERMINATED: i32 = 143;
 
-/// Whether the same process, started again as it was, may do better: what engines are told by the code.
+/// Whether a restart of the same process may succeed, as the code tells engines.
 pub fn again(code: i32) -> bool {
     matches!(code, UNAVAILABLE | IO) || code >= 128
 }

@@ -1,18 +1,18 @@
-//! Ranks that act as one worker: who is in the group now, what its leader says to the others, and gradients and weights among
-//! them.
+//! Ranks that act as one worker: the group's members, the leader's messages, and the exchange of gradients and
+//! weights.
 //!
 //! ```text
 //!  leader    pull ─▶ weights ──────▶ step n ─▶ gradients, summed bucket by bucket ─▶ push
 //!  others            weights (hear)  step n    gradients, summed bucket by bucket
 //! ```
 //!
-//! The leader decides what is done next and says so; the others do it. When a rank is lost, everyone asks the control group who
-//! is left ([`Ranks::form`]), and the leader begins again what was broken off.
+//! The leader decides each next action and sends it; the other ranks follow. When a rank is lost, every rank asks
+//! the control group for the remaining members ([`Ranks::form`]), and the leader repeats the interrupted action.
 
 use crate::worker::WorkerError;
 use paraft_client::{
     Interrupt, Pull,
-    groups::{Heartbeats, Joined, Member, MemberOptions},
+    groups::{Heartbeats, JoinOutcome, Member, MemberOptions},
 };
 use paraft_common::{
     Share, Step,
@@ -28,32 +28,32 @@ use std::{
     time::Duration,
 };
 
-/// Ranks that were told of each other meet within this time, or not at all.
+/// The time within which assigned ranks must connect to each other.
 const RENDEZVOUS: Duration = Duration::from_secs(10);
 
-/// What the leader says.
+/// A message of the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ControlMessage {
     /// These parts of the weights follow.
     Weights(Vec<Range<usize>>),
     /// All weights and the optimizer's state follow, as of this step.
     State(Step),
-    /// The minibatch of this step.
+    /// Compute this step's minibatch.
     Step(Step),
-    /// A group of ranks that hold stages begins, or begins again, at this step.
+    /// A group of ranks with stages starts or restarts at this step.
     Meet(Step),
-    /// The weights of its stages, for each rank.
+    /// Each rank pulls the weights of its stages.
     Pull(Pull),
-    /// The final weights of all stages to the leader.
+    /// Send the final weights of all stages to the leader.
     Gather,
-    /// A share of the held-out part, for this epoch.
+    /// Evaluate a share of the held-out data for this epoch.
     Evaluate {
         /// From 1.
         epoch: u64,
-        /// The worker's, of the held-out samples.
+        /// The worker's share.
         share: Share,
     },
-    /// The group is formed anew: somebody wants to be taken in.
+    /// The group forms again to admit a rank.
     Reform,
     /// The job is done.
     Over,
@@ -67,25 +67,25 @@ const STATE: u64 = 6;
 const MEET: u64 = 7;
 const PULL: u64 = 8;
 const GATHER: u64 = 9;
-// 3 had no share.
+// The former number 3 had no share.
 const EVALUATE: u64 = 10;
 
-/// Of a pull, with its step in one word; no job has so many steps that it doesn't go.
+/// Flags of a pull, in one word with its step. No job has enough steps to overflow it.
 const BARRIER: u64 = 1;
 const LAST: u64 = 2;
 const CHECKPOINT: u64 = 4;
 
-/// A group that stands.
+/// A formed group.
 struct Bound {
-    // Before the group: its thread ends with it.
+    // Declared before the group, so that its thread ends first.
     reducer: Reducer,
-    /// What GPUs reduce with.
+    /// The GPUs' communicator.
     nccl: Option<Arc<Nccl>>,
     group: Group,
     assignment: Assignment,
-    /// The leader's.
+    /// The leader's heartbeats.
     heartbeats: Option<Heartbeats>,
-    /// Where ranks hold stages of the model.
+    /// Connections for ranks with stages of the model.
     lines: Lines,
 }
 
@@ -95,18 +95,18 @@ pub(crate) struct Ranks {
     job: String,
     listener: Listener,
     stop: Arc<dyn Interrupt>,
-    /// Values of the longest message from rank to rank, where they hold stages of the model.
+    /// Values of the longest message between ranks with stages of the model.
     longest: Option<usize>,
-    /// Of the last group.
+    /// Ranks lost in the last group.
     lost: Vec<u32>,
     bound: Option<Bound>,
 }
 
-/// What a call in a group ends with: that it broke is no fault of this rank.
-pub(crate) type Together<T = ()> = Result<T, GroupError>;
+/// The result of a call in a group. An error means that the group broke, not that this rank failed.
+pub(crate) type GroupResult<T = ()> = Result<T, GroupError>;
 
 impl Ranks {
-    /// Asks nobody yet.
+    /// Sends no request yet.
     pub fn new(
         mut options: MemberOptions,
         stop: Arc<dyn Interrupt>,
@@ -135,7 +135,7 @@ impl Ranks {
         })
     }
 
-    /// Leaves the group, if there is one, and waits for an assignment in the next. False: the job is done.
+    /// Leaves the group, if any, and waits for an assignment in the next one. Returns false if the job is done.
     pub fn form(&mut self, model: &mut dyn Model) -> Result<bool, WorkerError> {
         loop {
             if let Some(GroupError::Lost { rank, .. }) = self.broken() {
@@ -143,18 +143,18 @@ impl Ranks {
             }
             self.leave(model);
             let (assignment, place) = match self.member.join(&self.lost, &*self.stop)? {
-                Joined::Assigned(assignment, place) => (assignment, place),
-                Joined::Over => {
+                JoinOutcome::Assigned(assignment, place) => (assignment, place),
+                JoinOutcome::Over => {
                     tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
                     return Ok(false);
                 }
-                Joined::Stopped => return Err(WorkerError::Interrupted),
+                JoinOutcome::Stopped => return Err(WorkerError::Interrupted),
             };
             self.lost.clear();
             match self.bind(assignment, place, model) {
                 Ok(()) => return Ok(true),
                 Err(Ok(GroupError::Lost { rank, how })) => {
-                    tracing::warn!(rank, how, "the group is not complete; its ranks are asked for again");
+                    tracing::warn!(rank, how, "the group is incomplete; asking for its ranks again");
                     self.lost = vec![rank];
                 }
                 Err(Ok(e)) => tracing::warn!(error = %e, "the group is formed again"),
@@ -163,7 +163,7 @@ impl Ranks {
         }
     }
 
-    /// Before the next is formed, or when this rank ends.
+    /// Leaves the group, before the next is formed or when this rank ends.
     pub fn leave(&mut self, model: &mut dyn Model) {
         model.share_statistics(None);
         if let Some(bound) = self.bound.take()
@@ -174,7 +174,7 @@ impl Ranks {
                 tracing::debug!(error = %e, "the group's communicator is aborted");
                 nccl.abort();
             }
-            // The device waits for what was under way.
+            // The device waits for pending work.
             if let Some(Err(e)) = model.resident().map(|r| r.join(None)) {
                 tracing::debug!(error = %e, "the device has left its group");
             }
@@ -221,41 +221,41 @@ impl Ranks {
         Ok(())
     }
 
-    fn bound(&self) -> Together<&Bound> {
+    fn bound(&self) -> GroupResult<&Bound> {
         self.bound.as_ref().ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 
-    /// Whether this rank speaks for the group.
+    /// Whether this rank leads the group.
     pub fn leads(&self) -> bool {
         self.bound.as_ref().is_some_and(|b| b.group.leads())
     }
 
-    /// Which group this is, counted from 1; 0: none.
+    /// The group's generation, from 1; 0: none.
     pub fn generation(&self) -> u64 {
         self.bound.as_ref().map_or(0, |b| b.group.rendezvous().generation)
     }
 
-    /// Place and size.
+    /// This rank's place, and the group's size.
     pub fn place(&self) -> (usize, usize) {
         self.bound.as_ref().map_or((0, 1), |b| (b.group.rendezvous().place, b.group.size()))
     }
 
-    /// What broke the group, if something has.
+    /// The error that broke the group, if any.
     pub fn broken(&self) -> Option<GroupError> {
         self.bound.as_ref().and_then(|b| b.group.watch().broken())
     }
 
-    /// Whether there is none that stands.
+    /// Whether there is no working group now.
     pub fn breaks_now(&self) -> bool {
         self.bound.is_none() || self.broken().is_some()
     }
 
-    /// Whether it is broken, or is found to be within a moment.
+    /// Whether the group is broken, or found broken within a moment.
     pub fn breaks(&self) -> bool {
         self.bound.as_ref().is_some_and(|b| b.group.watch().breaks())
     }
 
-    /// What has broken it, if what was `seen` says that something has.
+    /// The error that broke the group, given an error that this rank has `seen`.
     pub fn reason(&self, seen: GroupError) -> GroupError {
         self.bound.as_ref().map_or(seen.clone(), |b| b.group.watch().reason(seen))
     }
@@ -268,20 +268,20 @@ impl Ranks {
         GroupError::Broken(why.into())
     }
 
-    /// Whether ranks wait to be taken in.
+    /// Whether ranks wait for admission.
     pub fn newcomers(&self) -> bool {
         self.bound.as_ref().and_then(|b| b.heartbeats.as_ref()).is_some_and(|h| h.waiting() > 0)
     }
 
-    /// The leader begins a step: the control group is told with the next heartbeat.
+    /// The leader starts a step; the next heartbeat reports it to the control group.
     pub fn begins(&self, step: Step) {
         if let Some(heartbeats) = self.bound.as_ref().and_then(|b| b.heartbeats.as_ref()) {
             heartbeats.step(step.0);
         }
     }
 
-    /// The leader speaks.
-    pub fn say(&self, message: &ControlMessage) -> Together {
+    /// Sends a message of the leader.
+    pub fn say(&self, message: &ControlMessage) -> GroupResult {
         let Bound { group, .. } = self.bound()?;
         let mut head = match message {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
@@ -308,8 +308,8 @@ impl Ranks {
         Ok(())
     }
 
-    /// Waits for what the leader says next. `len` is that of the weights.
-    pub fn hear(&self, len: usize) -> Together<ControlMessage> {
+    /// Waits for the leader's next message. `len`: the length of the weights.
+    pub fn hear(&self, len: usize) -> GroupResult<ControlMessage> {
         let group = &self.bound()?.group;
         let mut head = [0; 2];
         group.words(&mut head)?;
@@ -351,10 +351,10 @@ impl Ranks {
         })
     }
 
-    /// The leader ends the job, for all ranks and for those who would come back.
+    /// The leader ends the job for all ranks and for those that would return.
     pub fn over(&mut self, model: &mut dyn Model) {
         if let Err(e) = self.say(&ControlMessage::Over) {
-            tracing::debug!(error = %e, "a rank did not hear that the job is done");
+            tracing::debug!(error = %e, "a rank did not receive the end of the job");
         }
         if let Some(bound) = &mut self.bound {
             let steps = bound.heartbeats.take().map_or(0, |h| h.last_step());
@@ -364,22 +364,22 @@ impl Ranks {
     }
 
     /// Sums over the ranks.
-    pub fn sum(&self, values: &mut [f64]) -> Together {
+    pub fn sum(&self, values: &mut [f64]) -> GroupResult {
         self.bound()?.group.sum(values)
     }
 
-    /// From rank to rank, where they hold stages of the model.
-    pub fn lines(&mut self) -> Together<&mut Lines> {
+    /// Connections between ranks with stages of the model.
+    pub fn lines(&mut self) -> GroupResult<&mut Lines> {
         self.bound.as_mut().map(|b| &mut b.lines).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 
-    /// For gradients and weights in the host's memory.
-    pub fn reducer(&mut self) -> Together<&mut Reducer> {
+    /// Reduces gradients and broadcasts weights in host memory.
+    pub fn reducer(&mut self) -> GroupResult<&mut Reducer> {
         self.bound.as_mut().map(|b| &mut b.reducer).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
 }
 
-/// GPUs get a communicator of NCCL's, which is aborted when the group breaks: NCCL itself would wait for ever.
+/// Gives GPUs an NCCL communicator, which is aborted when the group breaks: NCCL itself would wait forever.
 fn unite(group: &Group, model: &mut dyn Model) -> Result<Option<Arc<Nccl>>, Result<GroupError, WorkerError>> {
     let Some(resident) = model.resident() else { return Ok(None) };
     let watch = group.watch();
@@ -395,7 +395,7 @@ fn unite(group: &Group, model: &mut dyn Model) -> Result<Option<Arc<Nccl>>, Resu
             *word = bytes.iter().rev().fold(0, |w, b| w << 8 | u64::from(*b));
         }
     }
-    // Over the group's own connections, not by the control group: it is of use to these ranks only, and only now.
+    // Sent over the group's own connections, not the control group: it matters only to these ranks, and only now.
     group.words(&mut words).map_err(Ok)?;
     let mut id = UniqueId([0; 128]);
     for (bytes, word) in id.0.chunks_exact_mut(8).zip(words) {
@@ -415,16 +415,16 @@ enum Order {
 
 enum Done {
     Reduced(usize, Vec<f32>),
-    Broadcast(Vec<f32>, Together),
+    Broadcast(Vec<f32>, GroupResult),
     Failed(GroupError),
 }
 
-/// Gradients and weights on the ring, on a thread of its own: buckets are summed while the backward pass goes on.
+/// Sums gradients and sends weights on the ring, on its own thread, during the backward pass.
 pub(crate) struct Reducer {
     orders: mpsc::Sender<Order>,
     done: mpsc::Receiver<Done>,
     pending: usize,
-    /// Buffers that were used before.
+    /// Buffers for reuse.
     spare: Vec<Vec<f32>>,
 }
 
@@ -461,18 +461,20 @@ impl Reducer {
         Ok(Self { orders, done, pending: 0, spare: Vec::new() })
     }
 
-    /// Begins to average bucket `i` over the ranks. Copied: the model's next step writes over the gradient.
+    /// Starts to average bucket `i` over the ranks. It copies the bucket, because the model's next step overwrites
+    /// the gradient.
     pub fn reduce(&mut self, i: usize, gradients: &[f32]) {
         let mut values = self.spare.pop().unwrap_or_default();
         values.clear();
         values.extend_from_slice(gradients);
         self.pending += 1;
-        // Where the thread has ended, `take` says so.
+        // If the thread has ended, `take` reports it.
         let _ = self.orders.send(Order::Reduce(i, values));
     }
 
-    /// The next bucket, in the order in which they were begun: if one is ready, or, when told to `wait`, as soon as one is.
-    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> Together<bool> {
+    /// Takes the next bucket, in the order of the `reduce` calls: if one is ready or, with `wait`, as soon as one
+    /// is.
+    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> GroupResult<bool> {
         if self.pending == 0 {
             return Ok(false);
         }
@@ -496,8 +498,8 @@ impl Reducer {
         }
     }
 
-    /// These parts of the leader's weights, on all ranks.
-    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> Together {
+    /// Copies these parts of the leader's weights to all ranks.
+    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> GroupResult {
         let len = weights.len();
         let order = Order::Broadcast(std::mem::take(weights), ranges.to_vec());
         if let Err(mpsc::SendError(Order::Broadcast(back, _))) = self.orders.send(order) {
@@ -510,7 +512,7 @@ impl Reducer {
                 return all;
             }
         }
-        // Its thread has died with them; they come again with the next group's first.
+        // The thread died with the weights. They arrive again with the next group's first pull.
         weights.resize(len, 0.0);
         Err(ended())
     }

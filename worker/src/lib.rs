@@ -3,12 +3,13 @@
 //! - [`job`]: the job file, `paraft-job`.
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
-//! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
-//! - `exchange`: how gradients leave. `group`: ranks that act as one worker.
-//! - `local`: the optimizer on a rank, where no server has a part in the step. (`[local]` of a job, weights of a worker's own, is in
-//!   `paraft_trainer`.)
+//! - [`device`]: selects a worker's device. `engine`: the model with its parameters and gradient, wherever they
+//!   are.
+//! - `exchange`: pushes gradients. `group`: ranks that act as one worker.
+//! - `local`: the optimizer on a rank, for steps without servers. (A job's `[local]` section, with a worker's own
+//!   weights, is in `paraft_trainer`.)
 //! - [`samples`]: from data sets to batches.
-//! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
+//! - [`start`]: a job's initial state: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
 //! - `recorder`: `metrics.jsonl`, TensorBoard, Prometheus.
 //! - [`exit`]: exit codes, one table for all binaries.
@@ -42,6 +43,6 @@ pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
 pub use recorder::described;
 pub use worker::{
-    ErrorKind, Landing, Minibatch, OpenRun, OptimizerState, Run, Setup, Turn, Went, WorkerError,
+    ErrorKind, Landing, LoopAction, Minibatch, OpenRun, OptimizerState, Run, Setup, StepOutcome, WorkerError,
     WorkerOptions, WorkerReport, run,
 };

@@ -1,4 +1,4 @@
-//! The optimizer on a rank: for jobs whose ranks apply the gradients themselves, all of them the same.
+//! The optimizer on a rank, for jobs whose ranks all apply the same gradients themselves.
 
 use crate::{Job, worker::WorkerError};
 use bytes::Bytes;
@@ -12,18 +12,18 @@ use paraft_models::ModelError;
 /// See the module.
 pub(crate) struct Local {
     pub descent: Descent,
-    /// Trained values; what is behind them is not the optimizer's.
+    /// Number of trained values. The optimizer ignores later values.
     params_len: usize,
-    /// The last step that was applied; `None`: it has no state yet.
+    /// The last applied step; `None`: there is no state yet.
     pub done: Option<Step>,
-    /// In the host's memory: the optimizer's state, each vector as long as the trained part.
+    /// The optimizer's state in host memory, each vector as long as the trained part.
     pub slots: Vec<Vec<f32>>,
-    /// Likewise: the mean of the ranks' gradients, as the little-endian bytes that the optimizer reads.
+    /// The mean of the ranks' gradients in host memory, as the little-endian bytes that the optimizer reads.
     mean: Vec<u8>,
 }
 
 impl Local {
-    /// Without a state. What is kept on a device takes no memory here.
+    /// Without state. State on a device takes no host memory.
     pub fn new(job: &Job, tensors: &[TensorSpec], on_device: bool) -> Self {
         let params = tensors.iter().filter(|t| t.kind == TensorKind::Param);
         let params_len = params.map(TensorSpec::len).sum();
@@ -37,17 +37,17 @@ impl Local {
         }
     }
 
-    /// Rate and number of the update that makes `step`, as the servers would have it.
+    /// Learning rate and number of the update that makes `step`, as the servers would compute them.
     pub fn hyper(&self, step: Step) -> Hyper {
         self.descent.hyper(step.0.saturating_sub(1), step.0)
     }
 
-    /// The bound on the norm of the whole gradient.
+    /// The norm bound of the whole gradient.
     pub fn clip_norm(&self) -> Option<f32> {
         self.descent.clip.norm
     }
 
-    /// The mean gradient of these values, from `start` on.
+    /// Takes the mean gradient of these values, from `start` on.
     pub fn take(&mut self, start: usize, mean: &[f32]) {
         let bytes = self.mean[start * F32_BYTES..].as_chunks_mut::<F32_BYTES>().0;
         bytes.iter_mut().zip(mean).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
@@ -57,7 +57,7 @@ impl Local {
     pub fn apply(&mut self, step: Step, weights: &mut [f32]) -> Result<(), WorkerError> {
         let mean = Bytes::from(std::mem::take(&mut self.mean));
         let applied = self.apply_mean(step, weights, &mean);
-        // Nobody else has them any more: the same memory serves the next step.
+        // The buffer is unshared now: the same memory serves the next step.
         self.mean = mean.into();
         applied
     }

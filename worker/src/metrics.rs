@@ -1,4 +1,4 @@
-//! What Prometheus reads of a worker.
+//! A worker's Prometheus metrics.
 
 use crate::worker::WorkerError;
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
@@ -46,7 +46,7 @@ impl Gauges {
         self.waited.store(seconds.to_bits(), Relaxed);
     }
 
-    /// What the client spends in the stages; to be told once.
+    /// Sets the client's stages. Call it once.
     pub fn stages(&self, stages: Arc<Stages>) {
         let _ = self.stages.set(stages);
     }
@@ -81,7 +81,7 @@ impl Gauges {
     }
 }
 
-/// Serves `/metrics` where the options say so.
+/// Serves `/metrics`, if the options say so.
 pub fn serve_at(at: Option<SocketAddr>, gauges: &Arc<Gauges>, job: &str) -> Result<(), WorkerError> {
     let Some(at) = at else { return Ok(()) };
     let cannot = |e: std::io::Error| format!("--metrics {at}: {e}");
@@ -92,7 +92,7 @@ pub fn serve_at(at: Option<SocketAddr>, gauges: &Arc<Gauges>, job: &str) -> Resu
     serve(listener, gauges.clone(), job.into()).map_err(|e| WorkerError::Job(cannot(e)))
 }
 
-/// Connections at whose other end somebody is who may look at the job.
+/// Accepted connections of clients that may read the job.
 struct Wires(mpsc::Receiver<Wire>);
 
 impl axum::serve::Listener for Wires {
@@ -111,7 +111,7 @@ impl axum::serve::Listener for Wires {
     }
 }
 
-/// Serves `/metrics` on a thread of its own until the process ends.
+/// Serves `/metrics` on its own thread until the process ends.
 fn serve(listener: TcpListener, gauges: Arc<Gauges>, job: String) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,4 +1,4 @@
-//! What a worker leaves behind: lines of `metrics.jsonl`, and numbers for Prometheus.
+//! A worker's record: lines of `metrics.jsonl`, and numbers for Prometheus.
 
 use crate::{WorkerError, job::Job, metrics::Gauges};
 use paraft_common::{Step, WorkerId};
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// No more than one training line in this time: a line costs a system call, and a step may take 0.1 ms.
+/// The minimum time between training lines: a line costs a system call, and a step may take 0.1 ms.
 const LINE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Unix time in seconds.
@@ -17,7 +17,8 @@ pub fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// The first line of a run's record, of `parameters` trained values and `budget` samples, which goes on from step `resumed`.
+/// The first line of a run's record: `parameters` trained values, a `budget` of samples, and the step `resumed`
+/// from which it continues.
 pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>) -> event::Run {
     let t = &job.train;
     let run = event::Run {
@@ -34,7 +35,7 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
         seed: job.seed,
         epochs: t.epochs,
         parameters,
-        // A short last minibatch (drop_last = false) makes it a little less.
+        // A short last minibatch (drop_last = false) reduces it slightly.
         samples_budget: budget,
         optimizer: job.optimizer.kind().to_string(),
         algorithm: job.algorithm.kind().to_string(),
@@ -48,7 +49,7 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
     };
     match job.cluster.script.is_empty() {
         true => run,
-        // Those of the job file are the defaults of a worker that is ours.
+        // The job file's values are defaults of the built-in loop.
         false => event::Run {
             model: event::SCRIPT.into(),
             data: event::SCRIPT.into(),
@@ -61,8 +62,8 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
     }
 }
 
-/// Makes the run's folder, and sees whether a record can be written there: before the servers hear of this worker, since that is no
-/// reason to wait for them.
+/// Creates the run's folder and fails if a record cannot be written there. It runs before the worker contacts the
+/// servers, so that this error does not have to wait for them.
 pub fn try_out(run_dir: Option<&Path>) -> Result<(), RecordError> {
     let Some(dir) = run_dir else { return Ok(()) };
     begin::make_folder(dir)?;
@@ -72,32 +73,32 @@ pub fn try_out(run_dir: Option<&Path>) -> Result<(), RecordError> {
 pub struct Recorder {
     worker: WorkerId,
     file: Option<MetricsWriter>,
-    /// Writes event files where no launcher does.
+    /// Writes TensorBoard files, if no launcher does.
     _follow: Option<Follow>,
     gauges: Arc<Gauges>,
-    /// When the last line was written; none: the first step has one at once.
+    /// When the last line was written; `None`: the first step writes one at once.
     since: Option<Instant>,
-    /// Of those that are known: their sum and number.
+    /// Sum and number of the known losses.
     losses: (f64, u64),
     last: (f64, u64),
-    /// Of the steps since the last line.
+    /// Progress since the last line.
     unsaid: Option<Progress>,
 }
 
-/// Where a worker stands after a step.
+/// A worker's progress after a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub step: Step,
     pub epoch: u64,
-    /// By this worker.
+    /// Samples trained by this worker.
     pub samples: u64,
-    /// The training clock: evaluation stands still.
+    /// The training clock, which stops during evaluations.
     pub seconds: f64,
     pub wait_seconds: f64,
 }
 
 impl Recorder {
-    /// Of a worker that has joined: `run` is what it knows of the job, which the servers know by `founding`.
+    /// For a worker that has joined. `run` describes the job, which the servers identify by `founding`.
     pub fn new(
         worker: WorkerId,
         run_dir: Option<&Path>,
@@ -105,7 +106,7 @@ impl Recorder {
         run: event::Run,
         founding: u64,
     ) -> Result<Self, WorkerError> {
-        // 0: a rank of stages that has nothing to do with the first shard hears of none.
+        // 0: a pipeline rank without the first shard does not receive it.
         let founding = if founding == 0 { String::new() } else { format!("{founding:016x}") };
         let run = event::Run { founding, ..run };
         let file = run_dir.map(|d| begin::join(d, &run)).transpose()?;
@@ -127,7 +128,7 @@ impl Recorder {
         self.file.as_mut().map_or(Ok(()), |f| f.write(event))
     }
 
-    /// Counts a step; writes a line now and then, and always when `now` says so. `loss`: NaN where it is not known.
+    /// Counts a step. It writes a line at intervals, and whenever `now` is set. `loss`: NaN if unknown.
     pub fn step(&mut self, p: Progress, loss: f32, now: bool) -> Result<(), RecordError> {
         if !loss.is_nan() {
             self.losses.0 += f64::from(loss);
@@ -142,7 +143,7 @@ impl Recorder {
         self.line(p)
     }
 
-    /// Writes what was counted since the last line: nothing comes any more.
+    /// Writes what was counted since the last line, at the end of the run.
     pub fn rest(&mut self) -> Result<(), RecordError> {
         self.unsaid.map_or(Ok(()), |p| self.line(p))
     }
@@ -150,7 +151,7 @@ impl Recorder {
     fn line(&mut self, p: Progress) -> Result<(), RecordError> {
         self.unsaid = None;
         self.since = Some(Instant::now());
-        // 0/0 is NaN: none is known.
+        // 0/0 is NaN: no loss is known.
         let loss = self.losses.0 / self.losses.1 as f64;
         self.losses = (0.0, 0);
         let elapsed = p.seconds - self.last.0;

@@ -1,9 +1,9 @@
-//! Between data sets, which know no models, and models, which know no files.
+//! Connects data sets, which know no models, with models, which know no files.
 
 use paraft_data::{DataError, Dataset};
 use paraft_models::{Batch, DataShape, Sample};
 
-/// What a model must know of a data set.
+/// The shape of a data set, as a model needs it.
 pub fn shape_of(data: &Dataset) -> DataShape {
     let sample = match data.vocab() {
         Some(vocab) => Sample::Tokens { time: data.input_len(), vocab },
@@ -12,13 +12,11 @@ pub fn shape_of(data: &Dataset) -> DataShape {
     DataShape { sample, classes: data.classes() }
 }
 
-/// Replaces what is in `batch` by these samples.
+/// Replaces the content of `batch` with these samples.
 ///
-/// # Errors
-/// The data is in a file that can't be read any more.
+/// # Errors The data is in a file that can no longer be read.
 ///
-/// # Panics
-/// When an index is not below the data set's length.
+/// # Panics If an index is not below the data set's length.
 pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) -> Result<(), DataError> {
     data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels)?;
     batch.n = indices.len();

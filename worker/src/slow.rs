@@ -1,9 +1,9 @@
-//! A worker that is made slower on purpose, so that a comparison has stragglers on a machine whose cores are all alike.
+//! An artificially slow worker, so that a comparison has stragglers on a machine with equal cores.
 //!
-//! It sleeps before a step, so many times as long as its step before took to compute: between the pull and the gradient, as a
-//! slower core would spend the time, so that its gradients are as late as a straggler's. The first step is not slowed. While
-//! it sleeps it uses no core, which a slower core would: on a host whose cores are shared the others get more than they would
-//! have.
+//! It sleeps before a step, for a multiple of the previous step's computing time. It sleeps between the pull and
+//! the gradient, where a slower core would spend the time, so its gradients are as late as a straggler's. The first
+//! step is not slowed. A sleeping worker uses no core, unlike a slower core: on a host with shared cores the other
+//! workers get more CPU time than they would have.
 
 use rand_chacha::{
     ChaCha8Rng,
@@ -17,15 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A held up worker looks so often whether it shall end.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often a sleeping worker checks whether it should end.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// So often a step takes so many times as long. Written `P:Fx`.
+/// With a probability, a step takes a multiple of its time. Written `P:Fx`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Straggle {
-    /// Of a step, 0 to 1.
+    /// Probability of a slow step, 0 to 1.
     pub probability: f64,
-    /// Of its time, 1 or more.
+    /// Multiple of the step's time, 1 or more.
     pub factor: f64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Straggle {
 }
 
 impl Straggle {
-    /// Whether there can be such a fleet.
+    /// Whether the values are in range.
     pub fn is_possible(&self) -> bool {
         (0.0..=1.0).contains(&self.probability) && (1.0..=1000.0).contains(&self.factor)
     }
@@ -66,9 +66,9 @@ pub fn times(text: &str) -> Option<f64> {
 /// How much slower a worker is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowness {
-    /// Each step takes so many times as long, from 1.
+    /// Each step takes this multiple of its time, from 1.
     pub factor: f64,
-    /// And some of them longer yet. Which, is drawn from the job's seed and the worker's rank.
+    /// Some steps take even longer. The job's seed and the worker's rank determine which.
     pub straggle: Option<Straggle>,
 }
 
@@ -79,10 +79,9 @@ impl Default for Slowness {
 }
 
 impl Slowness {
-    /// As a launcher says it to a script's worker.
+    /// Parses a launcher's values for a script's worker.
     ///
-    /// # Errors
-    /// No worker can be so.
+    /// # Errors The values are out of range.
     pub fn of(factor: f64, straggle: Option<&str>) -> Result<Self, String> {
         if !(1.0..=1000.0).contains(&factor) {
             return Err(format!("a worker is 1 to 1000 times as slow, not {factor}"));
@@ -97,13 +96,13 @@ impl Slowness {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Slow {
+pub(crate) struct Slowdown {
     slowness: Slowness,
     draws: ChaCha8Rng,
     last: Duration,
 }
 
-impl Slow {
+impl Slowdown {
     /// For the worker of this rank.
     pub fn new(slowness: Slowness, seed: u64, rank: u32) -> Self {
         let mut draws = ChaCha8Rng::seed_from_u64(seed);
@@ -111,7 +110,7 @@ impl Slow {
         Self { slowness, draws, last: Duration::ZERO }
     }
 
-    /// How long the next step is held up.
+    /// The pause before the next step.
     fn pause(&mut self) -> Duration {
         let mut factor = self.slowness.factor;
         if let Some(s) = self.slowness.straggle {
@@ -121,7 +120,7 @@ impl Slow {
         self.last.mul_f64((factor - 1.0).max(0.0))
     }
 
-    /// Makes a step.
+    /// Runs a step.
     pub fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
         self.hold(|| false);
         let began = Instant::now();
@@ -130,17 +129,17 @@ impl Slow {
         made
     }
 
-    /// Holds the next step up, or until it shall end.
+    /// Pauses before the next step, unless `ends` returns true.
     pub fn hold(&mut self, ends: impl Fn() -> bool) {
         let mut left = self.pause();
         while !left.is_zero() && !ends() {
-            let now = left.min(LOOK);
+            let now = left.min(POLL_INTERVAL);
             thread::sleep(now);
             left -= now;
         }
     }
 
-    /// A step, and what it took.
+    /// Records a step's time.
     pub fn took(&mut self, time: Duration) {
         self.last = time;
     }
@@ -152,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_step_is_held_up_in_proportion_to_the_one_before() {
-        let slower = |factor| Slow::new(Slowness { factor, straggle: None }, 1, 0);
+        let slower = |factor| Slowdown::new(Slowness { factor, straggle: None }, 1, 0);
         let mut slow = slower(5.0);
         assert_eq!(slow.pause(), Duration::ZERO, "nothing is known of the first");
         slow.step(|| std::thread::sleep(Duration::from_millis(2)));
@@ -164,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_step_that_is_held_up_ends_where_it_is_told_to() {
-        let mut slow = Slow::new(Slowness { factor: 1000.0, straggle: None }, 1, 0);
+        let mut slow = Slowdown::new(Slowness { factor: 1000.0, straggle: None }, 1, 0);
         slow.took(Duration::from_secs(3600));
         let looks = std::cell::Cell::new(0);
         slow.hold(|| looks.replace(looks.get() + 1) == 2);
@@ -175,7 +174,7 @@ mod tests {
     fn some_steps_straggle_and_each_rank_has_its_own() {
         let straggle: Straggle = "0.25:9x".parse().expect("as it is written");
         let held = |seed, rank| {
-            let mut slow = Slow::new(Slowness { factor: 2.0, straggle: Some(straggle) }, seed, rank);
+            let mut slow = Slowdown::new(Slowness { factor: 2.0, straggle: Some(straggle) }, seed, rank);
             slow.last = Duration::from_millis(1);
             (0..4000).map(|_| slow.pause().as_millis()).collect::<Vec<_>>()
         };

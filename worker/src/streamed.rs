@@ -1,14 +1,16 @@
-//! A model of which a worker holds some layers at a time (`memory.resident`).
+//! A worker that holds some layers of its model at a time (`memory.resident`).
 //!
-//! Both flat vectors are as long as the model, and have memory only where a layer is that is here ([`Pages`]). A step goes through the
-//! layers forward and back; each is pulled before it is used, the next one while this one computes, and let go where it is needed last.
-//! Its gradient leaves bucket by bucket, and its memory with it. All pulls of a step are of the same step: in lock-step no bucket moves
-//! before this worker has pushed its own gradient of it, so what comes for the way back are the bits of the way there.
+//! Both flat vectors are as long as the model, but only the pages of present layers take memory ([`Pages`]). A step
+//! passes through the layers forward and backward. Each layer is pulled before its use, the next ones while this
+//! one computes, and the layers needed last are released first. The gradient is pushed bucket by bucket, which
+//! frees its memory. All pulls of a step read the same version: in lock-step no bucket changes before this worker
+//! has pushed its own gradient for it, so the backward pass sees the same bits as the forward pass.
 //!
-//! How many layers are asked for ahead follows from measured times: as many as are computed while one such pull comes. Bytes that wait are
-//! bounded ([`PULL_AHEAD_BYTES`]): of a layer that is larger a part comes ahead, the rest when it is needed.
+//! The number of layers asked for ahead follows from measured times: as many as are computed while one such pull
+//! arrives. The waiting bytes are bounded ([`PULL_AHEAD_BYTES`]): of a larger layer a part is pulled ahead, the
+//! rest when it is needed.
 //!
-//! Where all weights are wanted at once (evaluations, the end) they lie in a file ([`Scratch`]).
+//! If all weights are needed at once (evaluations, the end), they lie in a file ([`Scratch`]).
 
 use crate::{exchange::PushParts, worker::WorkerError};
 use paraft_client::{Client, ClientError, PULL_AHEAD_BYTES, Places, Pull, Pulled};
@@ -28,51 +30,51 @@ const F32: usize = size_of::<f32>();
 
 /// See the module.
 pub(crate) struct Streamed {
-    /// The buckets of each layer, which rise; neighbours may share one.
+    /// The buckets of each layer, in rising order. Neighbouring layers may share a bucket.
     layers: Vec<Vec<usize>>,
     /// The values of each bucket.
     buckets: Vec<Range<usize>>,
     weights: Pages,
     gradient: Pages,
-    /// Buckets whose weights are here.
+    /// Whether each bucket's weights are in memory.
     here: Vec<bool>,
-    /// The pull that brought each the last time, and how many there were.
+    /// The pull that brought each bucket last, and the number of pulls.
     brought: Vec<u64>,
     pulls: u64,
-    /// Values of those.
+    /// Number of values in memory.
     held: usize,
-    /// The most values that may be.
+    /// The maximum of `held`.
     most: usize,
-    /// The step that the weights are of.
+    /// The step of the weights.
     done: Step,
-    /// The layer that was asked for last, and whether the pass goes back.
+    /// The last requested layer, and whether the pass is the backward pass.
     at: usize,
     back: bool,
-    /// A pull that is under way.
-    asked: Option<Asked>,
+    /// A pull in progress.
+    asked: Option<PendingPull>,
     pace: Pace,
-    /// All weights, and of which step they are.
+    /// All weights, and their step.
     whole: Option<Scratch>,
     whole_of: Option<Step>,
     folder: PathBuf,
 }
 
-/// A pull that is asked for ahead.
-struct Asked {
+/// A pull that was asked for ahead.
+struct PendingPull {
     pull: Pull,
-    /// The buckets that it brings.
+    /// The buckets of that pull.
     wanted: Vec<usize>,
     at: Instant,
 }
 
-/// The most layers that are asked for at once.
-const MOST_AHEAD: usize = 8;
+/// The maximum number of layers asked for at once.
+const MAX_PULLS_AHEAD: usize = 8;
 
-/// How many layers are asked for ahead.
+/// Decides how many layers to ask for ahead.
 struct Pace {
-    /// Since when the layer that is here is computed.
+    /// When the computation of the current layer started.
     since: Instant,
-    /// The times of a layer and of a pull asked for ahead, each a mean that forgets.
+    /// The duration of a layer and of a pull asked for ahead, each an exponential mean.
     layer: Option<Duration>,
     pull: Option<Duration>,
 }
@@ -82,14 +84,14 @@ impl Pace {
         Self { since: Instant::now(), layer: None, pull: None }
     }
 
-    /// A layer was computed.
+    /// Records that a layer was computed.
     fn computed(&mut self) {
         note(&mut self.layer, self.since.elapsed());
     }
 
-    /// A pull was there when it was wanted, or `waited` later.
+    /// Records a pull that arrived before its use, or `waited` later.
     fn came(&mut self, asked: Instant, waited: Duration) {
-        // One that nobody waited for took at most so long; how much less is not known.
+        // A pull without a wait took at most this long; the exact time is unknown.
         let took = asked.elapsed();
         match (self.pull, waited < took / 16) {
             (Some(known), true) => note(&mut self.pull, known.min(took)),
@@ -97,11 +99,11 @@ impl Pace {
         }
     }
 
-    /// As many layers as are computed while a pull comes.
+    /// The number of layers that are computed during one pull.
     fn ahead(&self) -> usize {
         let (Some(layer), Some(pull)) = (self.layer, self.pull) else { return 1 };
         let n = pull.as_secs_f64() / layer.as_secs_f64().max(1e-6);
-        (n.ceil() as usize).clamp(1, MOST_AHEAD)
+        (n.ceil() as usize).clamp(1, MAX_PULLS_AHEAD)
     }
 }
 
@@ -109,7 +111,7 @@ fn note(mean: &mut Option<Duration>, took: Duration) {
     *mean = Some(mean.map_or(took, |mean| (mean * 7 + took) / 8));
 }
 
-/// What a pull of some buckets brings, to where they are.
+/// The destination of a pull of some buckets.
 struct Into<'a> {
     weights: &'a mut Pages,
     buckets: &'a [Range<usize>],
@@ -123,25 +125,24 @@ impl Places for Into<'_> {
     }
 }
 
-/// Why a step was not made.
+/// Why a step failed.
 #[derive(Debug)]
-pub(crate) enum Stopped {
-    /// This worker had been taken out, and has joined again: it goes on from there.
+pub(crate) enum StreamError {
+    /// This worker was removed and has joined again; it continues from this pull.
     Rejoined(Pulled),
     Failed(WorkerError),
 }
 
-impl From<ClientError> for Stopped {
+impl From<ClientError> for StreamError {
     fn from(e: ClientError) -> Self {
         Self::Failed(e.into())
     }
 }
 
 impl Streamed {
-    /// For a model of these layers, whose flat vector is in these buckets. What needs all of it has a file in `folder`.
+    /// For a model of these layers with these buckets of its flat vector. `folder` holds the file for all weights.
     ///
-    /// # Errors
-    /// The model isn't divided, or a layer of it is larger than what may be here.
+    /// # Errors The model is not divided into layers, or a layer exceeds the limit.
     pub fn new(
         layers: &[Layer],
         buckets: Vec<Range<usize>>,
@@ -199,12 +200,12 @@ impl Streamed {
         })
     }
 
-    /// All weights, in a file. Zeros where nobody has asked for them.
+    /// All weights, from the file. Zeros before the first pull of everything.
     pub fn whole(&self) -> &[f32] {
         self.whole.as_deref().unwrap_or_default()
     }
 
-    /// The same, for a pull of everything to write; then [`Self::landed`].
+    /// The memory that a pull of everything writes; then call [`Self::landed`].
     pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
         let whole = match self.whole.take() {
             Some(whole) => whole,
@@ -214,14 +215,14 @@ impl Streamed {
         Ok(self.whole.insert(whole))
     }
 
-    /// A pull of everything was written there.
+    /// A pull of everything is complete.
     pub fn landed(&mut self, pulled: &Pulled) {
         self.begin(pulled.done);
         self.whole_of = Some(pulled.done);
     }
 
-    /// Has all weights of the last step in the file. What this worker evaluates of the held-out samples, where that was said only now:
-    /// pulls of some layers do not say it.
+    /// Pulls all weights of the last step into the file. Returns this worker's share of the held-out samples if the
+    /// servers assign it only now: pulls of some layers do not carry it.
     pub fn fetch_whole(&mut self, client: &mut Client) -> Result<Option<Share>, WorkerError> {
         if self.whole_of == Some(self.done) {
             return Ok(None);
@@ -232,18 +233,18 @@ impl Streamed {
         Ok(pulled.share)
     }
 
-    /// The pull between two steps; of what it would bring the first layer is kept.
+    /// The pull between two steps. It keeps only the first layer.
     pub fn pull_between(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, ClientError> {
         self.begin(pull.done);
         let first = self.layers[0].clone();
-        // The shards keep their image of a step for a pull of everything.
+        // The shards keep a checkpoint's image for a pull of everything.
         let only = if pull.checkpoint { Vec::new() } else { ids(&first) };
         let pulled = self.pull(client, Pull { only, ..pull }, &first)?;
         self.done = pulled.done;
         Ok(pulled)
     }
 
-    /// The weights of a step are of no use to the next.
+    /// Drops the weights of the last step: the next step cannot use them.
     fn begin(&mut self, done: Step) {
         self.weights.release(0..self.weights.len());
         self.here.fill(false);
@@ -261,14 +262,14 @@ impl Streamed {
         Ok(pulled)
     }
 
-    /// As [`Self::pull`], in a step.
-    fn pull_within(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<(), Stopped> {
+    /// Like [`Self::pull`], within a step.
+    fn pull_within(&mut self, client: &mut Client, pull: Pull, wanted: &[usize]) -> Result<(), StreamError> {
         let pulled = self.pull(client, pull, wanted)?;
         match pulled.rejoined {
             false => Ok(()),
             true => {
                 self.begin(pulled.done);
-                Err(Stopped::Rejoined(pulled))
+                Err(StreamError::Rejoined(pulled))
             }
         }
     }
@@ -277,15 +278,15 @@ impl Streamed {
         self.layers[layer].iter().copied().filter(|b| !self.here[*b]).collect()
     }
 
-    /// The layers that come behind this one, up to the end of the step.
+    /// The layers after this one, up to the end of the step.
     fn behind(&self, layer: usize) -> impl Iterator<Item = usize> + use<> {
         let there = if self.back { 0..0 } else { layer + 1..self.layers.len() };
         let back = if self.back { layer } else { self.layers.len() };
         there.chain((0..back).rev())
     }
 
-    /// Has a layer here, and the next ones on their way where there is room.
-    fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), Stopped> {
+    /// Brings a layer into memory, and asks for the next ones if there is room.
+    fn bring(&mut self, layer: usize, client: &mut Client) -> Result<(), StreamError> {
         let again = layer == self.at;
         if again && self.asked.is_some() && self.missing(layer).is_empty() {
             return Ok(());
@@ -316,7 +317,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Asks for what is needed behind a layer and isn't here.
+    /// Asks for the missing buckets of the layers after this one.
     fn ask_ahead(&mut self, layer: usize, client: &mut Client) {
         let (mut wanted, mut keep) = (Vec::new(), vec![layer]);
         let (mut bytes, mut layers) = (0, 0);
@@ -327,7 +328,7 @@ impl Streamed {
             if missing.is_empty() {
                 continue;
             }
-            // Room for all of it, so that what comes ahead of a large layer has the rest of it to go with.
+            // Make room for the whole layer, so that the part pulled ahead can stay until the rest arrives.
             let need: Vec<usize> = wanted.iter().chain(&missing).copied().collect();
             if !self.make_room(&need, &keep) {
                 break;
@@ -345,10 +346,10 @@ impl Streamed {
             }
         }
         if !wanted.is_empty() {
-            wanted.sort_unstable(); // as a pull names them
+            wanted.sort_unstable(); // a pull's buckets are sorted
             let pull = self.of(&wanted);
             client.ask(pull.clone());
-            self.asked = Some(Asked { pull, wanted, at: Instant::now() });
+            self.asked = Some(PendingPull { pull, wanted, at: Instant::now() });
         }
     }
 
@@ -356,7 +357,8 @@ impl Streamed {
         Pull { only: ids(buckets), ..Pull::of(self.done) }
     }
 
-    /// Lets go of what is needed last, until these fit; of these layers nothing. False: they do not, and all stays.
+    /// Releases the buckets needed last until these fit, but none of the layers in `keep`. Returns false, and
+    /// releases nothing, if they cannot fit.
     fn make_room(&mut self, buckets: &[usize], keep: &[usize]) -> bool {
         let values = |of: &[usize]| of.iter().map(|b| self.buckets[*b].len()).sum::<usize>();
         let kept: BTreeSet<usize> = keep.iter().flat_map(|l| &self.layers[*l]).copied().collect();
@@ -369,7 +371,7 @@ impl Streamed {
             let of = |layer: usize| -> Vec<usize> {
                 (self.layers[layer].iter().copied()).filter(|b| self.here[*b] && !kept.contains(b)).collect()
             };
-            // What the pass back has left behind is needed no more; else the first layers are the last that it comes to.
+            // Layers behind the backward pass are needed no more. Otherwise the first layers are needed last.
             let behind = if self.back { self.at + 1..self.layers.len() } else { 0..0 };
             let gone = behind.chain(0..self.layers.len()).map(of).find(|buckets| !buckets.is_empty());
             let Some(gone) = gone else { return false };
@@ -387,7 +389,7 @@ fn ids(buckets: &[usize]) -> Vec<BucketId> {
     buckets.iter().map(|b| BucketId(*b as u32)).collect()
 }
 
-/// Values in a file in this folder.
+/// A file of values in this folder.
 pub(crate) fn scratch(folder: &Path, len: usize) -> Result<Scratch, WorkerError> {
     Scratch::new(folder, len).map_err(|e| {
         let bytes = Bytes((len * F32) as u64);
@@ -398,28 +400,28 @@ pub(crate) fn scratch(folder: &Path, len: usize) -> Result<Scratch, WorkerError>
     })
 }
 
-/// A step under way.
-pub(crate) struct Going<'s, 'p, 'c> {
+/// A step in progress.
+pub(crate) struct StreamedStep<'s, 'p, 'c> {
     streamed: &'s mut Streamed,
     push: &'p mut PushParts<'c>,
-    /// Buckets from here on are pushed.
+    /// Buckets from this index on are pushed.
     next: usize,
-    stopped: Option<Stopped>,
+    stopped: Option<StreamError>,
 }
 
-impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
-    /// Behind [`Streamed::pull_between`].
+impl<'s, 'p, 'c> StreamedStep<'s, 'p, 'c> {
+    /// Starts after [`Streamed::pull_between`].
     pub fn new(streamed: &'s mut Streamed, push: &'p mut PushParts<'c>) -> Self {
         let next = streamed.buckets.len();
         Self { streamed, push, next, stopped: None }
     }
 
-    /// What came of it, where `made` is what the model says.
-    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, Stopped> {
+    /// Ends the step; `made` is the model's result.
+    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, StreamError> {
         match (self.stopped, made) {
             (Some(stopped), _) => Err(stopped),
-            (None, Err(e)) => Err(Stopped::Failed(e)),
-            (None, Ok(_)) if self.next > 0 => Err(Stopped::Failed(crate::engine::incomplete().into())),
+            (None, Err(e)) => Err(StreamError::Failed(e)),
+            (None, Ok(_)) if self.next > 0 => Err(StreamError::Failed(crate::engine::incomplete().into())),
             (None, Ok(made)) => Ok(made),
         }
     }
@@ -430,13 +432,13 @@ impl<'s, 'p, 'c> Going<'s, 'p, 'c> {
         {
             self.stopped = Some(why);
         }
-        // What it is, `end` says.
+        // `end` reports the cause.
         let over = || DeviceError::Unsupported(format!("layer {layer} has no weights"));
         if self.stopped.is_some() { Err(over()) } else { Ok(()) }
     }
 }
 
-impl Weights<CpuDevice> for Going<'_, '_, '_> {
+impl Weights<CpuDevice> for StreamedStep<'_, '_, '_> {
     fn params(&mut self, layer: usize) -> NetResult<&[f32]> {
         self.bring(layer)?;
         Ok(&self.streamed.weights)
@@ -449,7 +451,7 @@ impl Weights<CpuDevice> for Going<'_, '_, '_> {
     }
 }
 
-impl Flat<CpuDevice> for Going<'_, '_, '_> {
+impl Flat<CpuDevice> for StreamedStep<'_, '_, '_> {
     fn layer(&mut self, layer: usize) -> NetResult<(&[f32], &mut [f32])> {
         self.bring(layer)?;
         Ok((&self.streamed.weights, &mut self.streamed.gradient))
@@ -480,7 +482,7 @@ mod tests {
     fn as_many_layers_come_ahead_as_are_computed_while_a_pull_comes() {
         assert_eq!(Pace::new().ahead(), 1, "nothing is known yet");
         for (layer, pull, ahead) in
-            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MOST_AHEAD), (0, 5, MOST_AHEAD)]
+            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MAX_PULLS_AHEAD), (0, 5, MAX_PULLS_AHEAD)]
         {
             assert_eq!(pace(layer, pull).ahead(), ahead, "{layer} ms, {pull} ms");
         }

@@ -1,10 +1,10 @@
 //! A worker: from its options to its report.
 //!
-//! What a worker does next is decided by `paraft_trainer`; `training` does it. Where a group of ranks is one worker, its leader
-//! runs that loop, and the others do what it says (`follower`). Where ranks apply the gradients themselves the loop is that of
-//! `reduce`.
+//! `paraft_trainer` decides a worker's next action; `training` performs it. If a group of ranks acts as one worker,
+//! its leader runs that loop, and the other ranks follow its messages (`follower`). If ranks apply the gradients
+//! themselves, the loop is in `reduce`.
 //!
-//! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
+//! A worker holds no durable state: weights, optimizer state and clocks are on the servers.
 
 mod clock;
 mod driver;
@@ -23,22 +23,22 @@ mod training;
 
 pub use driver::Landing;
 pub use error::{ErrorKind, WorkerError};
-pub use open_run::{OpenRun, Went};
+pub use open_run::{OpenRun, StepOutcome};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
-pub use setup::{Minibatch, OptimizerState, Setup, Turn};
+pub use setup::{LoopAction, Minibatch, OptimizerState, Setup};
 
 use self::{
     clock::Clock,
-    join::{Joined, Staged, client_options, join},
+    join::{JoinedWorker, Staged, client_options, join},
     training::Training,
 };
 use crate::{
-    engine::{Broke, Engine},
+    engine::{Engine, StepError},
     group::{ControlMessage, Ranks},
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
-    slow::{Slow, Slowness},
+    slow::{Slowdown, Slowness},
     stage::{self, Join, Stage},
     streamed::Streamed,
 };
@@ -52,31 +52,31 @@ use std::{
     time::Duration,
 };
 
-/// Where a worker stands in its fleet.
+/// A worker's place in its fleet, and its outputs.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// The process's rank, from 0. The ranks of a group follow each other.
+    /// The process's rank, from 0. The ranks of a group are consecutive.
     pub rank: u32,
-    /// All servers, the same list as theirs.
+    /// All servers, in the servers' own order.
     pub servers: Vec<String>,
-    /// Where `metrics.jsonl` goes; nothing is written without.
+    /// The folder of `metrics.jsonl`; `None`: no record.
     pub run_dir: Option<PathBuf>,
-    /// Write the final weights here, whoever else does.
+    /// Also writes the final weights to this file.
     pub weights: Option<PathBuf>,
-    /// Go on from this checkpoint, or the latest in this folder.
+    /// Resumes from this checkpoint, or the latest in this folder.
     pub resume: Option<PathBuf>,
-    /// Where `/metrics` is served.
+    /// The address that serves `/metrics`.
     pub metrics: Option<std::net::SocketAddr>,
-    /// Where a trace of the stages goes, and of how many steps (`paraft_trace::DEFAULT_STEPS`).
+    /// The trace's folder, and the number of traced steps (`paraft_trace::DEFAULT_STEPS`).
     pub trace: Option<(PathBuf, u64)>,
-    /// A straggler, for comparisons.
+    /// Makes this worker a straggler, for comparisons.
     pub slow: Slowness,
-    /// Set to end the run at the next step, or where it waits for others.
+    /// Ends the run at the next step, or during a wait, once set.
     pub interrupt: Arc<dyn Interrupt>,
 }
 
 impl WorkerOptions {
-    /// Of this rank, with these servers: nothing is written, nothing resumed.
+    /// For this rank and these servers, without outputs or resume.
     pub fn new(rank: u32, servers: Vec<String>) -> Self {
         Self {
             rank,
@@ -92,16 +92,16 @@ impl WorkerOptions {
     }
 }
 
-/// What a worker did.
+/// A worker's result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerReport {
-    /// Steps done.
+    /// Finished steps.
     pub steps: u64,
     /// Samples trained on.
     pub samples: u64,
-    /// Training clock.
+    /// Training time in seconds.
     pub seconds: f64,
-    /// The final weights, buffers included.
+    /// The final weights, including buffers.
     pub weights: Vec<f32>,
     /// The evaluation of the final weights, if this worker made it.
     pub evaluation: Option<Evaluation>,
@@ -143,7 +143,7 @@ pub fn run(
         true => {
             job.check_slices(model).map_err(WorkerError::Job)?;
             let stages = job.stages(&layers).map_err(WorkerError::Job)?;
-            // No shard sees more than one rank of a worker: that they are cut alike they tell each other.
+            // A shard sees only one rank of a worker, so the ranks themselves compare how they split the model.
             settings = format!("{settings}, layers {:?} in {} slices", stages.layers(), job.parallel.tensor);
             Some(stage::longest(&stages, layers.iter().map(|l| l.outputs.max(l.keeps)), job.train.batch))
         }
@@ -171,15 +171,13 @@ pub fn run(
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
                 Err(WorkerError::Regrouped) => {
-                    tracing::info!(
-                        "this rank begins anew, with another part of the model or at another step"
-                    );
+                    tracing::info!("this rank restarts, with another part of the model or at another step");
                     if ranks.breaks_now() && !ranks.form(model)? {
                         return Ok(WorkerReport::default());
                     }
                     continue;
                 }
-                // Another rank, or another group, has been this worker while this process was stopped.
+                // Another rank or group took over this worker while this process was stopped.
                 Err(WorkerError::Client(e)) if e.is_displaced() || ranks.breaks() => {
                     tracing::warn!(error = %e, "this rank has lost its group");
                     if !ranks.form(model)? {
@@ -196,7 +194,7 @@ pub fn run(
     }
 }
 
-/// What a rank has of its worker's model, where its ranks share that. One that doesn't lead speaks with the servers by `join`.
+/// A rank's part of its worker's model, if the ranks share it. A follower opens its session by `join`.
 fn staged<'a>(
     job: &Job,
     options: &WorkerOptions,
@@ -214,17 +212,17 @@ fn staged<'a>(
     Stage::new((stages, slices, meshes), schedule, clips, buckets, join, &scratch_folder(options))
 }
 
-/// Where files lie that end with the process.
+/// The folder for files that end with the process.
 fn scratch_folder(options: &WorkerOptions) -> PathBuf {
     options.run_dir.clone().unwrap_or_else(std::env::temp_dir)
 }
 
-/// What every rank has, whether it leads or not.
+/// The state of every rank, leader or follower.
 #[derive(Clone)]
 struct Shared {
     train: Arc<Dataset>,
     test: Arc<Dataset>,
-    /// Of both: workers with other data are refused.
+    /// Of both parts of the data. Workers with other data are refused.
     digest: DataDigest,
     plan: Plan,
     gauges: Arc<Gauges>,
@@ -274,20 +272,20 @@ fn lead(
         (Some(stage), Some(ranks)) => {
             let (values, here) = (stage.values(), stage.stages_at(ranks.place()));
             let mut meet = |step| match ranks.say(&ControlMessage::Meet(step)) {
-                Ok(()) => stage.meet(ranks, &*model, step).map_err(Broke::or_regrouped),
+                Ok(()) => stage.meet(ranks, &*model, step).map_err(StepError::or_regrouped),
                 Err(_) => Err(WorkerError::Regrouped),
             };
             join(job, options, setup, &plan, gauges, true, Some(Staged { values, here, meet: &mut meet }))?
         }
         (_, ranks) => join(job, options, setup, &plan, gauges, ranks.is_some(), None)?,
     };
-    let Joined { mut driver, start, flush: _flush, .. } = joined;
+    let JoinedWorker { mut driver, start, flush: _flush, .. } = joined;
     let (client, len) = (&mut driver.client, driver.layout.len());
-    // Of a group that shares a model the ranks end it together, whoever of them has come last.
+    // Ranks that share a model end it together, whichever rank leads last.
     let ends = stage.is_some() && ranks.as_ref().is_some_and(|r| r.generation() > 1);
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| !ends && start.0 >= plan.total && r.generation() > 1)
     {
-        // Who led before has been silent while the other workers finished.
+        // The former leader was silent while the other workers finished.
         tracing::info!("the job is done; nothing is left for this group");
         client.finish();
         let mut weights = vec![0.0; len];
@@ -303,7 +301,7 @@ fn lead(
         encoding: driver.client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),
     };
     let parts = (0..).zip(driver.layout.buckets()).map(part).collect();
-    // Of a group another rank goes on in the same session.
+    // In a group another rank can continue in the same session.
     let alone = ranks.is_none();
     let engine = match (job.memory.resident, stage, ranks) {
         (_, Some(stage), Some(ranks)) => Engine::staged(model, parts, stage, ranks),
@@ -314,7 +312,7 @@ fn lead(
             Engine::streamed(model, parts, streamed)
         }
     };
-    let slow = Slow::new(options.slow, job.seed, options.rank);
+    let slow = Slowdown::new(options.slow, job.seed, options.rank);
     let mut training = Training { job, options, plan, train, test, engine, driver, slow };
     match training.run() {
         Err(WorkerError::Interrupted | WorkerError::Client(ClientError::Interrupted)) => {

@@ -64,7 +64,7 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
         for _ in 0..2 {
             (0..20).for_each(|_| _ = page.step().expect("a step"));
             // A step ends with its weights, which may come before the last of its acks.
-            page.client.settle().expect("acks");
+            page.client.wait_for_acks().expect("acks");
             acknowledged(&acks);
             let stopped = leader(&fleet);
             let process = fleet.servers[stopped as usize].as_ref().expect("it runs");
@@ -74,7 +74,7 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
             for _ in 0..20 {
                 page.step().expect("a step");
             }
-            page.client.settle().expect("acks");
+            page.client.wait_for_acks().expect("acks");
             let (by, streams) = acknowledged(&acks);
             assert!(!by.contains(&ServerId(stopped)), "{stopped} is stopped, and {by:?} acknowledged");
             assert_eq!(streams.iter().filter(|(shard, _)| *shard == 0).count(), 1, "{streams:?}");

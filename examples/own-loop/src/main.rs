@@ -4,7 +4,7 @@
 //! this program's. `paraft train examples/own-loop/job.toml` starts one for each rank; it also runs by hand, with the flags of
 //! `paraft worker`.
 
-use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions, cli};
+use paraft_worker::{Evaluation, Job, LoopAction, Run, Setup, TensorSpec, WorkerError, WorkerOptions, cli};
 
 const CLASSES: usize = 3;
 const INPUTS: usize = 2;
@@ -28,7 +28,7 @@ fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
     let mut run = Run::join(job, options, setup)?;
     loop {
         match run.next()? {
-            Turn::Train(minibatch) => {
+            LoopAction::Train(minibatch) => {
                 let (mut weight, mut bias, mut loss) = ([0.0; CLASSES * INPUTS], [0.0; CLASSES], 0.0);
                 let share = 1.0 / minibatch.samples.len() as f32;
                 for &i in &minibatch.samples {
@@ -46,7 +46,7 @@ fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
                 run.ready(0, &weight)?;
                 run.trained(loss)?;
             }
-            Turn::Evaluate { samples } => {
+            LoopAction::Evaluate { samples } => {
                 let mut sums = Evaluation::default();
                 for i in samples {
                     let (x, label) = point(TRAIN + i);
@@ -57,7 +57,7 @@ fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
                 }
                 run.evaluated(sums)?;
             }
-            Turn::Over => break,
+            LoopAction::Over => break,
         }
     }
     let report = run.finish()?;

@@ -35,24 +35,29 @@ def prepare(
     encoding: str = "f32",
     constraints: Optional[Mapping[str, Constraint]] = None,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Joins the job with this model; waits until all its workers have. Gives back the same two objects, ready to train.
+    """Joins the job with this model; waits until all its workers have joined. Returns the same two objects, ready to
+    train.
 
-    Worker 0's weights are the job's first ones, as with DDP, and so is the state of its optimizer (``load_state_dict()`` before this).
-    Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode says, and pulls; ``optimizer.state_dict()`` asks the servers.
+    Worker 0's weights become the job's initial weights, as with DDP, and so does its optimizer's state (call
+    ``load_state_dict()`` before). Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode requires,
+    and pulls; ``optimizer.state_dict()`` asks the servers.
 
     Args:
-        apply: who runs the optimizer. ``"servers"``: they do, as ``optimizer`` would (SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW,
-            Adamax, NAdam, RAdam), and keep its state. ``"worker"``: ``optimizer`` itself does, whatever it is, and the servers average
-            how far the workers' weights went. ``"auto"``: the servers if they can, else the worker, which is said in the log.
-        clip_norm: clips gradients by their norm, as ``clip_grad_norm_`` would under DDP: that of the mean where workers go in lock-step.
+        apply: which side runs the optimizer. ``"servers"``: the servers, with the rules of ``optimizer`` (SGD,
+            Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"worker"``:
+            ``optimizer`` itself, of any class, and the servers average the workers' weight changes. ``"auto"``: the
+            servers if they can, otherwise the worker, which is logged.
+        clip_norm: clips gradients by their norm, like ``clip_grad_norm_`` under DDP: in lock-step the norm of the
+            mean.
         clip_value: clips each value of a gradient to at most this size.
-        overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes what is there then.
-        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
-        constraints: what the servers hold parameters to, the first weights and those behind each step:
-            ``{"critic.*": paraft.clamp(-0.01, 0.01)}``. By the parameters' names, in which ``*`` stands for any characters.
+        overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes
+            the present gradients.
+        encoding: the encoding of gradients: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
+        constraints: constraints that the servers apply to the initial parameters and after each step: ``{"critic.*":
+            paraft.clamp(-0.01, 0.01)}``. By parameter name; ``*`` matches any characters.
 
     Raises:
-        ConfigError: the servers cannot run this optimizer, or the model cannot be trained so.
+        ConfigError: the servers cannot run this optimizer, or the model cannot be trained this way.
         UnavailableError: the servers cannot be reached.
     """
     _new(run, optimizer)
@@ -72,7 +77,7 @@ def prepare(
             )
         else:
             settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
-            with torch.inference_mode(False):  # what is made in it can't be trained on
+            with torch.inference_mode(False):  # tensors created in inference mode cannot be trained
                 front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
             on_servers(optimizer, front)
             return model, optimizer
@@ -85,10 +90,10 @@ def prepare(
 
 
 def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
-    """Whether group and model go together.
+    """Checks that group and model fit together.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they do not fit.
     """
     averages = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if run._group is None:
@@ -122,7 +127,8 @@ def local(
     encoding: str = "f32",
     fragments: int = 1,
 ) -> OnWorker:
-    """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
+    """Joins the job with an optimizer that changes this worker's own weights. It pushes their change after every
+    ``every`` steps."""
     _new(run, optimizer)
     _grouped(run, model, None)
     if run._leased:
@@ -144,20 +150,20 @@ class DiLoCo:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Any torch optimizer is the inner one; its state is this worker's own, and is lost with it. What hangs on ``optimizer.step()`` counts
-    the steps.
+    Any torch optimizer can be the inner one; its state is this worker's own, and is lost with it. Hooks and
+    schedulers of ``optimizer.step()`` count the steps.
 
     Args:
         run: of :func:`paraft.init`, not prepared.
         model: the model.
         optimizer: the inner optimizer.
         every: steps between two pushes, 1 to 1,000,000.
-        outer: the servers' optimizer, as a ``[optimizer]`` table. Default: Nesterov's at rate 0.7 with momentum 0.9.
-        fragments: parts in which the model goes and comes, each in its turn.
-        encoding: how what is pushed travels.
+        outer: the servers' optimizer, as an ``[optimizer]`` table. Default: Nesterov with rate 0.7 and momentum 0.9.
+        fragments: parts of the model that are pushed and pulled in turn.
+        encoding: the encoding of pushes.
 
     Raises:
-        ConfigError: the options do not go together.
+        ConfigError: the options contradict each other.
     """
 
     def __init__(
@@ -185,8 +191,8 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local steps whose results are averaged: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. As :class:`DiLoCo`,
-    and the servers' weights become the mean of the workers'."""
+    """Local steps with averaged results: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. Like
+    :class:`DiLoCo`, but the servers' weights become the mean of the workers'."""
 
     def __init__(
         self,

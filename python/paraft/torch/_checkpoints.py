@@ -1,4 +1,4 @@
-"""Checkpoints of a job as torch's own objects, for scripts that do without Paraft. Nothing here needs servers."""
+"""A job's checkpoints as torch objects, for scripts without Paraft. Nothing here needs servers."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from ._names import Names, as_in
 
 _LOG = logging.getLogger("paraft")
 
-#: The latest format of ``checkpoint.json`` that is read (docs/checkpoints.md).
+#: The latest readable format of ``checkpoint.json`` (docs/checkpoints.md).
 _FORMAT = 1
 _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 _Path = Union[str, "PathLike[str]"]
 
 
 def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) -> dict[str, Any]:
-    """A checkpoint as a script without Paraft goes on from it::
+    """Loads a checkpoint, from which a script without Paraft can resume::
 
         saved = paraft.torch.load_checkpoint("checkpoints")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
 
-    ``model`` has what is trained, and the running statistics, by the names of the model itself, without those of wrappers (``_orig_mod.``,
-    ``module.``), and under all names that a tensor has. Parameters that are frozen are not in a checkpoint, nor what is each worker's own
-    (integer buffers). With ``model=`` it is the whole of what ``model.load_state_dict()`` takes: by that model's names, wrappers' included, and
-    what is not in the checkpoint as the model has it now. ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made the steps itself; ``None`` where
-    the workers ran optimizers of their own. ``step``: so many are done.
+    ``model`` has the trained parameters and the running statistics, by the model's own names, without those of
+    wrappers (``_orig_mod.``, ``module.``), and under all names of a tensor. A checkpoint has neither frozen
+    parameters nor each worker's own values (integer buffers). With ``model=`` it is complete for
+    ``model.load_state_dict()``: by that model's names, including wrappers', and with that model's present values for
+    everything missing in the checkpoint. ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made
+    the steps itself; ``None`` if the workers ran their own optimizers. ``step`` is the number of finished steps.
 
     Args:
-        checkpoint: a checkpoint, a folder of them, or the folder of a run: of several the latest.
-        model: the model that is to be given the values.
+        checkpoint: a checkpoint, a folder of them, or a run's folder: of several the latest.
+        model: the model that will load the values.
 
     Raises:
-        DataError: there is none, or it is cut off or damaged.
+        DataError: there is none, or it is truncated or damaged.
     """
     found = opened(checkpoint)
     state = found.model() if model is None else as_in(model, found.model())
@@ -55,15 +56,16 @@ def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) 
 
 
 def export_dcp(checkpoint: _Path, to: _Path) -> None:
-    """Writes a checkpoint as one of ``torch.distributed.checkpoint``, for ``dcp.load`` under any number of ranks. Its state is ``model``
-    and ``optimizer``, by the names of ``torch.distributed.checkpoint.state_dict.get_state_dict``, and ``step``, a tensor.
+    """Writes a checkpoint in the format of ``torch.distributed.checkpoint``, for ``dcp.load`` with any number of
+    ranks. Its state is ``model`` and ``optimizer``, by the names of
+    ``torch.distributed.checkpoint.state_dict.get_state_dict``, and ``step``, a tensor.
 
     Args:
-        checkpoint: as of :func:`load_checkpoint`.
-        to: a folder, which is made.
+        checkpoint: see :func:`load_checkpoint`.
+        to: a folder, which is created.
 
     Raises:
-        DataError: as of :func:`load_checkpoint`.
+        DataError: see :func:`load_checkpoint`.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -80,10 +82,10 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
 
 
 class Checkpoint:
-    """A checkpoint that was read, every byte of it.
+    """A checkpoint, read completely.
 
     Raises:
-        DataError: it is not whole.
+        DataError: it is incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,16 +95,16 @@ class Checkpoint:
         self._slots = self._tensors("optimizer.safetensors")
         self._updates = self._count_updates()
         said = json.loads(self._manifest.get("note") or "{}")
-        #: What :func:`note` has said; nothing of it in a checkpoint that a worker of another kind has written.
+        #: The values of :func:`note`; empty in the checkpoint of a worker of another kind.
         self._said: dict[str, Any] = said.get("torch", {}) if isinstance(said, dict) else {}
 
     @property
     def step(self) -> int:
-        """So many steps are done: by the slowest worker, where they go at their own pace."""
+        """The number of finished steps, of the slowest worker if they run at their own pace."""
         return int(self._manifest["resume_step"])
 
     def model(self) -> dict[str, torch.Tensor]:
-        """``state_dict()`` of the model, but for what is frozen."""
+        """``state_dict()`` of the model, without frozen parameters."""
         tensors = dict(self._model)
         for alias, name in self._said.get("tied", {}).items():
             if name in tensors:
@@ -114,20 +116,20 @@ class Checkpoint:
 
     @property
     def frozen(self) -> list[str]:
-        """Parameters that the model had, and that were not trained."""
+        """The model's parameters that were not trained."""
         return list(self._said.get("frozen", []))
 
     @property
     def kind(self) -> str:
-        """Of the servers' optimizer."""
+        """The kind of the servers' optimizer."""
         return str(self._manifest["optimizer"]["kind"])
 
     def trained(self) -> dict[str, list[int]]:
-        """Shapes of what is trained, by name, in the order of the checkpoint."""
+        """Shapes of trained tensors, by name, in the order of the checkpoint."""
         return {t["name"]: list(t["shape"]) for t in self._trained()}
 
     def optimizer(self) -> Optional[dict[str, Any]]:
-        """``state_dict()`` of the optimizer, by torch's indices; none where it was not the servers'."""
+        """``state_dict()`` of the optimizer, by torch's indices; None if it was not the servers'."""
         if "local" in self._said:
             return None
         groups = self.groups()
@@ -140,7 +142,7 @@ class Checkpoint:
         return {"state": {i: s for i, s in state.items() if s}, "param_groups": groups}
 
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, with the names of their parameters, at their rates of then."""
+        """The optimizer's groups, with the names of their parameters and the checkpoint's rates."""
         trained = {t["name"] for t in self._trained()}
         groups = [dict(g) for g in self._said.get("groups", [])] or self._own_groups()
         rates = self._manifest.get("rates", [])
@@ -154,19 +156,19 @@ class Checkpoint:
         return groups
 
     def state_of(self, name: str) -> dict[str, torch.Tensor]:
-        """What torch's optimizer would have of a parameter: nothing, where it made no step with it."""
+        """A parameter's state in torch's optimizer: empty if the optimizer has made no step with it."""
         if name not in self._updates:
             return {}
         slots = {slot: self._slots[f"{slot}.{name}"] for slot in self._manifest["slots"]}
         return _optim.state_of(self._manifest["optimizer"], slots, self._updates[name])
 
-    # ---- what the files say ----
+    # ---- the content of the files ----
 
     def _trained(self) -> list[dict[str, Any]]:
         return [t for t in self._manifest["tensors"] if t["kind"] == "param"]
 
     def _own_groups(self) -> list[dict[str, Any]]:
-        """Of a checkpoint that says nothing of torch: groups in the order of the tensors, with torch's defaults."""
+        """For a checkpoint without torch's groups: groups in the order of the tensors, with torch's defaults."""
         table = self._manifest["optimizer"]
         of = iter(self._trained())
         groups = []
@@ -181,12 +183,13 @@ class Checkpoint:
         return groups
 
     def _count_updates(self) -> dict[str, int]:
-        """For each parameter the updates that are in it: the most of its buckets', which differ where workers go at their own pace."""
+        """Each parameter's number of updates: the maximum of its buckets', which differ if workers run at their own
+        pace."""
         bucket, versions = self._manifest["bucket_len"], [b["version"] for b in self._manifest["buckets"]]
         cuts: list[tuple[int, int]] = []
         at = 0
         for end, row in self._parts():
-            # Rows that a constraint holds to a norm are whole.
+            # Buckets do not split rows with a norm constraint.
             length = max(bucket // row * row, row)
             cuts += [(begin, min(begin + length, end)) for begin in range(at, end, length)]
             at = end
@@ -198,7 +201,8 @@ class Checkpoint:
         return updates
 
     def _parts(self) -> list[tuple[int, int]]:
-        """Where the trained values are divided, as ``docs/protocol.md`` has it: the end of each part, and how many values no bucket cuts."""
+        """The parts of the trained values, as in ``docs/protocol.md``: the end of each part, and the number of values
+        that no bucket splits."""
         trained = _len(self._trained())
         ends = {trained}
         for lengths in ([g["values"] for g in self._manifest.get("groups", [])], self._manifest.get("stages", [])):
@@ -236,7 +240,7 @@ class Checkpoint:
         return found
 
     def _tensors(self, piece: str) -> dict[str, torch.Tensor]:
-        """The tensors of a safetensors file, each with memory of its own, once every byte of it is what was written."""
+        """The tensors of a safetensors file, each with its own memory, after verification of every byte."""
         stamp = self._manifest["files"].get(piece)
         if stamp is None:
             raise self._broken("checkpoint.json", f"does not name {piece}")
@@ -264,7 +268,7 @@ class Checkpoint:
         return tensors
 
     def _places(self, piece: str, header: bytes, length: int) -> Iterator[tuple[str, torch.dtype, list[int], int]]:
-        """What lies in a file, in its order: names, types, shapes, and how many bytes."""
+        """A file's entries in order: names, types, shapes, and their length in bytes."""
         try:
             infos = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
             at = 0
@@ -279,8 +283,8 @@ class Checkpoint:
 
 
 def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module, flat: Flat) -> str:
-    """What a checkpoint is to say of a script besides weights and state, such that :func:`load_checkpoint` gives torch's objects.
-    ``optimizer``: none where it is the worker's own."""
+    """A script's note in checkpoints, with which :func:`load_checkpoint` restores torch's objects. ``optimizer``:
+    None if it is the worker's own."""
     names = Names(model)
     said: dict[str, Any] = {"tied": flat.aliases, "frozen": flat.frozen}
     if optimizer is None:
@@ -292,16 +296,16 @@ def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module, fla
 
 
 def resumes_elsewhere(run: Run, model: torch.nn.Module, flat: Flat, optimizer: Optional[torch.optim.Optimizer]) -> None:
-    """Where the run is to go on from a checkpoint of this model with other layers frozen, a new job has to begin: gives model and optimizer
-    what the checkpoint has of them, from which it does. Any other checkpoint is left to the servers' job.
+    """A checkpoint of this model with other layers frozen cannot resume in the servers' job, so a new job starts from
+    it: this loads its values into model and optimizer. It leaves any other checkpoint to the servers' job.
 
-    ``optimizer``: none where it is the worker's own."""
+    ``optimizer``: None if it is the worker's own."""
     if run._resume is None:
         return
     try:
         found = opened(run._resume)
     except DataError:
-        return  # the job says what is wrong with it
+        return  # the job reports the error
     before, now = found.trained(), dict(zip(flat.names, ([*p.shape] for p in flat.params)))
     begun, ended = [n for n in now if n not in before], [n for n in before if n not in now]
     if not begun and not ended or any(n not in found.frozen for n in begun) or any(n not in flat.frozen for n in ended):
@@ -335,7 +339,7 @@ def _len(tensors: list[dict[str, Any]]) -> int:
 
 
 def opened(path: _Path) -> Checkpoint:
-    """The checkpoint at a path, or the newest whole one of a folder of them or of a run's.
+    """The checkpoint at a path, or the newest complete one of a folder of them or of a run's.
 
     Raises:
         DataError: there is none.
@@ -355,7 +359,7 @@ def opened(path: _Path) -> Checkpoint:
 
 
 def _written(path: Path) -> tuple[float, str]:
-    """When a checkpoint says that it was written; one that says nothing is first to be complained of."""
+    """A checkpoint's time of writing. One without a time comes first, so that its error is reported first."""
     try:
         return float(json.loads((path / "checkpoint.json").read_bytes())["written"]), path.name
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,9 @@
-"""A model as one flat vector: what the servers hold, and where its parameters lie in it.
+"""A model as one flat vector, as the servers hold it, and the places of its parameters in it.
 
-A parameter of float32 on the CPU, contiguous, *is* a view of the vector: what is pulled is where the model computes, and nothing is
-converted on a step's path. Any other (half precision, channels-last, on a GPU, or memory that another tensor has too) keeps its memory and
-is copied; so does one that is sharded over the ranks of a group (FSDP2), of which each rank copies its own part.
+A contiguous float32 parameter on the CPU *is* a view of the vector: pulled weights are in place, and a step converts
+nothing. Any other parameter (half precision, channels-last, on a GPU, or with memory shared with another tensor)
+keeps its memory and is copied. So is a parameter that is sharded over a group's ranks (FSDP2): each rank copies its
+own part.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from ._names import Names
 _LOG = logging.getLogger("paraft")
 
 
-#: The most classes of parameters that the servers hold, each with a rate and a decay of its own.
+#: The maximum number of parameter classes on the servers, each with its own rate and decay.
 MAX_CLASSES = 1024
-#: With more groups than these, those of one rate and decay become one class: each class has buckets of its own.
+#: With more groups, those of equal rate and decay become one class, because each class has its own buckets.
 _FEW_GROUPS = 32
 
 
 class Flat:
     """The trained parameters of a model, class by class, then its running statistics.
 
-    ``group``: whose ranks the vector belongs to; it lies in memory that they share.
+    ``group``: the ranks that share the vector's memory.
 
     Attributes:
         values: the vector, on the CPU.
         params: the parameters, in order.
-        names: theirs and the statistics'.
-        classes: of each of the optimizer's groups the class that its parameters are in; -1: nothing of it is trained.
-        class_values: how many values each class has.
-        buffers: the running statistics as ``prepare`` found them: persistent buffers of floating numbers, all of them finite.
-            :meth:`statistics` has them as they are now.
+        names: names of parameters and statistics.
+        classes: the class of each of the optimizer's groups; -1: none of its parameters is trained.
+        class_values: number of values of each class.
+        buffers: the running statistics at ``prepare``: persistent floating-point buffers with only finite values.
+            :meth:`statistics` has their present values.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
@@ -94,14 +95,14 @@ class Flat:
                 )
         self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
         self._root = model
-        self._stand()
+        self._record_places()
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         self.buffers: list[torch.Tensor] = []
-        #: The module that has each, and by what name: a script may put another tensor there.
+        #: Each parameter's module and attribute name: a script may replace the tensor there.
         self._places: list[tuple[torch.nn.Module, str]] = []
         self._find_buffers(model)
-        #: The parameters that aren't trained.
+        #: The untrained parameters.
         self.frozen = [names.of(p) for p in model.parameters() if not p.requires_grad]
         tensors = [*self.params, *self.buffers]
         if any(t.numel() == 0 for t in tensors):
@@ -117,7 +118,7 @@ class Flat:
         else:
             self.values = self._group.memory(length)
         self.views = apart(self.values, shapes)
-        #: Of each tensor, this rank's part of its place in the vector.
+        #: This rank's part of each tensor's place in the vector.
         self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []
         self._sample = 0
@@ -129,24 +130,24 @@ class Flat:
             (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
         ]
 
-    def _stand(self) -> None:
-        """Notes where the trained parameters stand in the model: wrapped modules are in other places than before.
+    def _record_places(self) -> None:
+        """Records the places of the trained parameters in the model: wrapping changes the modules' places.
 
         Raises:
-            MisuseError: one is not in the model any more.
+            MisuseError: one is no longer in the model.
         """
         missing = set(map(id, self.params))
         holders: set[torch.nn.Module] = set()
-        self._stands: list[tuple[dict[str, Any], str, Any]] = []
-        # From the leaves to the root: what holds something that is trained is in its place, too.
+        self._expected_places: list[tuple[dict[str, Any], str, Any]] = []
+        # From leaves to root: containers of trained parameters keep their places too.
         for module in reversed(list(self._root.modules())):
             its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
             inner = {key: m for key, m in module._modules.items() if m is not None and m in holders}
             missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
             if its or inner:
                 holders.add(module)
-            self._stands += [(module._parameters, key, p) for key, p in its.items()]
-            self._stands += [(module._modules, key, m) for key, m in inner.items()]
+            self._expected_places += [(module._parameters, key, p) for key, p in its.items()]
+            self._expected_places += [(module._modules, key, m) for key, m in inner.items()]
         for p in self.params:
             if id(p) in missing and not is_sharded(p):
                 raise MisuseError(
@@ -155,12 +156,12 @@ class Flat:
                 )
 
     def known(self) -> dict[str, str]:
-        """Each name that a trained parameter has in the model, with the servers'."""
+        """Maps each name of a trained parameter in the model to the servers' name."""
         return {known: name for name, p in zip(self.names, self.params) for known in self._model.known(p)}
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Names under which the model has one of these tensors a second time, each with the first."""
+        """The additional names of these tensors in the model, with their first names."""
         known = set(self.names)
         return {alias: name for alias, name in self._model.aliases.items() if name in known}
 
@@ -183,16 +184,16 @@ class Flat:
 
     @staticmethod
     def _whole(module: torch.nn.Module, key: str, b: torch.Tensor) -> torch.Tensor:
-        """A buffer with memory for each of its values: one that was ``expand()``ed can't be written."""
+        """A buffer with memory for each value: an ``expand()``ed one cannot be written."""
         if repeats(b):
             b = module._buffers[key] = b.detach().clone(memory_format=torch.contiguous_format)
         return b
 
     def statistics(self) -> list[torch.Tensor]:
-        """The running statistics as the modules have them now: a script may have assigned others.
+        """The modules' present running statistics: a script may have replaced tensors.
 
         Raises:
-            MisuseError: one is gone, or has another shape.
+            MisuseError: one is missing, or has another shape.
         """
         now = []
         for (module, key), name, before in zip(self._places, self.names[len(self.params) :], self.buffers):
@@ -227,10 +228,10 @@ class Flat:
                 )
 
     def check_ties(self) -> None:
-        """Whether each trained value has memory of its own.
+        """Checks that each trained value has its own memory.
 
         Raises:
-            ConfigError: two tensors have some in common.
+            ConfigError: two tensors share memory.
         """
         pair = _overlapping([own(t) for t in (*self.params, *self.buffers)], len(self.params))
         if pair is not None:
@@ -242,12 +243,13 @@ class Flat:
             )
 
     def attach(self, *, buffers: bool, shared: bool = True) -> None:
-        """Makes the parameters views of the vector where they can be; ``buffers``: the running statistics too. ``shared``: what all ranks of
-        a group may have in common; else the first rank has it, and the others have weights of their own."""
+        """Makes the parameters views of the vector if possible; ``buffers``: also the running statistics. ``shared``:
+        a group's ranks may share them; otherwise only the first rank uses the views, and the others keep their own
+        weights."""
         self._tensors = [*self.params, *self.buffers]
         for i, (view, t) in enumerate(zip(self.views, self._tensors)):
             is_param = i < len(self.params)
-            # What others hold the memory of, as p.data or a flat vector of weights, stays where it is.
+            # Memory that others hold, such as p.data or a flat vector of weights, stays in place.
             plain = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not is_sharded(t) and not _is_held(t)
             direct = plain and (shared or self._group is None or self._group.leads)
             if direct and (is_param or buffers):
@@ -261,7 +263,7 @@ class Flat:
         self.mark()
 
     def check(self) -> None:
-        """Whether the parameters are still where they were put, and the same ones are trained.
+        """Checks that the parameters are still in place, and that the same ones are trained.
 
         Raises:
             MisuseError: one was moved, frozen or unfrozen.
@@ -272,8 +274,8 @@ class Flat:
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
                 )
-        if any(place.get(key) is not it for place, key, it in self._stands):
-            self._stand()
+        if any(place.get(key) is not it for place, key, it in self._expected_places):
+            self._record_places()
         if self._with_buffers:
             self._follow_buffers()
         for i in self._copied:
@@ -290,7 +292,7 @@ class Flat:
                 )
 
     def _follow_buffers(self) -> None:
-        """Statistics that the script has replaced have memory of their own from then on."""
+        """Statistics that the script has replaced keep their own memory from then on."""
         for i, b in enumerate(self.statistics(), len(self.params)):
             if b is not self._tensors[i]:
                 self._tensors[i] = b
@@ -301,16 +303,16 @@ class Flat:
             self._copied.append(i)
             self._at = [(other, at) for other, at in self._at if other != i]
 
-    # ---- what a script writes to weights itself ----
+    # ---- a script's own writes to weights ----
 
     def mark(self) -> None:
-        """The parameters are as the servers have them."""
+        """Marks the parameters as equal to the servers'."""
         self._versions = [p._version for p in self.params]
         self._sample += 1
         self._digests = self._digest()
 
     def _digest(self) -> list[int]:
-        """Of each parameter that lies on the CPU, a digest of a sample of its bytes: in another step others are in it."""
+        """A digest of a sample of each CPU parameter's bytes; each step samples other bytes."""
         for i in self._copied:
             if i < len(self.params):
                 self._spans[i] = _span(own(self.params[i]))
@@ -318,10 +320,10 @@ class Flat:
 
     @torch.no_grad()
     def written(self) -> Optional[str]:
-        """The name of a parameter that has other values than at the last :meth:`mark`.
+        """The name of a parameter whose values changed since the last :meth:`mark`.
 
-        Torch counts writes, but for those to ``.data``; a digest sees these, in a sample. Weights that were swapped out and in again
-        count as not written.
+        Torch counts writes, except those to ``.data``; a sampled digest detects these. Weights that were swapped out
+        and in again count as unchanged.
         """
         now, digests = [p._version for p in self.params], self._digest()
         if now == self._versions and digests == self._digests:
@@ -336,13 +338,13 @@ class Flat:
                 if not torch.equal(mine.cpu(), servers.to(mine.dtype)):
                     return self.names[i]
             elif mine.numel() * mine.element_size() > WHOLE_BYTES:
-                # The sample can't tell whether all of it is as before. From now on the vector keeps the servers' values beside it.
+                # The sample cannot prove equality. From now on the vector keeps a copy of the servers' values.
                 p.data = mine.clone()
                 self._own_memory(i)
         return None
 
     def spread(self) -> None:
-        """Copies the vector to the tensors that have memory of their own."""
+        """Copies the vector to the tensors with their own memory."""
         if self._copied:
             if self._with_buffers:
                 self._follow_buffers()
@@ -352,7 +354,8 @@ class Flat:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """The other way, for workers that move their weights themselves. What is the same on all ranks of a group, its first one gives."""
+        """The reverse, for workers that change their own weights. The first rank supplies values that are equal on
+        all ranks of a group."""
         given = [i for i in self._copied if self._group is None or self._group.leads or is_sharded(self._tensors[i])]
         if given:
             torch._foreach_copy_([self.parts[i] for i in given], [own(self._tensors[i].data) for i in given])
@@ -360,12 +363,12 @@ class Flat:
     def _synchronize(self) -> None:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
         if device is not None:
-            torch.cuda.current_stream(device).synchronize()  # the vector is the next pull's
+            torch.cuda.current_stream(device).synchronize()  # the next pull overwrites the vector
 
 
 def _classes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Of each parameter group its class. Where there are many groups, as of builders that make one for each tensor, those of one rate
-    and decay are one."""
+    """The class of each parameter group. If there are many groups, for example one per tensor, groups of equal rate
+    and decay form one class."""
     trains = [any(p.requires_grad for p in g["params"]) for g in optimizer.param_groups]
     few = sum(trains) <= _FEW_GROUPS
     known: dict[Any, int] = {}
@@ -382,13 +385,13 @@ def _classes(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def repeats(t: torch.Tensor) -> bool:
-    """Whether several values of it are one in memory, as of ``expand()``."""
+    """Whether several of its values share memory, as after ``expand()``."""
     mine = own(t)
     return any(stride == 0 and size > 1 for size, stride in zip(mine.shape, mine.stride()))
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
-    """Where its bytes lie on the CPU, and how many; 0 where they aren't there, or others lie between them."""
+    """Address and number of its bytes on the CPU; 0 if they are not there, or not contiguous."""
     bytes_ = t.numel() * t.element_size()
     alone = t.is_cpu and (t.is_contiguous() or _reach(t) == bytes_)
     return (t.data_ptr(), bytes_) if alone else (0, 0)
@@ -400,7 +403,7 @@ def _reach(t: torch.Tensor) -> int:
 
 
 def _overlapping(tensors: list[torch.Tensor], trained: int) -> Optional[tuple[int, int]]:
-    """Two tensors that have a value in common, at least one of them among the first ``trained``."""
+    """Two tensors that share a value, at least one of them among the first ``trained``."""
     spans = sorted(
         (t.untyped_storage().data_ptr(), t.data_ptr(), t.data_ptr() + _reach(t), i) for i, t in enumerate(tensors) if t.data_ptr()
     )
@@ -414,7 +417,7 @@ def _overlapping(tensors: list[torch.Tensor], trained: int) -> Optional[tuple[in
 
 
 def _common(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors whose bytes lie between each other have a byte in common: columns of one matrix have none."""
+    """Whether two tensors with interleaved bytes share a byte: columns of one matrix do not."""
     first = min(a.data_ptr(), b.data_ptr())
 
     def places(t: torch.Tensor) -> torch.Tensor:
@@ -426,32 +429,32 @@ def _common(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _uses(t: torch.Tensor) -> int:
-    """How many tensors have its memory. (Torch's own count; a release without it: one.)"""
+    """How many tensors use its memory. (Torch's own count; 1 for a release without it.)"""
     count: Any = getattr(torch._C, "_storage_Use_Count", None)
     return int(count(t.untyped_storage()._cdata)) if count is not None else 0
 
 
 def _is_held(t: torch.Tensor) -> bool:
-    """Whether others may have its memory, too: another tensor, another process (``share_memory()``), or NumPy."""
+    """Whether its memory has other users: another tensor, another process (``share_memory()``), or NumPy."""
     alone = torch.nn.Parameter(torch.empty(1, dtype=torch.float32, device="cpu"))
-    shared: Any = t  # torch leaves this without a type
+    shared: Any = t  # untyped in torch
     return bool(shared.is_shared()) or not t.untyped_storage().resizable() or _uses(t) > _uses(alone)
 
 
 def is_sharded(t: torch.Tensor) -> bool:
-    """Whether this is a rank's part of a tensor, as FSDP2 leaves parameters."""
-    tensor = sys.modules.get("torch.distributed.tensor")  # torch imports it for who shards, and it takes its time
+    """Whether this is a rank's shard of a tensor, as with FSDP2."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # torch imports it only for sharding, and slowly
     return tensor is not None and isinstance(t, tensor.DTensor)
 
 
 def own(t: Any) -> torch.Tensor:
-    """What this rank has of it."""
+    """This rank's values of it."""
     mine: torch.Tensor = t.to_local() if is_sharded(t) else t
     return mine
 
 
 def part(whole: torch.Tensor, t: Any) -> torch.Tensor:
-    """The part of a whole tensor that this rank has of another one of its shape."""
+    """This rank's part of another, whole tensor of its shape."""
     if not is_sharded(t):
         return whole
     (chunk,) = t.__create_chunk_list__()
@@ -459,11 +462,11 @@ def part(whole: torch.Tensor, t: Any) -> torch.Tensor:
 
 
 def apart(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """The parts of a vector as tensors that know nothing of each other: to pickle or save one writes its own values, where that of
-    an ordinary view would write the whole vector."""
+    """The parts of a vector as independent tensors: pickling or saving one writes only its own values, where an
+    ordinary view would write the whole vector."""
     kind: Any = type("Values", (ctypes.c_float * values.numel(),), {})
     memory = kind.from_address(values.data_ptr())
-    memory.values = values  # kept as long as any part is
+    memory.values = values  # kept alive by any part
     parts, at = [], 0
     for shape in shapes:
         part = torch.frombuffer(memory, dtype=torch.float32, count=shape.numel(), offset=at)
@@ -473,7 +476,8 @@ def apart(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tens
 
 
 def staged(gradient: torch.Tensor, stage: Optional[torch.Tensor]) -> torch.Tensor:
-    """A gradient as the servers take it: contiguous float32 on the CPU. ``stage``: memory for it, kept from step to step."""
+    """A gradient in the servers' form: contiguous float32 on the CPU. ``stage``: memory for it, reused from step to
+    step."""
     if stage is None:
         stage = torch.empty(gradient.shape, dtype=torch.float32, device="cpu", pin_memory=gradient.is_cuda)
     return stage.copy_(gradient)

@@ -1,7 +1,8 @@
-"""Several processes of a host as one worker: torch's own process group averages the gradients inside, and one rank speaks with the servers.
+"""Several processes of a host as one worker: torch's process group averages the gradients inside, and one rank speaks
+with the servers.
 
-The weights lie in memory that the ranks share: the first one pulls into it, and each takes what it has of the model (all of it, or with
-FSDP2 its shard). Nobody reads there while a step waits, since all have come to it before.
+The ranks share the weights' memory: the first rank pulls into it, and each takes its part of the model (all of it, or
+with FSDP2 its shard). No rank reads there during a step's wait, because all ranks meet before it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import torch.distributed as dist
 from .. import errors
 from ..errors import ConfigError, MisuseError, ParaftError
 
-#: What the rank that speaks with the servers tells the others after each step goes into so many bytes.
+#: Bytes for the message of the first rank to the others after each step.
 _TOLD_BYTES = 4096
-#: Of an error's message, each of which JSON may write in six bytes.
+#: Bytes of an error's message, each of which JSON may encode in six.
 _TOLD_CHARACTERS = 512
-#: For the backend's threads, at the end: they need microseconds.
+#: Time for the backend's threads at the end: they need microseconds.
 _SETTLE_SECONDS = 1.0
 
-#: Where a worker stands after a step: as the extension has it.
-Stands = tuple[int, bool, bool]
+#: A worker's state after a step, as in the extension.
+StepState = tuple[int, bool, bool]
 
 
 class Group:
@@ -36,8 +37,8 @@ class Group:
 
     Attributes:
         ranks: torch's global ranks, in order; the first speaks with the servers.
-        leads: whether this process is that one.
-        place_inside: of this process among them.
+        leads: whether this process is the first rank.
+        place_inside: this process's index among the ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -54,10 +55,10 @@ class Group:
         self._mark = torch.zeros(1, dtype=torch.float32, device="cpu")
 
     def place(self) -> tuple[int, int]:
-        """Which worker this is, and how many there are, where all groups have the same size and consecutive ranks.
+        """This worker's rank and the number of workers, if all groups have the same size and consecutive ranks.
 
         Raises:
-            ConfigError: they are not so.
+            ConfigError: they do not.
         """
         size, world = len(self.ranks), dist.get_world_size()
         first = self.ranks[0]
@@ -69,7 +70,7 @@ class Group:
         return first // size, world // size
 
     def memory(self, length: int) -> torch.Tensor:
-        """So many ``float32``, zeros, that all ranks have in common. All call.
+        """Allocates zeroed ``float32`` values that all ranks share. All ranks call it.
 
         Raises:
             ConfigError: the ranks are on several hosts.
@@ -86,12 +87,12 @@ class Group:
             if descriptor is None:
                 why = f"rank {self.ranks[0]} is on host {host}"
             else:
-                with open(descriptor, "rb"):  # closes it
+                with open(descriptor, "rb"):  # closes the descriptor
                     shared = mmap.mmap(descriptor, size)
         except OSError as e:
             why = f"{e}; rank {self.ranks[0]} must be of the same user and container"
         failed = torch.tensor([0 if shared is not None else 1], device="cpu")
-        dist.all_reduce(failed, group=self._group)  # until all have it
+        dist.all_reduce(failed, group=self._group)  # wait until all ranks have it
         if made is not None:
             os.close(made)
         if shared is None or int(failed):
@@ -102,28 +103,28 @@ class Group:
         return torch.frombuffer(shared, dtype=torch.float32, count=length)
 
     def meet(self) -> None:
-        """Until all ranks are here."""
+        """Waits until all ranks are here."""
         dist.all_reduce(self._mark, group=self._group)
 
     def settle(self) -> None:
-        """Until the backend's threads have let go of what they were given last. One that does so while Python ends aborts the process
-        (PyTorch #190489), and a script often ends right after its run."""
+        """Waits until the backend's threads have released their last arguments. A release during Python's shutdown
+        aborts the process (PyTorch #190489), and a script often ends right after its run."""
         count = getattr(torch.Tensor, "_use_count", lambda tensor: 1)
         until = time.monotonic() + _SETTLE_SECONDS
         while max(count(self._word), count(self._mark)) > 1 and time.monotonic() < until:
             time.sleep(0.0005)
 
     def open(self, join: Callable[[], Any]) -> Any:
-        """Joins the job, and gives what stands for the session on this rank."""
+        """Joins the job, and returns this rank's session object."""
         session = Member(self)
         session.lead(join)
         return session
 
     def tell(self, what: Optional[dict[str, Any]]) -> dict[str, Any]:
-        """The first rank's word to all.
+        """Sends the first rank's message to all.
 
         Raises:
-            ParaftError: the first rank's, on all.
+            ParaftError: the first rank's error, on all ranks.
         """
         told = self._word.zero_()
         if what is not None:
@@ -136,21 +137,21 @@ class Group:
         return said
 
     def share(self, what: Any) -> Any:
-        """An object of the first rank's, on all."""
+        """Sends an object of the first rank to all."""
         said = [what]
         dist.broadcast_object_list(said, self.ranks[0], group=self._group)
         return said[0]
 
     def sum(self, numbers: list[float]) -> list[float]:
-        """Over the ranks, on the first one."""
+        """The sum over the ranks, on the first one."""
         total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         dist.reduce(total, self.ranks[0], group=self._group)
         return total.tolist()
 
 
 class Member:
-    """A rank's place in a worker's session: what the servers are told comes from the first, what they answer goes to all. Has the methods
-    of the extension's class that a front end calls. Whatever waits, all ranks call."""
+    """A rank's part in a worker's session: the first rank speaks with the servers, and passes the answers to all. It
+    has the methods of the extension's class that front ends call. All ranks must call the waiting ones."""
 
     def __init__(self, group: Group) -> None:
         self._of = group
@@ -160,33 +161,33 @@ class Member:
     def lead(self, join: Callable[[], Any]) -> None:
         """Joins, on the first rank."""
 
-        def joined() -> Stands:
+        def joined() -> StepState:
             self._session = join()
             return 0, False, False
 
         self._share(joined)
 
-    def _share(self, act: Callable[[], Stands]) -> Stands:
-        self._of.meet()  # what they hand over is there, and nobody reads the weights
+    def _share(self, act: Callable[[], StepState]) -> StepState:
+        self._of.meet()  # all gradients are handed over, and no rank reads the weights
         if self._of.leads:
             try:
                 step, moved, over = act()
             except ParaftError as e:
                 self._of.tell({"error": type(e).__name__, "text": str(e)[:_TOLD_CHARACTERS]})
                 raise
-            told: Optional[dict[str, Any]] = {**self._session.stands(), "moved": moved, "ended": over}
+            told: Optional[dict[str, Any]] = {**self._session.status(), "moved": moved, "ended": over}
         else:
             told = None
         self._told = self._of.tell(told)
         moved, over = self._told.pop("moved"), self._told.pop("ended")
         return self._told["step"], moved, over
 
-    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> Stands:
-        """The first rank pushes, waits and pulls; all have the weights then."""
+    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> StepState:
+        """The first rank pushes, waits and pulls; then all ranks have the weights."""
         return self._share(lambda: self._session.step(gradients, loss, samples * len(self._of.ranks)))
 
     def chunk(self) -> Optional[tuple[int, list[int]]]:
-        """What the first rank is given, for all."""
+        """The first rank's chunk, on all ranks."""
         chunk: Optional[tuple[int, list[int]]] = self._of.share(self._session.chunk() if self._of.leads else None)
         return chunk
 
@@ -195,15 +196,15 @@ class Member:
         if self._of.leads:
             self._session.prepared()
 
-    def go_on(self) -> Stands:
-        """Ends the wait of a step that was interrupted on this rank; others are in it."""
+    def go_on(self) -> StepState:
+        """Continues a step's wait that was interrupted on this rank; the other ranks are still in it."""
         return self._share(lambda: self._session.go_on())
 
     def save(self, folder: Optional[str] = None) -> str:
-        """The first rank's alone: the others come to it with their next step.
+        """Only on the first rank: the other ranks wait for it in their next step.
 
         Raises:
-            MisuseError: this is another.
+            MisuseError: this is another rank.
         """
         if not self._of.leads:
             raise MisuseError(
@@ -214,42 +215,42 @@ class Member:
         return saved
 
     def finish(self) -> None:
-        """All workers' loops have ended."""
+        """Waits until the loops of all workers have ended."""
 
-        def finished() -> Stands:
+        def finished() -> StepState:
             self._session.finish()
-            return self._session.stands()["step"], False, True
+            return self._session.status()["step"], False, True
 
         self._share(finished)
         self._of.settle()
 
     def report(self, epoch: int, loss_sum: float, correct: int, count: int) -> None:
-        """The ranks' shares are added up."""
+        """Reports the sum of the ranks' shares."""
         loss_sum, *whole = self._of.sum([loss_sum, correct, count])
         if self._of.leads:
             self._session.report(epoch, loss_sum, *map(int, whole))
 
     def moved(self) -> bool:
-        """Whether the first rank's weights aren't the servers' any more, with local steps."""
+        """With local steps: whether the first rank's weights differ from the servers'."""
         moved: bool = self._of.share(self._session.moved() if self._of.leads else None)
         return moved
 
     def rates(self, rates: list[float]) -> None:
-        """Those of the first rank count."""
+        """Uses the first rank's rates."""
         if self._of.leads:
             self._session.rates(rates)
 
     def skip(self) -> None:
-        """A GradScaler of a group finds the same on all ranks."""
+        """A group's GradScaler finds the same on all ranks."""
         if self._of.leads:
             self._session.skip()
 
-    def stands(self) -> dict[str, Any]:
-        """As of the last step."""
+    def status(self) -> dict[str, Any]:
+        """The state of the last step."""
         return dict(self._told)
 
     def leave(self) -> None:
-        """Leaves the job, where this is the rank that joined it."""
+        """Leaves the job, if this rank joined it."""
         if self._session is not None:
             self._session.leave()
 

@@ -1,4 +1,4 @@
-"""Training data that the servers give out: elastic, since whoever is there takes the next chunk."""
+"""Training data that the servers lease out. It is elastic: any present worker takes the next chunk."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ class LeasedSampler(Sampler[list[int]]):
         for epoch in range(10):
             for x, y in loader: ...
 
-    Each epoch is the fleet's: every sample is trained at least once by somebody, whoever comes and goes, and exactly once if nobody is
-    lost. A chunk counts as trained when its last push is acknowledged; what a lost worker held goes to another. Where a job is gone on
-    with, or a worker comes back, there is nothing to do: the servers know what is left.
+    An epoch belongs to the fleet: every sample is trained at least once, whichever workers join and leave, and
+    exactly once if no worker is lost. A chunk counts as trained when its last push is acknowledged; a lost worker's
+    chunk goes to another. When a job resumes, or a worker returns, the script need not do anything: the servers know
+    what is left.
 
-    A chunk is 16 batches. In a group each rank gets ``batch_size`` samples of it at a time; where the last ones do not divide, some are
-    trained by two ranks.
+    A chunk is 16 batches. In a group each rank gets ``batch_size`` samples of it at a time; if the last ones do not
+    divide, some are trained by two ranks.
 
-    With ``num_workers`` a ``DataLoader`` asks for batches ahead, beyond the chunk: take :class:`LeasedLoader` then.
+    With ``num_workers`` a ``DataLoader`` asks for batches beyond the chunk: use :class:`LeasedLoader` then.
 
     Args:
-        run: of :func:`paraft.init`, not prepared.
-        dataset: map-style; its length counts.
-        batch_size: samples of a batch; a chunk's last may be shorter.
+        run: a run of :func:`paraft.init`, not prepared.
+        dataset: map-style, with a length.
+        batch_size: samples per batch; a chunk's last one may be shorter.
         epochs: of the job.
 
     Raises:
-        ConfigError: there is nothing to lease, or the run has a model already.
+        ConfigError: there is nothing to lease, or the run already has a model.
     """
 
     def __init__(self, run: Run, dataset: Sized, *, batch_size: int, epochs: int) -> None:
@@ -46,15 +47,15 @@ class LeasedSampler(Sampler[list[int]]):
         self._run = run
         group = run._group
         self._ranks, self._rank = (1, 0) if group is None else (len(group.ranks), group.place_inside)
-        #: A worker's, of all its ranks.
+        #: Samples per minibatch of a worker, over all its ranks.
         self._batch = batch_size * self._ranks
         self._length = len(dataset)
         settings = ['train.sampler="leased"', f"train.batch={self._batch}", f"train.epochs={epochs}"]
         run._leased = {"settings": settings, "samples": len(dataset)}
 
     def chunks(self) -> Iterator[list[list[int]]]:
-        """The batches of each chunk that this worker gets of the epoch that the fleet is in. They are to be trained before the next is
-        asked for."""
+        """The batches of each chunk of the fleet's current epoch that this worker gets. Train them before asking for
+        the next chunk."""
         session = self._run._joined()
         first: Optional[int] = None
         while not self._run.over:
@@ -73,7 +74,8 @@ class LeasedSampler(Sampler[list[int]]):
             yield [self._mine(samples[i : i + self._batch]) for i in range(0, len(samples), self._batch)]
 
     def _mine(self, batch: list[int]) -> list[int]:
-        """This rank's share of a minibatch, as large as any other's: where it does not divide, some samples are taken twice."""
+        """This rank's share of a minibatch, as large as any other's: if it does not divide, some samples are used
+        twice."""
         share = -(-len(batch) // self._ranks)
         return [batch[i % len(batch)] for i in range(self._rank * share, (self._rank + 1) * share)]
 
@@ -83,25 +85,26 @@ class LeasedSampler(Sampler[list[int]]):
             for batch in batches:
                 yield batch
                 if self._run._moves != moves:
-                    break  # what is left of the chunk is another worker's
+                    break  # the rest of the chunk belongs to another worker
 
     def __len__(self) -> int:
-        """About so many batches are this worker's in an epoch."""
+        """The approximate number of this worker's batches in an epoch."""
         share = -(-self._length // self._run.workers)
         return -(-share // self._batch)
 
 
 class LeasedLoader(IterableDataset[Any]):
-    """A ``DataLoader`` over leased chunks whose ``num_workers`` read ahead within each: see :class:`LeasedSampler`::
+    """A ``DataLoader`` over leased chunks whose ``num_workers`` read ahead within each chunk: see
+    :class:`LeasedSampler`::
 
         loader = paraft.torch.LeasedLoader(run, dataset, batch_size=64, epochs=10, num_workers=2)
 
-    It is an ``IterableDataset`` of batches, for what takes nothing but a stock ``DataLoader``::
+    It is an ``IterableDataset`` of batches, for frameworks that accept only a stock ``DataLoader``::
 
         DataLoader(paraft.torch.LeasedLoader(run, dataset, batch_size=64, epochs=10), batch_size=None)
 
     Args:
-        run: as of :class:`LeasedSampler`, as are ``batch_size`` and ``epochs``.
+        run: see :class:`LeasedSampler`, as for ``batch_size`` and ``epochs``.
         dataset: map-style.
         options: of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory``, ...
     """
@@ -120,7 +123,7 @@ class LeasedLoader(IterableDataset[Any]):
         self._run = run
         self.sampler = LeasedSampler(run, dataset, batch_size=batch_size, epochs=epochs)
         self._batches: list[list[int]] = []
-        # Its workers stay from chunk to chunk.
+        # Its workers persist from chunk to chunk.
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Of(self._batches), **options)
 

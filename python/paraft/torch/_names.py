@@ -1,4 +1,4 @@
-"""Names of a model's tensors: as the model itself has them, whatever is wrapped around it or around a part of it."""
+"""Names of a model's tensors: the model's own, regardless of wrappers around it or its parts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-#: Submodules by which wrappers hold the module that they wrap: ``torch.compile``'s, FSDP's, and that of checkpointed activations.
+#: Attributes by which wrappers hold the wrapped module: of ``torch.compile``, FSDP, and activation checkpointing.
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-#: Wrappers whose submodule has a name that models have, too.
+#: Wrappers whose attribute is a name that models use too.
 _BY_TYPE = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class Names:
-    """Of each tensor of a model the name by which the servers, and checkpoints, have it.
+    """Maps each tensor of a model to its name on the servers and in checkpoints.
 
-    A tensor that stands in the model under several names has its first one, as ``named_parameters()`` does.
+    A tensor with several names in the model has its first one, as in ``named_parameters()``.
 
     Attributes:
         aliases: the other names, each with the first.
-        wrapped: of names that wrappers have added something to, the whole one.
+        wrapped: the full names of tensors whose names wrappers have changed.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -37,7 +37,7 @@ class Names:
         for name, t in _tensors(model):
             plain = self.plain(name)
             if self._first.setdefault(plain, id(t)) != id(t):
-                plain = name  # the model has that name itself
+                plain = name  # the model itself uses that name
                 self._first[plain] = id(t)
             if plain != name:
                 self.wrapped[plain] = name
@@ -46,7 +46,7 @@ class Names:
                 self.aliases[plain] = first
 
     def plain(self, name: str) -> str:
-        """A name without what wrappers have added to it."""
+        """A name without the wrappers' parts."""
         if not self._dropped:
             return name
         kept, path = [], ""
@@ -57,7 +57,7 @@ class Names:
         return ".".join(kept)
 
     def known(self, t: torch.Tensor) -> Iterator[str]:
-        """All names of one of the model's tensors: wrappers' and aliases, too."""
+        """All names of one of the model's tensors, including wrappers' and aliases."""
         name = self.of(t)
         for plain in (name, *(alias for alias, first in self.aliases.items() if first == name)):
             yield plain
@@ -65,7 +65,7 @@ class Names:
                 yield self.wrapped[plain]
 
     def of(self, t: torch.Tensor) -> str:
-        """The name of one of the model's tensors; none: empty."""
+        """The name of one of the model's tensors; empty if unknown."""
         return self._of.get(id(t), "")
 
     def __contains__(self, t: torch.Tensor) -> bool:
@@ -73,14 +73,14 @@ class Names:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each under all of its names."""
+    """Parameters, then buffers, each under all its names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def as_in(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's values by the names that this model's ``state_dict()`` has, whole: what is not in the checkpoint (frozen parameters,
-    what is each worker's own) is as the model has it now."""
+    """A checkpoint's values by the names of this model's ``state_dict()``, complete: values missing in the checkpoint
+    (frozen parameters, each worker's own) are the model's present ones."""
     names = Names(model)
     whole = {}
     for name, now in model.state_dict().items():

@@ -1,4 +1,5 @@
-"""A torch optimizer as the servers' own: the same formulas (docs/optimizers.md), so that a script's rates and decays mean the same."""
+"""Maps a torch optimizer to the servers': the same formulas (docs/optimizers.md), so that rates and decays have the
+same meaning."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from ._flat import is_sharded
 
 _LOG = logging.getLogger("paraft")
 
-#: What parameter groups may have of their own; everything else must be the same in all.
+#: Options that may differ between parameter groups; all others must be equal.
 OF_GROUP = ("lr", "weight_decay")
-#: Options that change the speed of torch's kernels and nothing else.
+#: Options that change only the speed of torch's kernels.
 _SPEED = {"foreach", "fused", "capturable", "differentiable"}
 
 
@@ -77,10 +78,10 @@ _KINDS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], dict[str, A
 
 
 def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The ``[optimizer]`` table of a job whose servers do what this optimizer does, at the rate and decay of its first group.
+    """The ``[optimizer]`` table for servers that act like this optimizer, with the rate and decay of its first group.
 
     Raises:
-        Unmapped: the servers cannot; the text says what is in the way.
+        Unmapped: the servers cannot; the text gives the reason.
     """
     kind = type(optimizer)
     make = _KINDS.get(kind)
@@ -102,13 +103,13 @@ def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def groups(optimizer: torch.optim.Optimizer, classes: list[int], values: list[int]) -> list[tuple[int, float, float]]:
-    """Values, rate and decay of each class of groups, where there are several."""
+    """Values, rate and decay of each class of groups, if there are several."""
     first = [optimizer.param_groups[classes.index(c)] for c in range(len(values))]
     of = [(n, float(g["lr"]), float(g["weight_decay"])) for n, g in zip(values, first)]
     return of if len(of) > 1 else []
 
 
-#: The state vectors of each kind, by torch's names; RMSprop's are as its options say.
+#: The state vectors of each kind, by torch's names; RMSprop's depend on its options.
 _SLOTS = {
     "sgd": (),
     "momentum": ("momentum_buffer",),
@@ -121,7 +122,7 @@ _SLOTS = {
 
 
 def slots(table: dict[str, Any]) -> list[str]:
-    """The names of the state vectors that the servers keep for a ``[optimizer]`` table, in their order."""
+    """The names of the servers' state vectors for an ``[optimizer]`` table, in order."""
     if table["kind"] == "rmsprop":
         with_mean, with_momentum = table["centered"], table["momentum"] > 0
         return ["square_avg", *(["grad_avg"] if with_mean else []), *(["momentum_buffer"] if with_momentum else [])]
@@ -129,7 +130,7 @@ def slots(table: dict[str, Any]) -> list[str]:
 
 
 def _updates(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> int:
-    """How many steps an optimizer has made with a parameter; SGD counts none, and tells the first from the others."""
+    """The number of steps that an optimizer has made with a parameter. SGD has no count: only 0 or 1."""
     entry = optimizer.state.get(p) or {}
     if "step" in entry:
         return int(entry["step"])
@@ -137,8 +138,8 @@ def _updates(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> int:
 
 
 def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> tuple[list[torch.Tensor], int]:
-    """The state that an optimizer has, as the servers keep it: its vectors over all parameters, and the updates that are in them.
-    No vectors: it has made no step."""
+    """An optimizer's present state in the servers' form: vectors over all parameters, and their number of updates.
+    Without vectors it has made no step."""
     counts = [_updates(optimizer, p) for p in params]
     most = max(counts)
     if most == 0:
@@ -160,7 +161,7 @@ def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) 
 
 
 def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int) -> dict[str, torch.Tensor]:
-    """What torch has of a parameter after so many updates by the optimizer of this table."""
+    """Torch's state of a parameter after this many updates by this table's optimizer."""
     kind = of["kind"]
     if updates == 0 and kind != "adagrad":
         return {}
@@ -168,7 +169,7 @@ def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int)
         return vectors
     step = {"step": torch.tensor(float(updates), dtype=torch.float32, device="cpu")}
     if kind == "nadam":
-        # Torch keeps the product of the momenta, which is a function of the number of steps, and soon nothing.
+        # Torch keeps the product of the momenta, a function of the number of steps, which soon becomes zero.
         product, t = 1.0, 1
         while t <= updates and product > 1e-50:
             product *= of["beta1"] * (1 - 0.5 * 0.96 ** (t * of["momentum_decay"]))
@@ -178,17 +179,17 @@ def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int)
 
 
 def plain(group: dict[str, Any]) -> dict[str, Any]:
-    """What of a parameter group can be written down."""
+    """The serializable options of a parameter group."""
     numbers = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items() if k != "params"}
     known = (bool, int, float, str, type(None))
     return {k: v for k, v in numbers.items() if isinstance(v, known) or isinstance(v, (list, tuple)) and all(isinstance(x, known) for x in v)}
 
 
 def group(of: dict[str, Any]) -> dict[str, Any]:
-    """The options of torch's optimizer that is the one of this table, without parameters.
+    """The options of torch's optimizer for this table, without parameters.
 
     Raises:
-        DataError: torch has none.
+        DataError: torch has no such optimizer.
     """
     options, kind = dict(of), of["kind"]
     del options["kind"]
@@ -208,11 +209,11 @@ def group(of: dict[str, Any]) -> dict[str, Any]:
 
 
 class Watch:
-    """What a script may change in an optimizer's groups while it trains: the rates, which schedulers set. Anything else the servers
-    would not hear of."""
+    """Observes the changes that a script may make to an optimizer's groups during training: rates, set by schedulers.
+    The servers would not receive other changes."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, classes: list[int]) -> None:
-        """``classes``: of each group its class on the servers; -1: it has none, as all its parameters are frozen."""
+        """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
         self._groups = optimizer.param_groups
         self._fixed = [self._of(g) for g in self._groups]
         self._classes = classes
@@ -220,7 +221,7 @@ class Watch:
         self._note()
 
     def _note(self) -> None:
-        """Of the groups as they are, so that a step in which nobody changed them costs one comparison. A tensor may change in itself."""
+        """Copies the groups, so that a step without changes costs one comparison. A tensor may change in place."""
         tensors = any(isinstance(v, torch.Tensor) for g in self._groups for v in g.values())
         self._noted = None if tensors else [dict(g) for g in self._groups]
 
@@ -229,10 +230,10 @@ class Watch:
         return {k: v for k, v in group.items() if k not in _SPEED and k not in ("params", "lr", "initial_lr", "param_names")}
 
     def rates(self) -> list[float]:
-        """The rate of each class that the servers have, now.
+        """The present rate of each of the servers' classes.
 
         Raises:
-            ConfigError: groups that are one class have got different ones.
+            ConfigError: groups of one class have different rates.
         """
         rates: dict[int, tuple[int, float]] = {}
         for i, (g, c) in enumerate(zip(self._groups, self._classes)):
@@ -246,14 +247,14 @@ class Watch:
         return [rates[c][1] for c in sorted(rates) if c >= 0]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has other groups, with options that were loaded."""
+        """The optimizer has new groups, with loaded options."""
         self._groups = optimizer.param_groups
 
     def changed(self) -> Optional[list[float]]:
-        """The rates of all groups, where a scheduler has set any since the last call; else None.
+        """The rates of all groups, if a scheduler has set any since the last call; otherwise None.
 
         Raises:
-            ConfigError: something else than a rate was changed.
+            ConfigError: something other than a rate was changed.
         """
         if self._groups == self._noted:
             return None

@@ -1,4 +1,4 @@
-"""What ``optimizer.step()`` does in a job: the servers' optimizer, or the script's own."""
+"""The behaviour of ``optimizer.step()`` in a job, with the servers' optimizer or the script's own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from ._flat import Flat, apart, is_sharded, own, part, staged
 
 _LOG = logging.getLogger("paraft")
 
-#: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
+#: From this size in bytes on, pushes during the backward pass are worth a hook per parameter.
 OVERLAP_BYTES = 4 << 20
-#: What a hook of ours is in a copy of the model, pickled or not: a function that does nothing, and needs nothing of this package.
+#: The replacement of our hooks in a copy of the model, pickled or not: a function that does nothing, and needs
+#: nothing of this package.
 _NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
 
@@ -34,7 +35,7 @@ _STRIDED, _FLOAT32 = torch.strided, torch.float32
 class _Push(enum.Enum):
     """When gradients are pushed."""
 
-    #: By ``step()``, after which it is decided: in the first step it shows whether a script changes them before.
+    #: By ``step()``, and then decided: the first step shows whether a script changes gradients before it.
     LOOK = enum.auto()
     #: During the backward pass.
     EARLY = enum.auto()
@@ -43,10 +44,10 @@ class _Push(enum.Enum):
 
 
 class Seen:
-    """Before each forward pass: ends a wait that Ctrl-C has interrupted, and notes how many samples a step trains on, for the record:
-    the first dimension of the first tensor that the model is given. (``run.log(loss, samples)`` says it exactly.)
+    """Runs before each forward pass. It ends a wait that Ctrl-C has interrupted, and records the number of samples of
+    a step: the first dimension of the model's first tensor argument. (``run.log(loss, samples)`` sets it exactly.)
 
-    A copy of the model, pickled or not, is no run's.
+    A copy of the model, pickled or not, belongs to no run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -56,7 +57,7 @@ class Seen:
         run = self._run()
         if run is None:
             return
-        run._settle(aside=True)
+        run._resume_wait(aside=True)
         if not module.training or not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
@@ -69,8 +70,8 @@ class Seen:
 
 
 class _Notes:
-    """Behind each forward pass of a group's rank, whose gradients torch writes until the backward pass is over: has them noted when it is,
-    behind all that torch does then."""
+    """Runs after each forward pass of a group's rank, whose gradients torch writes until the end of the backward
+    pass: records them at that end, after all of torch's own work."""
 
     def __init__(self, front: OnServers) -> None:
         self._front = weakref.ref(front)
@@ -90,12 +91,12 @@ class _Notes:
 
 
 def _stamp(gradient: torch.Tensor) -> float:
-    """What changes with a gradient: torch counts the writes, but for those that go to the parts of sharded ones."""
+    """Changes with a gradient: torch counts writes, except those to parts of sharded gradients."""
     return float(own(gradient).norm()) if is_sharded(gradient) else gradient._version
 
 
 def _computed(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module's output that have a gradient."""
+    """The tensors of a module's output with a gradient."""
     if isinstance(output, torch.Tensor):
         if output.requires_grad:
             yield output
@@ -105,7 +106,7 @@ def _computed(output: Any) -> Iterator[torch.Tensor]:
 
 
 class OnServers:
-    """The servers run the optimizer: gradients go there, weights come back."""
+    """The servers run the optimizer: workers push gradients and pull weights."""
 
     def __init__(
         self,
@@ -125,15 +126,15 @@ class OnServers:
         self._watch = _optim.Watch(optimizer, flat.classes)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
-        #: Where each rank of a group puts its part of the gradients, by parameter: the whole, and this rank's.
+        #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
         self._kept: Optional[dict[torch.Tensor, dict[str, torch.Tensor]]] = None
-        #: It was said that the script's own writes to weights do not last.
+        #: Whether the warning was logged that a script's own writes to weights do not last.
         self._told = False
-        #: Steps that undid some.
+        #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
-        # What the optimizer knows of steps that it has made: worker 0's, as its weights.
+        # The optimizer's state of earlier steps: worker 0's, like its weights.
         resumes_elsewhere(run, model, flat, optimizer)
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
         self._session = run._join(
@@ -149,7 +150,7 @@ class OnServers:
         self.forget(optimizer)
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
-        # What a worker's own forward passes have done to the running statistics since the pull is what it pushes of them.
+        # The worker pushes the change of the running statistics by its own forward passes since the pull.
         self._moved = torch.zeros(sum(b.numel() for b in flat.buffers), dtype=torch.float32, device="cpu")
         self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
         self.pulled()
@@ -158,7 +159,7 @@ class OnServers:
         self._push = _Push.LATE if overlap is False else _Push.LOOK
         self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
-        #: Whether a gradient came twice before the first step.
+        #: Whether a gradient arrived twice before the first step.
         self._twice = False
         run._hooks.append(model.register_forward_pre_hook(Seen(run), with_kwargs=True))
         self._hooks: list[Any] = []
@@ -167,7 +168,7 @@ class OnServers:
             run._hooks += self._hooks
         elif self._push is _Push.LOOK:
             self._hook_all()
-        #: Steps until it is looked again whether a script changes gradients, where they are pushed late: as many as there were before.
+        #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
         self._steps = 0
 
@@ -181,7 +182,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[1:] = self._hooks  # behind the model's own
+        self.run._hooks[1:] = self._hooks  # after the model's own
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -194,7 +195,7 @@ class OnServers:
         return ready
 
     def note(self) -> None:
-        """The backward pass is over: gradients are as it has left them."""
+        """The backward pass has ended: records its gradients."""
         self._pushed = {i: (p.grad, _stamp(p.grad)) for i, p in self._params if p.grad is not None}
 
     def _ready(self, i: int, gradient: torch.Tensor) -> None:
@@ -223,9 +224,9 @@ class OnServers:
         return gradient.data_ptr()
 
     def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
-        """Pushes what is not pushed, waits as the mode says, and pulls."""
+        """Pushes the remaining gradients, waits as the mode requires, and pulls."""
         if self.run._waits:
-            return self.run._settle()  # called again: its gradients are pushed
+            return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
         self.flat.check()
         self._own_writes()
@@ -255,10 +256,10 @@ class OnServers:
             self._looks_in *= 2
             self._hook_all()
             self._push = _Push.LOOK
-        self.run._goes(gradients)
+        self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
-        """Those that a scheduler has set since."""
+        """Passes on the rates that a scheduler has set since."""
         rates = self._watch.changed()
         if rates is not None:
             self._session.rates(rates)
@@ -280,7 +281,7 @@ class OnServers:
         return gradients
 
     def state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """What torch's optimizer would know of its steps, as the servers know it now."""
+        """The state that torch's optimizer would have, from the servers."""
         if self._kept is not None:
             return self._kept
         if self.run._finished:
@@ -294,11 +295,11 @@ class OnServers:
         return {p: now.state_of(name) for p, name in zip(self.flat.params, self.flat.names)}
 
     def keep_state(self) -> None:
-        """For who asks behind the end."""
+        """Keeps the state for queries after the end."""
         self._kept = self.state()
 
     def forget(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Takes out of an optimizer what is the servers'; whether it had any."""
+        """Removes the servers' state from an optimizer; returns whether it had any."""
         return any([optimizer.state.pop(p, None) for p in self.flat.params])
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
@@ -311,7 +312,7 @@ class OnServers:
             )
 
     def _own_writes(self) -> None:
-        """Weights that the script has written itself: the pull brings back the servers'."""
+        """Detects weights that the script has written itself: the pull restores the servers'."""
         name = self.flat.written()
         if name is None:
             return
@@ -329,7 +330,7 @@ class OnServers:
 
     def ends(self) -> None:
         """No step follows."""
-        self.run._settle()
+        self.run._resume_wait()
         self._own_writes()
         if self._undone:
             _LOG.error("what the script wrote to weights was undone by %d of %d steps, at least", self._undone, self.run.step)
@@ -343,8 +344,8 @@ class OnServers:
                 break
 
     def _look(self, unscaled: int) -> None:
-        """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them; ``unscaled``: but for so
-        many writes by a GradScaler."""
+        """Whether gradients are as they were pushed or, at the first step, as the backward pass left them;
+        ``unscaled``: ignores this many writes by a GradScaler."""
         for i, (gradient, version) in self._pushed.items():
             now = self.flat.params[i].grad
             if now is None or (now is gradient and (is_sharded(now) and unscaled or _stamp(now) == version + unscaled)):
@@ -393,8 +394,9 @@ def _unscaling_writes() -> int:
 
 
 class OnWorker:
-    """The script's optimizer moves this worker's weights; the servers average how far they went. ``turns``: steps in which each of
-    several fragments has its turn. ``every``: steps after which the weights are the servers'; 0: they never are."""
+    """The script's optimizer changes this worker's weights; the servers average the changes. ``turns``: steps in
+    which each of several fragments has its turn. ``every``: steps after which the weights equal the servers'; 0:
+    never."""
 
     def __init__(
         self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str], turns: int, every: int
@@ -421,7 +423,7 @@ class OnWorker:
 
         def steps(*_: Any) -> None:
             run._joined()
-            run._settle()
+            run._resume_wait()
 
         optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
@@ -433,11 +435,11 @@ class OnWorker:
         self._steps += 1
         self.flat.check()
         self.flat.gather()
-        self.run._goes([])
+        self.run._finish_step([])
 
     def ends(self) -> None:
-        """No step follows. What the script has written to weights since the last one goes to the servers as one step more."""
-        self.run._settle()
+        """No step follows. The script's later writes to weights go to the servers as one more step."""
+        self.run._resume_wait()
         self.flat.gather()
         if self._every and self._steps % self._every == 0 and not self.run._over and self._session.moved():
             self.step()
@@ -454,8 +456,8 @@ class OnWorker:
 
 
 def _with_skips(optimizer: Any, front: OnWorker) -> None:
-    """Has a GradScaler hand over what it found, rather than pass ``step()`` over, of which the servers would never hear: a step whose
-    gradients are not finite moves nothing, and counts."""
+    """Makes a GradScaler report what it found, in place of skipping ``step()``, which the servers would not notice: a
+    step whose gradients are not finite changes nothing, and counts."""
     inner: Callable[..., Any] = optimizer.step
     me = weakref.ref(front)
 
@@ -471,7 +473,7 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
                 torch._foreach_mul_(gradients, 1.0 / float(scale))
             done = inner(*args, **kwargs)
         except BaseException:
-            given.clear()  # a GradScaler takes them back only behind a step
+            given.clear()  # a GradScaler may take them back only after a step
             raise
         finally:
             self.__dict__.update(given)
@@ -482,7 +484,7 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
 
 
 def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """One whose state comes behind."""
+    """An optimizer whose state is set later."""
     return kind.__new__(kind)
 
 
@@ -502,16 +504,16 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
             front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
         except BaseException:
             for given in ("found_inf", "grad_scale"):
-                self.__dict__.pop(given, None)  # a GradScaler takes them back only behind a step
+                self.__dict__.pop(given, None)  # a GradScaler may take them back only after a step
             raise
         return loss
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        # A copy is torch's own, and trains its own weights.
+        # A copy is a plain torch optimizer, and trains its own weights.
         return _blank, (kind,), self.__getstate__()
 
     def state_dict(self: Any) -> Any:
-        # Its own makes one of them, as ever.
+        # The original class creates the copy.
         self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry)
         try:
             return kind.state_dict(self)
@@ -527,17 +529,17 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
 
 
 def on_servers(optimizer: Any, front: OnServers) -> None:
-    """Makes ``optimizer.step()`` the servers'. The object stays the one that schedulers and scalers know."""
+    """Makes ``optimizer.step()`` the servers'. The object stays the same for schedulers and scalers."""
     by_scheduler = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = _servers(type(optimizer))  # type: ignore[arg-type]
     optimizer._patch_step_function()
     optimizer._paraft = front
-    # A GradScaler then hands over what it found, rather than deciding alone that nothing happens.
+    # A GradScaler then reports what it found, and does not skip the step on its own.
     optimizer._step_supports_amp_scaling = True
     if front.run.step:
-        optimizer._opt_called = True  # a scheduler may catch up at once
+        optimizer._opt_called = True  # a scheduler may advance at once
     if by_scheduler is not None:
-        # A scheduler that was made before looks whether the optimizer stepped.
+        # A scheduler created before checks whether the optimizer has stepped.
         owner: Callable[[], Any] = weakref.ref(optimizer)
 
         def tracked(*args: Any, **kwargs: Any) -> Any:

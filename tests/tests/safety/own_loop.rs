@@ -7,7 +7,7 @@ use paraft_tests::{
     train::{data, job, model, train},
 };
 use paraft_worker::{
-    Batch, ErrorKind, Evaluation, Job, Run, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
+    Batch, ErrorKind, Evaluation, Job, LoopAction, Run, Setup, WorkerError, WorkerOptions, WorkerReport,
     samples::fill,
 };
 use std::thread;
@@ -49,7 +49,7 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, L
     let mut grads = vec![f32::NAN; run.weights().len()];
     loop {
         match run.next()? {
-            Turn::Train(minibatch) => {
+            LoopAction::Train(minibatch) => {
                 seen.minibatches += 1;
                 fill(&split.train, &minibatch.samples, &mut batch)?;
                 let loss = model.step(run.weights(), &mut grads, &batch, &mut |_, _| {})?;
@@ -58,13 +58,13 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, L
                 }
                 run.trained(loss)?;
             }
-            Turn::Evaluate { samples } => {
+            LoopAction::Evaluate { samples } => {
                 let mine: Vec<u32> = samples.iter().map(|i| *i as u32).collect();
                 fill(&split.test, &mine, &mut batch)?;
                 run.evaluated(model.evaluate(run.weights(), &batch)?)?;
                 seen.evaluated += mine.len() as u64;
             }
-            Turn::Over => return Ok((run.finish()?, seen)),
+            LoopAction::Over => return Ok((run.finish()?, seen)),
         }
     }
 }
@@ -145,7 +145,7 @@ fn what_is_called_out_of_turn_is_said_and_changes_nothing() -> Result<()> {
     says(run.ready(0, &vec![0.0; lengths[0]]), "no minibatch is in training")?;
     says(run.trained(1.0), "no minibatch is in training")?;
     says(run.evaluated(Evaluation::default()), "no evaluation is asked for")?;
-    ensure!(matches!(run.next()?, Turn::Train(_)));
+    ensure!(matches!(run.next()?, LoopAction::Train(_)));
     says(run.next().map(drop), "call trained")?;
     says(run.ready(99, &[]), "tensor 99 of a model of 4")?;
     says(run.ready(0, &[0.0]), "which has")?;
@@ -157,11 +157,11 @@ fn what_is_called_out_of_turn_is_said_and_changes_nothing() -> Result<()> {
     run.ready(0, &vec![0.0; lengths[0]])?;
     ensure!(run.trained(f32::NAN).is_err_and(|e| e.kind() == ErrorKind::Diverged));
     run.trained(1.0)?;
-    while let Turn::Train(_) = run.next()? {
+    while let LoopAction::Train(_) = run.next()? {
         lengths.iter().enumerate().try_for_each(|(t, len)| run.ready(t, &vec![0.0; *len]))?;
         run.trained(1.0)?;
     }
-    ensure!(run.next()? == Turn::Over, "it stays over");
+    ensure!(run.next()? == LoopAction::Over, "it stays over");
     let report = run.finish()?;
     // Adam without gradients does not move.
     ensure!(report.steps == 3 && report.weights == init, "{} steps", report.steps);

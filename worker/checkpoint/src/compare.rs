@@ -6,14 +6,14 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// Figures of one tensor.
+/// Statistics of one tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Euclidean norm.
     pub norm: f64,
     /// The largest absolute value.
     pub max_abs: f64,
-    /// Values that are no finite numbers.
+    /// Number of values that are not finite.
     pub not_finite: u64,
 }
 
@@ -35,21 +35,21 @@ pub fn stats(file: &TensorFile, name: &str) -> Result<Stats, CheckpointError> {
     Ok(s)
 }
 
-/// How one tensor differs between two files.
+/// The difference of one tensor between two files.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
-    /// Bit for bit the same values.
+    /// Bitwise equal values.
     Equal,
-    /// The same shape, other values.
+    /// The same shape, different values.
     Values {
-        /// The largest absolute difference; infinity where one side is no finite number.
+        /// The largest absolute difference; infinite if one side is not finite.
         max_abs: f64,
-        /// The largest difference, as a share of the larger of the two tensors' largest absolute values.
+        /// The largest difference, relative to the larger of both tensors' largest absolute values.
         relative: f64,
-        /// Values that differ.
+        /// Number of different values.
         count: u64,
     },
-    /// Another shape.
+    /// Different shapes.
     Shape(Vec<usize>, Vec<usize>),
     /// Only in the first file.
     OnlyFirst,
@@ -57,8 +57,8 @@ pub enum Difference {
     OnlySecond,
 }
 
-/// Compares two files tensor by tensor, by rising name. Tensors that are not floating-point (BatchNorm's counters)
-/// are left out.
+/// Compares two files tensor by tensor, in name order. It skips tensors that are not floating-point (BatchNorm's
+/// counters).
 pub fn diff(a: &TensorFile, b: &TensorFile) -> Result<Vec<(String, Difference)>, CheckpointError> {
     let of = |f: &TensorFile| -> BTreeMap<String, Entry> {
         f.entries().into_iter().filter(Entry::is_float).map(|e| (e.name.clone(), e)).collect()
@@ -84,7 +84,7 @@ pub fn diff(a: &TensorFile, b: &TensorFile) -> Result<Vec<(String, Difference)>,
 }
 
 fn values(a: &TensorFile, b: &TensorFile, name: &str, len: usize) -> Result<Difference, CheckpointError> {
-    // One side whole: files of different types come in pieces of different lengths.
+    // Read one side completely: files of different types have pieces of different lengths.
     let mut first = vec![0.0; len];
     a.read(name, &mut first)?;
     let (mut at, mut count, mut max_abs, mut largest) = (0, 0, 0f64, 0f64);

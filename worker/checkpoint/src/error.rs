@@ -1,4 +1,4 @@
-//! What is wrong with which piece of a checkpoint, and what to do.
+//! Errors of checkpoints: the faulty part, the cause, and what to do.
 
 use std::{
     fmt, io,
@@ -13,10 +13,10 @@ pub enum CheckpointError {
     Io {
         /// Which file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// A folder that can hold no checkpoints.
+    /// A folder that cannot hold checkpoints.
     #[error(
         "checkpoints cannot be written to {}: {why}\n  help: make it a folder that this user may write to, or choose \
          another with checkpoint.dir",
@@ -25,49 +25,49 @@ pub enum CheckpointError {
     Unwritable {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// A piece is missing, cut off, changed or of another checkpoint.
+    /// A file is missing, truncated, changed, or of another checkpoint.
     #[error("the checkpoint {} is not whole: {piece} {why}{}", checkpoint.display(), Offer(offer.as_deref()))]
     NotWhole {
         /// The checkpoint.
         checkpoint: PathBuf,
-        /// Which file of it.
+        /// The faulty file.
         piece: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         why: String,
-        /// The newest whole one beside it.
+        /// The newest complete checkpoint in the same folder.
         offer: Option<PathBuf>,
     },
-    /// Nothing there.
+    /// There is no checkpoint.
     #[error("{}: {why}", path.display())]
     NoCheckpoint {
-        /// Where was looked.
+        /// The searched path.
         path: PathBuf,
         /// What is there instead.
         why: String,
     },
-    /// A file that is no safetensors file, or is cut off.
+    /// A file is not a safetensors file, or is truncated.
     #[error("{}: {why}", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         why: String,
     },
-    /// Another model or optimizer than the job's.
+    /// The model or optimizer differs from the job's.
     #[error("{} does not fit this job:\n  {}", path.display(), List(differences))]
     Misfit {
         /// The file or checkpoint.
         path: PathBuf,
-        /// What differs, the first of many.
+        /// The differences, or the first of many.
         differences: Vec<String>,
     },
 }
 
-/// Of many differences, this many are told.
-const TOLD: usize = 8;
+/// The maximum number of listed differences.
+const MAX_LISTED: usize = 8;
 
 struct Offer<'a>(Option<&'a Path>);
 
@@ -84,8 +84,8 @@ struct List<'a>(&'a [String]);
 
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0[..self.0.len().min(TOLD)].join("\n  "))?;
-        match self.0.len().saturating_sub(TOLD) {
+        f.write_str(&self.0[..self.0.len().min(MAX_LISTED)].join("\n  "))?;
+        match self.0.len().saturating_sub(MAX_LISTED) {
             0 => Ok(()),
             more => write!(f, "\n  and {more} more"),
         }
@@ -101,7 +101,7 @@ impl CheckpointError {
         Self::BadFile { path: path.to_path_buf(), why: why.into() }
     }
 
-    /// Whether it is the disk that failed, rather than what is on it.
+    /// Whether the disk failed, rather than its content.
     pub fn is_io(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::Unwritable { .. })
     }

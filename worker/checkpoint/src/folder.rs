@@ -1,4 +1,4 @@
-//! A folder of checkpoints: which is the latest, the best, and which ones go.
+//! A folder of checkpoints: the latest, the best, and the removal of old ones.
 
 use crate::{Checkpoint, CheckpointError, MANIFEST_FILE, Manifest};
 use std::{
@@ -9,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So often it is looked whether a folder is free.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How often a waiting process checks the folder's lock.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The pointer to the checkpoint that was written last.
+/// The pointer to the last written checkpoint.
 pub const LATEST: &str = "latest";
 /// The pointer to the checkpoint with the lowest held-out loss.
 pub const BEST: &str = "best";
@@ -27,12 +27,12 @@ impl Folder {
         Self(path.into())
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The name of the checkpoint of a step.
+    /// The name of a step's checkpoint.
     pub fn name(step: u64) -> String {
         format!("step-{step:010}")
     }
@@ -41,11 +41,10 @@ impl Folder {
         fs::create_dir_all(&self.0).map_err(CheckpointError::io(&self.0))
     }
 
-    /// Makes the folder, and writes and removes a file in it: what stands in the way of checkpoints is known before
-    /// anything is trained for them.
+    /// Creates the folder, and writes and removes a file in it, so that obstacles are found before any training.
     pub fn try_out(&self) -> Result<(), CheckpointError> {
         let unwritable = |why: String| CheckpointError::Unwritable { path: self.0.clone(), why };
-        // The system's own words for it do not say which part of the path it is.
+        // The system's message does not say which part of the path is a file.
         if let Some(file) = self.0.ancestors().find(|p| p.is_file()) {
             return Err(unwritable(format!("{} is a file, not a folder", file.display())));
         }
@@ -56,8 +55,8 @@ impl Folder {
         tried.map_err(|e| unwritable(e.to_string()))
     }
 
-    /// Keeps others who ask for it from writing here, as long as what it gives lives; waits for them, but not for ever. Makes the
-    /// folder. A file system without locks keeps nobody out.
+    /// Creates the folder and locks it against other writers, until the returned value is dropped. Waits for other
+    /// holders, up to the timeout. On a file system without locks it excludes no writer.
     pub fn lock(&self, timeout: Duration) -> Result<Option<File>, CheckpointError> {
         self.make()?;
         let folder = File::open(&self.0).map_err(CheckpointError::io(&self.0))?;
@@ -66,7 +65,7 @@ impl Folder {
             match folder.try_lock() {
                 Ok(()) => return Ok(Some(folder)),
                 Err(TryLockError::Error(_)) => return Ok(None),
-                Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(POLL_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
                     let why = format!("somebody else has been writing one for {timeout:?}");
                     return Err(CheckpointError::Unwritable { path: self.0.clone(), why });
@@ -75,12 +74,12 @@ impl Folder {
         }
     }
 
-    /// All checkpoints, whole or not, the newest first: by when they were written, then by step.
+    /// All checkpoints, complete or not, the newest first: by time of writing, then by step.
     pub fn list(&self) -> Vec<PathBuf> {
         self.manifests().into_iter().map(|(path, _)| path).collect()
     }
 
-    /// As [`Self::list`], with what each says of itself; `None` where that cannot be read.
+    /// Like [`Self::list`], with each manifest; `None` if it cannot be read.
     pub fn manifests(&self) -> Vec<(PathBuf, Option<Manifest>)> {
         let mut found: Vec<(u64, PathBuf, Option<Manifest>)> = Vec::new();
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
@@ -95,12 +94,12 @@ impl Folder {
         found.into_iter().map(|(_, path, manifest)| (path, manifest)).collect()
     }
 
-    /// Where `latest` points; the newest where there is no such file.
+    /// The target of `latest`; the newest checkpoint if there is no such file.
     pub fn latest(&self) -> Option<PathBuf> {
         self.pointer(LATEST).map(|(path, _)| path).or_else(|| self.list().into_iter().next())
     }
 
-    /// Where `best` points, and the held-out loss that it had.
+    /// The target of `best`, and its held-out loss.
     pub fn best(&self) -> Option<(PathBuf, f64)> {
         let (path, rest) = self.pointer(BEST)?;
         Some((path, rest.trim().strip_prefix("loss ")?.parse().ok()?))
@@ -109,12 +108,12 @@ impl Folder {
     fn pointer(&self, name: &str) -> Option<(PathBuf, String)> {
         let text = fs::read_to_string(self.0.join(name)).ok()?;
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-        // A name in this folder and nothing else: the file may come from anywhere.
+        // Accept only a name in this folder: the file may come from anywhere.
         let first = first.trim();
         first.starts_with("step-").then(|| (self.0.join(first.replace('/', "_")), rest.to_string()))
     }
 
-    /// The newest whole checkpoint but `except`. Reads them, until one is whole.
+    /// The newest complete checkpoint except `except`. Reads checkpoints until one is complete.
     pub fn newest_whole(&self, except: Option<&Path>) -> Option<PathBuf> {
         let other = |p: &PathBuf| except.is_none_or(|e| e.file_name() != p.file_name());
         self.list()
@@ -127,8 +126,8 @@ impl Folder {
         self.point(LATEST, &format!("{}\n", Self::name(step)))
     }
 
-    /// The checkpoint of `step` had this held-out loss: `best` points to it if no earlier one had a lower. Gives
-    /// whether it does. A checkpoint that was not made, or that is gone, is none.
+    /// Records the held-out loss of `step`'s checkpoint: `best` points to it if no earlier one had a lower loss.
+    /// Returns whether it does. A missing checkpoint is ignored.
     pub fn note_loss(&self, step: u64, loss: f64) -> Result<bool, CheckpointError> {
         let best = self.best().filter(|(path, _)| path.exists());
         let better = loss.is_finite() && best.is_none_or(|(_, before)| loss < before);
@@ -139,8 +138,8 @@ impl Folder {
         Ok(true)
     }
 
-    /// `path` is about to become what `now` says. Where that are other weights than those whose loss stands in `best`, nothing is the
-    /// best any more, until the loss of one is noted.
+    /// `path` is about to be replaced by `now`. If its weights differ from those with the loss in `best`, removes
+    /// `best` until a loss is recorded.
     pub(crate) fn forget_other(&self, path: &Path, now: &Manifest) -> Result<(), CheckpointError> {
         let is_best = self.best().is_some_and(|(best, _)| best == path);
         let before = || serde_json::from_slice::<Manifest>(&fs::read(path.join(MANIFEST_FILE)).ok()?).ok();
@@ -149,7 +148,7 @@ impl Folder {
         }
         let best = self.0.join(BEST);
         match fs::remove_file(&best) {
-            // Who wrote here at the same time was quicker.
+            // Another writer removed it first.
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(&best)(e)),
             _ => sync_dir(&self.0),
         }
@@ -163,15 +162,14 @@ impl Folder {
         sync_dir(&self.0)
     }
 
-    /// Removes all but the newest `keep`, `latest` and `best`. One that cannot be removed is no reason to stop
-    /// training: it is logged.
+    /// Removes all but the newest `keep`, `latest` and `best`. A failure is logged, and does not stop training.
     pub fn prune(&self, keep: usize) {
         let kept = [self.latest(), self.best().map(|(p, _)| p)];
         for path in self.list().into_iter().skip(keep.max(1)) {
             if kept.iter().flatten().any(|k| *k == path) {
                 continue;
             }
-            // Under its own name it would be a checkpoint that is not whole while it goes.
+            // Rename it first: under its own name it would be an incomplete checkpoint during the removal.
             let gone = self.0.join(format!(
                 ".tmp-old-{}-{}",
                 path.file_name().unwrap_or_default().to_string_lossy(),
@@ -179,12 +177,12 @@ impl Folder {
             ));
             let removed = fs::rename(&path, &gone).and_then(|()| fs::remove_dir_all(&gone));
             if let Err(error) = removed {
-                tracing::warn!(checkpoint = %path.display(), %error, "an old checkpoint cannot be removed");
+                tracing::warn!(checkpoint = %path.display(), %error, "cannot remove an old checkpoint");
             }
         }
     }
 
-    /// Removes what writers that were killed have left.
+    /// Removes the leftovers of killed writers.
     pub(crate) fn clean(&self) {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(".tmp-") {
@@ -194,10 +192,10 @@ impl Folder {
         }
     }
 
-    /// The checkpoint that a user means by a path: one itself; a folder of them, then its latest; a run's folder,
-    /// then the latest of its `checkpoints`.
+    /// The checkpoint for a user's path: a checkpoint itself; a folder of checkpoints (its latest); or a run's
+    /// folder (the latest of its `checkpoints`).
     pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
-        // One whose manifest is missing still is the one that was meant, and will be refused with that reason.
+        // A checkpoint without a manifest is still the intended one, and is refused with that reason.
         let named = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step-"));
         if path.is_dir() && (named || path.join(MANIFEST_FILE).exists()) {
             return Ok(path.to_path_buf());
@@ -221,7 +219,7 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
     write().map_err(CheckpointError::io(path))
 }
 
-/// What was renamed in a folder survives a crash only once the folder itself is on the disk.
+/// A rename in a folder survives a crash only once the folder itself is on disk.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|f| f.sync_all()).map_err(CheckpointError::io(path))
 }

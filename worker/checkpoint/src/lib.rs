@@ -1,5 +1,5 @@
-//! Checkpoints as files: written as a stream, checked before they are used, compared, exported. Model files of
-//! PyTorch. No network, no training.
+//! Checkpoints as files: streamed writing, verification, comparison, export. Model files of PyTorch. No network, no
+//! training.
 //!
 //! ```text
 //!  checkpoints/
@@ -9,20 +9,20 @@
 //!      model.safetensors         all tensors, buffers included, with PyTorch's names
 //!      optimizer.safetensors     exp_avg.0.weight, exp_avg_sq.0.weight, ...
 //!      checkpoint.json           everything else: step, versions, clocks, job; size and CRC of the two files
-//!    .tmp-step-0000001300-...    not whole yet: never read, removed by the next that writes
+//!     .tmp-step-0000001300-...    incomplete: never read, removed by the next writer
 //! ```
 //!
-//! - [`writer`]: one checkpoint on its way to the disk: temporary folder, fsync, rename.
-//! - [`folder`]: many checkpoints: which is the latest, the best, which ones go.
-//! - [`read`]: one checkpoint: is it whole, what is in it.
+//! - [`writer`]: writes one checkpoint: temporary folder, fsync, rename.
+//! - [`folder`]: many checkpoints: the latest, the best, removal of old ones.
+//! - [`read`]: one checkpoint: verification and content.
 //! - [`manifest`]: the file `checkpoint.json`.
-//! - [`tensors`]: a safetensors file, read a piece at a time.
-//! - [`weights`]: weights to and from files of one's own.
+//! - [`tensors`]: a safetensors file, read in pieces.
+//! - [`weights`]: weights to and from separate files.
 //! - [`compare`]: norms, differences.
-//! - [`error`]: what is wrong with which piece, and what to do.
+//! - [`error`]: the faulty part, the cause, and what to do.
 //!
-//! `latest` and `best` are files, not links: links do not survive every file system, copy or archive, and a file is
-//! replaced by rename just as well.
+//! `latest` and `best` are files, not links: links do not survive every file system, copy or archive, and a rename
+//! also replaces a file atomically.
 
 pub mod compare;
 pub mod error;
@@ -46,5 +46,5 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// Everything else.
 pub const MANIFEST_FILE: &str = "checkpoint.json";
 
-/// What is read or written at once.
+/// Bytes per read or write.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;

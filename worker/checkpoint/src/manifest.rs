@@ -1,4 +1,4 @@
-//! `checkpoint.json`: what a checkpoint says of itself.
+//! `checkpoint.json`: a checkpoint's description of itself.
 
 use paraft_common::{
     Layout, ModeChoice, ParamGroup, TensorSpec,
@@ -10,26 +10,26 @@ use paraft_common::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The latest version of the format that this code writes and reads.
+/// The format version that this code writes, and the latest that it reads.
 pub const FORMAT: u32 = 1;
 
-/// The content of `checkpoint.json`. Unknown keys are ignored: a later version may add some.
+/// The content of `checkpoint.json`. Unknown keys are ignored: later versions may add some.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
     /// The version of Paraft that wrote it.
     pub paraft: String,
-    /// When, unix time in seconds.
+    /// Time of writing, as Unix time in seconds.
     pub written: f64,
     /// The job's name.
     pub name: String,
-    /// The step it was cut at. In BSP everything in it is exactly that of this step; in SSP and ASP it is the step
-    /// of the worker that wrote it, and [`Self::clocks`] say how far each worker had come.
+    /// The step of the checkpoint. In BSP the content is exactly that of this step. In SSP and ASP it is the
+    /// writer's step, and [`Self::clocks`] has each worker's progress.
     pub step: u64,
-    /// The step that training goes on from: the slowest worker's.
+    /// The step from which training resumes: the slowest worker's.
     pub resume_step: u64,
-    /// The mode it was trained in.
+    /// The mode of training.
     pub mode: ModeChoice,
     /// Workers of the job.
     pub workers: u32,
@@ -37,20 +37,20 @@ pub struct Manifest {
     pub batch: u64,
     /// Steps of a worker in one epoch.
     pub steps_per_epoch: u64,
-    /// Whole epochs that are done, where the leased sampler counted them: a worker's steps do not tell.
+    /// Finished epochs, if the leased sampler counted them: a worker's steps do not determine them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs_done: Option<u64>,
     /// Raft groups that shared the model.
     pub shards: u32,
     /// Values in a bucket.
     pub bucket_len: usize,
-    /// The groups of parameters that buckets do not cross, with their rates and decays; none: all parameters are one.
+    /// The parameter groups, with their rates and decays. Buckets do not cross them. Empty: one group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParamGroup>,
-    /// The stages that buckets do not cross, by their values; none: the model is one.
+    /// The number of values of each stage. Buckets do not cross stages. Empty: one stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
-    /// What the servers held parameters to; buckets do not cut rows that are held to a norm.
+    /// The constraints on parameters. Buckets do not split rows with a norm constraint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub constraints: Vec<Constraint>,
     /// The optimizer and its options.
@@ -59,23 +59,23 @@ pub struct Manifest {
     pub slots: Vec<String>,
     /// The model, in the order of the flat vector.
     pub tensors: Vec<TensorSpec>,
-    /// For each bucket of the job.
+    /// One stamp per bucket of the job.
     pub buckets: Vec<Stamp>,
-    /// For each shard and worker.
+    /// One clock per shard and worker.
     pub clocks: Vec<Clock>,
     /// Early stopping.
     pub early_stop: EarlyStopState,
-    /// The rate of each group, where the writer had said one; empty: the job's schedule.
+    /// Each group's learning rate, if the writer had set one; empty: the job's schedule.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<f64>,
-    /// What a training loop of a user's own says of itself, in its own words.
+    /// A user's training loop's own description.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// The job file, as it was resolved (TOML).
+    /// The resolved job file (TOML).
     pub job: String,
     /// Size and checksum of the other files.
     pub files: BTreeMap<String, FileStamp>,
-    /// CRC-32 of this file, in hexadecimal, taken with eight zeros in this place.
+    /// CRC-32 of this file, in hexadecimal, computed with eight zeros in this place.
     pub seal: String,
 }
 
@@ -86,12 +86,12 @@ pub(crate) fn to_json(manifest: &Manifest) -> Result<String, serde_json::Error> 
     let open = Manifest { seal: "0".repeat(8), ..manifest.clone() };
     let text = serde_json::to_string_pretty(&open)?;
     let seal = format!("\"seal\": \"{:08x}\"", crc32fast::hash(text.as_bytes()));
-    // The last of its kind: names of tensors and the job's text come before it.
+    // The last occurrence: tensor names and the job's text precede it.
     let at = text.rfind(NO_SEAL).unwrap_or(text.len());
     Ok([&text[..at], &seal, text.get(at + NO_SEAL.len()..).unwrap_or_default()].concat())
 }
 
-/// Whether the text is as [`to_json`] wrote it.
+/// Whether the text is unchanged since [`to_json`].
 pub(crate) fn is_sealed(text: &str) -> bool {
     let Some((before, rest)) = text.rsplit_once("\"seal\": \"") else { return false };
     let (Some(seal), Some(after)) = (rest.get(..8), rest.get(9..)) else { return false };
@@ -99,16 +99,16 @@ pub(crate) fn is_sealed(text: &str) -> bool {
     seal == format!("{:08x}", crc32fast::hash(open.as_bytes()))
 }
 
-/// How far a bucket was.
+/// A bucket's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Updates that are in it.
+    /// Number of updates that it contains.
     pub version: u64,
     /// The schedule's clock, in steps of the fleet.
     pub clock: f64,
 }
 
-/// How far a worker had come on a shard.
+/// A worker's progress on a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clock {
     /// Which shard.
@@ -117,7 +117,7 @@ pub struct Clock {
     pub worker: u32,
     /// Its last step that the shard had fully applied.
     pub step: u64,
-    /// It had done all its steps.
+    /// Whether it had finished all its steps.
     pub finished: bool,
 }
 
@@ -130,14 +130,14 @@ pub struct FileStamp {
     pub crc32: String,
 }
 
-/// Early stopping, in JSON, which has no infinity.
+/// The state of early stopping, for JSON, which has no infinity.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EarlyStopState {
     /// The best mean held-out loss so far.
     pub best_loss: Option<f64>,
-    /// Evaluations since.
+    /// Number of evaluations since.
     pub bad: u32,
-    /// The rule has fired.
+    /// Whether the rule has fired.
     pub stop: bool,
     /// The latest complete evaluation.
     pub evaluated: Option<Evaluated>,
@@ -146,13 +146,13 @@ pub struct EarlyStopState {
 /// A complete evaluation, as sums over the held-out samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// Which epoch.
+    /// The epoch.
     pub epoch: u64,
-    /// Sum of the loss; `None` where it was no number.
+    /// Sum of the loss; `None` if it was not finite.
     pub loss_sum: Option<f64>,
-    /// Samples classified right.
+    /// Correctly classified samples.
     pub correct: u64,
-    /// Samples seen.
+    /// Number of samples.
     pub count: u64,
 }
 
@@ -185,9 +185,9 @@ impl From<&EarlyStopState> for Stopping {
 }
 
 impl Manifest {
-    /// The checkpoint's step in a job whose epochs have `steps_per_epoch` steps and whose steps have `samples`
-    /// samples over all workers: whole epochs stay, within one the position is rounded down. The same for the
-    /// same job.
+    /// The checkpoint's step in a job with `steps_per_epoch` steps per epoch and `samples` samples per step over
+    /// all workers. Whole epochs are kept; within an epoch the position is rounded down. For the same job the step
+    /// is unchanged.
     pub fn step_in(&self, steps_per_epoch: u64, samples: u64) -> u64 {
         if let Some(epochs) = self.epochs_done {
             return epochs.saturating_mul(steps_per_epoch);
@@ -202,14 +202,14 @@ impl Manifest {
         epochs.saturating_mul(steps_per_epoch).saturating_add(within as u64)
     }
 
-    /// Whole epochs that are done: where a job with the leased sampler goes on, which begins an epoch anew.
+    /// Finished epochs: a job with the leased sampler resumes at the start of an epoch.
     pub fn epochs(&self) -> u64 {
         self.epochs_done.unwrap_or(self.resume_step / self.steps_per_epoch.max(1))
     }
 
-    /// The stamp of each bucket of another cut of the same vector. A bucket that spans several of the old ones
-    /// takes the latest version and clock of them: they differ in SSP and ASP only, by the pushes that were on
-    /// the way, and Adam's bias correction is the better for the larger.
+    /// The stamp of each bucket of another layout of the same vector. A bucket that spans several old ones takes
+    /// their latest version and clock. These differ only in SSP and ASP, by pushes in flight, and the larger is
+    /// better for Adam's bias correction.
     pub fn stamps_for(&self, layout: &Layout) -> Vec<Stamp> {
         let old = self.old_buckets();
         layout
@@ -226,7 +226,7 @@ impl Manifest {
             .collect()
     }
 
-    /// The vector as it was cut.
+    /// The layout of the checkpoint's vector.
     pub(crate) fn layout(&self) -> Result<Layout, LayoutError> {
         let cuts = Cuts { groups: &self.groups, stages: &self.stages, constraints: &self.constraints };
         Layout::cut(self.tensors.clone(), cuts, self.bucket_len.max(1))

@@ -1,4 +1,4 @@
-//! One checkpoint: is it whole, and what is in it.
+//! One checkpoint: verification and content.
 
 use crate::{
     CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
@@ -15,27 +15,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A checkpoint whose manifest was read. Whether the rest is whole, [`Checkpoint::verify`] tells.
+/// A checkpoint with its manifest. [`Checkpoint::verify`] checks the rest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    /// CRC-32 of `checkpoint.json`, which names the whole checkpoint: the other files' are in it.
+    /// CRC-32 of `checkpoint.json`, which identifies the whole checkpoint, because it has the other files'
+    /// checksums.
     crc: u32,
 }
 
-/// The bulk of a checkpoint, as flat vectors.
+/// A checkpoint's values, as flat vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// All weights, buffers included.
+    /// All weights, including buffers.
     pub weights: Vec<f32>,
     /// The optimizer's state vectors, each as long as the parameters.
     pub slots: Vec<Vec<f32>>,
 }
 
 impl Checkpoint {
-    /// Reads the manifest and looks for the other files and their lengths. What is not whole is refused, with the
-    /// newest whole one beside it in the error.
+    /// Reads the manifest and checks the existence and lengths of the other files. An incomplete checkpoint is
+    /// refused; the error names the newest complete one in the folder.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         Self::open_alone(path).map_err(offer)
     }
@@ -48,7 +49,7 @@ impl Checkpoint {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(broken("is missing".into())),
             Err(e) => return Err(CheckpointError::io(&file)(e)),
         };
-        // The number first: a later format may look otherwise.
+        // First the format number: a later format may differ in everything else.
         let format = serde_json::from_slice::<serde_json::Value>(&json);
         let format = format.map_err(|e| {
             let how = if e.is_eof() { "is cut off" } else { "cannot be read" };
@@ -67,7 +68,7 @@ impl Checkpoint {
         }
         let manifest: Manifest =
             serde_json::from_slice(&json).map_err(|e| broken(format!("cannot be read: {e}")))?;
-        // `find` in other words: what the layout computes from it must not fail later.
+        // Check now that the layout can be computed, so that it does not fail later.
         manifest.layout().map_err(|e| broken(format!("names no model: {e}")))?;
         manifest.optimizer.validate().map_err(|e| broken(format!("names no optimizer: {e}")))?;
         let checkpoint = Self { path: path.to_path_buf(), manifest, crc: crc32fast::hash(&json) };
@@ -82,18 +83,18 @@ impl Checkpoint {
         &self.path
     }
 
-    /// What it says of itself.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Its name by its content, for a job that goes on from it.
+    /// A name derived from its content, for a job that resumes from it.
     pub fn identity(&self) -> String {
         format!("checkpoint of step {}, crc32 {:08x}", self.manifest.step, self.crc)
     }
 
-    /// Reads every byte and compares checksums. What is not whole is refused, with the newest whole one beside it
-    /// in the error.
+    /// Reads every byte and compares checksums. An incomplete checkpoint is refused; the error names the newest
+    /// complete one in the folder.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         self.verify_alone().map_err(offer)
     }
@@ -112,7 +113,7 @@ impl Checkpoint {
             }
             let got = format!("{:08x}", crc.finalize());
             if got != expected {
-                // Which step it says it is of tells a mixed checkpoint from a damaged one.
+                // The file's own step distinguishes a mixed checkpoint from a damaged one.
                 let of = TensorFile::open(&path).ok().and_then(|f| f.notes().remove("step"));
                 let step = self.manifest.step.to_string();
                 let why = match of.filter(|of| *of != step) {
@@ -125,7 +126,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Is the file there, and as long as it should be? Gives its checksum as it should be.
+    /// Checks that the file exists and has the right length; returns its expected checksum.
     fn look_at(&self, piece: &'static str) -> Result<&str, CheckpointError> {
         let broken = |why: String| not_whole(&self.path, piece, why);
         let stamp = self.manifest.files.get(piece);
@@ -156,8 +157,8 @@ impl Checkpoint {
         TensorFile::open(&self.path.join(OPTIMIZER_FILE))
     }
 
-    /// Refuses another model or another optimizer than the job's, with what differs. Another rate or other
-    /// options of the same optimizer are fine.
+    /// Refuses another model or optimizer than the job's, and lists the differences. Another rate, or other options
+    /// of the same optimizer, are accepted.
     pub fn fits(&self, tensors: &[TensorSpec], optimizer: &OptimizerConfig) -> Result<(), CheckpointError> {
         let mut differences = Vec::new();
         let (old, new) = (&self.manifest.tensors, tensors);
@@ -193,14 +194,14 @@ impl Checkpoint {
         Err(CheckpointError::Misfit { path: self.path.clone(), differences })
     }
 
-    /// Reads the bulk. Verify it first: this trusts its checksums.
+    /// Reads the values. Verify the checkpoint first: this relies on its checksums.
     pub fn load(&self) -> Result<State, CheckpointError> {
         let (weights, slots) = self.load_into(|len| Ok::<_, CheckpointError>(vec![0.0; len]))?;
         Ok(State { weights, slots })
     }
 
-    /// The same to wherever there is `room` for so many values: the weights, then the optimizer's state vectors. Beside that it takes no memory
-    /// that grows with the model.
+    /// Likewise, into vectors from `room`: the weights, then the optimizer's state vectors. It takes no other
+    /// memory that grows with the model.
     pub fn load_into<V, E>(&self, mut room: impl FnMut(usize) -> Result<V, E>) -> Result<(V, Vec<V>), E>
     where
         V: DerefMut<Target = [f32]>,
@@ -210,7 +211,7 @@ impl Checkpoint {
         let layout =
             self.manifest.layout().map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
         let (model, optimizer) = (self.model()?, self.optimizer()?);
-        // Before memory is taken for them: the files hold what the manifest names.
+        // Check before allocating memory: the files must hold what the manifest names.
         let misfit = |piece: &'static str, differences: Vec<String>| match differences.is_empty() {
             true => Ok(()),
             false => Err(E::from(CheckpointError::Misfit { path: self.path.join(piece), differences })),
@@ -242,7 +243,7 @@ fn not_whole(checkpoint: &Path, piece: &'static str, why: String) -> CheckpointE
     CheckpointError::NotWhole { checkpoint: checkpoint.to_path_buf(), piece, why, offer: None }
 }
 
-/// Looks for a whole one in the same folder.
+/// Adds the newest complete checkpoint of the same folder to an error.
 fn offer(e: CheckpointError) -> CheckpointError {
     match e {
         CheckpointError::NotWhole { checkpoint, piece, why, .. } => {

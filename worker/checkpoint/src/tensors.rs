@@ -1,4 +1,4 @@
-//! A safetensors file, read a piece at a time: memory does not grow with the file.
+//! A safetensors file, read in pieces: memory does not grow with the file.
 
 use crate::{CHUNK_BYTES, CheckpointError};
 use half::{bf16, f16};
@@ -15,11 +15,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The longest header that is read, as of the format's own library.
+/// The maximum length of a header, as in the format's own library.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The header of a file with these tensors, one after another in this order, padded to a multiple of eight bytes.
-/// Gives the bytes that stand before the data: the same for the same tensors, so that equal weights are equal files.
+/// The header of a file with these tensors, in this order, padded to a multiple of eight bytes. Returns the bytes
+/// before the data. They are the same for the same tensors, so that equal weights give equal files.
 pub(crate) fn header(
     tensors: &[(String, Dtype, Vec<usize>)],
     notes: BTreeMap<String, String>,
@@ -61,22 +61,22 @@ pub struct Entry {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its type, as the format writes it: `F32`.
+    /// Its type, in the format's notation: `F32`.
     pub dtype: Dtype,
 }
 
 impl Entry {
-    /// Values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it holds no value.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether [`TensorFile::chunks`] reads it.
+    /// Whether [`TensorFile::chunks`] supports its type.
     pub fn is_float(&self) -> bool {
         is_float(self.dtype)
     }
@@ -125,16 +125,16 @@ impl TensorFile {
         self.metadata.offset_keys().into_iter().filter_map(info).collect()
     }
 
-    /// What the header says besides the tensors.
+    /// The header's other entries.
     pub fn notes(&self) -> BTreeMap<String, String> {
         self.metadata.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// Gives the values of one tensor in order, a piece at a time, as `f32`.
+    /// Passes the values of one tensor in order, in pieces, as `f32`.
     pub fn chunks(&self, name: &str, mut each: impl FnMut(&[f32])) -> Result<(), CheckpointError> {
         let bad = |why: String| CheckpointError::bad(&self.path, why);
         let info = self.metadata.info(name).ok_or_else(|| bad(format!("has no tensor `{name}`")))?;
-        // Also of types that are narrower than a byte.
+        // Includes types narrower than a byte.
         if !is_float(info.dtype) {
             return Err(bad(format!("tensor `{name}` is {:?}; F32, F16 and BF16 are read", info.dtype)));
         }
@@ -159,7 +159,7 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Reads one tensor whole. The lengths must agree.
+    /// Reads one tensor completely. The lengths must match.
     pub fn read(&self, name: &str, into: &mut [f32]) -> Result<(), CheckpointError> {
         let len = self.metadata.info(name).map_or(0, |i| i.shape.iter().product::<usize>());
         if len != into.len() {

@@ -1,4 +1,4 @@
-//! Weights to and from files of their own, with PyTorch's names: `load_state_dict(load_file(path))` takes them.
+//! Weights in separate files, with PyTorch's names: `load_state_dict(load_file(path))` accepts them.
 
 use crate::{
     CheckpointError,
@@ -16,10 +16,10 @@ use std::{
     str::FromStr,
 };
 
-/// The type that weights are exported as.
+/// The type of exported weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// As they are.
+    /// Unchanged.
     #[default]
     F32,
     /// IEEE half precision: 11 bits of mantissa, largest value 65504.
@@ -60,8 +60,8 @@ impl Precision {
     }
 }
 
-/// BatchNorm's counter, which PyTorch's strict load asks for beside the running statistics: one for each layer
-/// that has a running mean.
+/// BatchNorm's counter, which PyTorch's strict load requires in addition to the running statistics: one per layer
+/// with a running mean.
 pub(crate) fn counters(tensors: &[TensorSpec]) -> Vec<String> {
     let counter = |t: &TensorSpec| {
         let layer = t.name.strip_suffix("running_mean").filter(|_| t.kind == TensorKind::Buffer)?;
@@ -70,13 +70,13 @@ pub(crate) fn counters(tensors: &[TensorSpec]) -> Vec<String> {
     tensors.iter().filter_map(counter).collect()
 }
 
-/// Whether a name is that of a counter, which our models do not have as a tensor.
+/// Whether a name is a counter's. Our models have no such tensor.
 pub(crate) fn is_counter(name: &str) -> bool {
     name == "num_batches_tracked" || name.ends_with(".num_batches_tracked")
 }
 
-/// The tensors of a model file. The counters stand first: they are eight bytes wide, and readers want a tensor to
-/// begin at a multiple of its width.
+/// The tensors of a model file. The counters come first: they are eight bytes wide, and readers expect a tensor at
+/// a multiple of its width.
 pub(crate) fn model_tensors(tensors: &[TensorSpec], dtype: Dtype) -> Vec<(String, Dtype, Vec<usize>)> {
     let counters = counters(tensors).into_iter().map(|name| (name, Dtype::I64, Vec::new()));
     counters.chain(tensors.iter().map(|t| (t.name.clone(), dtype, t.shape.clone()))).collect()
@@ -88,10 +88,10 @@ pub(crate) fn notes(step: u64) -> BTreeMap<String, String> {
     pairs.map(|(k, v)| (k.to_string(), v)).into()
 }
 
-/// So many values become bytes at a time: one tensor may be most of a large model.
+/// Values converted at a time: one tensor may be most of a large model.
 const CHUNK_VALUES: usize = 1 << 18;
 
-/// Writes all tensors, buffers included. A file of that name is replaced as a whole or not at all.
+/// Writes all tensors, including buffers. An existing file is replaced completely or not at all.
 ///
 /// `steps` becomes BatchNorm's `num_batches_tracked`.
 pub fn save(path: &Path, layout: &Layout, weights: &[f32], steps: u64) -> Result<(), CheckpointError> {
@@ -122,7 +122,7 @@ fn write(
     fill: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let part = path.with_extension("part");
-    // What the caller asked for is named, not the file that becomes it.
+    // Name the requested file, not the temporary one.
     let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
     let head = header(&model_tensors(tensors, precision.dtype()), notes(steps))
         .map_err(|e| CheckpointError::bad(path, e))?;
@@ -151,13 +151,13 @@ fn write(
     })
 }
 
-/// Reads a model file that PyTorch, or anyone, made for these tensors: names and shapes must match. BatchNorm's
-/// counters are passed over. Gives the flat vector, and a name for the file by its content.
+/// Reads a model file, for example of PyTorch, for these tensors: names and shapes must match. BatchNorm's counters
+/// are ignored. Returns the flat vector, and a name of the file derived from its content.
 pub fn load(path: &Path, layout: &Layout) -> Result<(Vec<f32>, String), CheckpointError> {
     load_into(path, layout, |len| Ok(vec![0.0; len]))
 }
 
-/// The same to where there is `room` for so many values.
+/// Likewise, into a vector from `room`.
 pub fn load_into<V: DerefMut<Target = [f32]>, E: From<CheckpointError>>(
     path: &Path,
     layout: &Layout,
@@ -182,7 +182,7 @@ pub fn load_into<V: DerefMut<Target = [f32]>, E: From<CheckpointError>>(
     Ok((weights, format!("model file, crc32 {:08x}", crc.finalize())))
 }
 
-/// What a file has that the model has not, and the reverse, in words.
+/// The differences between the model's and the file's tensors, as text.
 pub(crate) fn differences(tensors: &[TensorSpec], file: &TensorFile) -> Vec<String> {
     let there: BTreeMap<_, _> = file.entries().into_iter().map(|e| (e.name.clone(), e)).collect();
     let mut out = Vec::new();

@@ -1,13 +1,13 @@
-//! One checkpoint on its way to the disk.
+//! Writes one checkpoint to disk.
 //!
 //! ```text
 //!  create: .tmp-step-N-...  ─put, put, ...─▶  finish: fsync files ─▶ checkpoint.json ─▶ fsync ─▶ rename to step-N
 //!                                                    ─▶ fsync of the folder ─▶ `latest` ─▶ old ones go
 //! ```
 //!
-//! Pieces are written where they belong as they come, so memory is bounded by one of them. A writer that is
-//! dropped before it has finished removes what it wrote; one that is killed leaves a `.tmp-` folder, which nobody
-//! reads and the next writer removes.
+//! Pieces are written to their places as they arrive, so memory is bounded by one piece. A writer that is dropped
+//! before it has finished removes its files. A killed writer leaves a `.tmp-` folder, which is never read and which
+//! the next writer removes.
 
 use crate::{
     CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
@@ -25,20 +25,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A checkpoint that is being written.
+/// A checkpoint in progress.
 #[derive(Debug)]
 pub struct Writer {
     folder: Folder,
     name: String,
     tmp: PathBuf,
     files: [Part; 2],
-    /// The weights, then each slot.
+    /// Regions of the weights, then of each slot.
     regions: Vec<Region>,
     step: u64,
     done: bool,
 }
 
-/// A file and the checksum of what stands before its regions.
+/// A file, and the checksum of the bytes before its regions.
 #[derive(Debug)]
 struct Part {
     path: PathBuf,
@@ -46,7 +46,7 @@ struct Part {
     head: Hasher,
 }
 
-/// A run of values in a file that is filled from its start.
+/// A range of values in a file, filled from its start.
 #[derive(Debug)]
 struct Region {
     at: u64,
@@ -56,7 +56,7 @@ struct Region {
 }
 
 impl Writer {
-    /// Begins the checkpoint of `step` for a model with these tensors and an optimizer with these state vectors.
+    /// Starts the checkpoint of `step`, for a model with these tensors and an optimizer with these state vectors.
     pub fn create(
         folder: &Folder,
         step: u64,
@@ -67,9 +67,9 @@ impl Writer {
         folder.clean();
         let name = Folder::name(step);
         let tmp = folder.path().join(format!(".tmp-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&tmp); // of a process that had our number
+        let _ = fs::remove_dir_all(&tmp); // of an earlier process with our id
         fs::create_dir(&tmp).map_err(CheckpointError::io(&tmp))?;
-        // From here on, `drop` tidies up.
+        // From here on, `drop` removes the files.
         let bad = |e: String| CheckpointError::bad(&tmp, e);
         let params: Vec<_> = tensors.iter().filter(|t| t.kind == TensorKind::Param).collect();
         let params_len = params.iter().map(|t| t.len()).sum();
@@ -100,8 +100,8 @@ impl Writer {
         Ok(Self { folder: folder.clone(), name, tmp, files, regions, step, done: false })
     }
 
-    /// Writes the next values of a part, little-endian: part 0 are the weights, part n the optimizer's slot n.
-    /// `offset` says where in the flat vector they begin; each part comes in order.
+    /// Writes the next values of a part, little-endian: part 0 is the weights, part n the optimizer's slot n.
+    /// `offset` is their place in the flat vector; each part must arrive in order.
     pub fn put(&mut self, part: usize, offset: usize, le: &Payload) -> Result<(), CheckpointError> {
         let file = &self.files[usize::from(part > 0)];
         let values = le.len() / F32_BYTES;
@@ -123,8 +123,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes it a checkpoint, and the latest one; of the older ones `keep` stay, this one counted. `manifest` is
-    /// completed with the files' stamps. Gives the checkpoint's folder.
+    /// Completes the checkpoint and makes it the latest one. Keeps `keep` checkpoints, including this one. It adds
+    /// the files' stamps to `manifest`. Returns the checkpoint's folder.
     pub fn finish(mut self, mut manifest: Manifest, keep: usize) -> Result<PathBuf, CheckpointError> {
         if let Some(part) = self.regions.iter().position(|r| r.next != r.len) {
             let r = &self.regions[part];
@@ -155,8 +155,8 @@ impl Writer {
         Ok(path)
     }
 
-    /// A folder cannot be renamed onto one that is there (a job that goes on from an earlier step comes by here
-    /// again): that one is moved away first. A crash in between leaves it whole under its `.tmp-` name, and one
+    /// A folder cannot be renamed onto an existing one, which exists when a job resumes from an earlier step. So
+    /// that one is moved away first. A crash in between leaves it complete under its `.tmp-` name, and one
     /// checkpoint less.
     fn replace(&self, path: &Path) -> Result<(), CheckpointError> {
         let old = self.folder.path().join(format!(".tmp-old-{}-{}", self.name, std::process::id()));

@@ -1,4 +1,4 @@
-//! Model files that PyTorch wrote (`tools/golden/model_file.py`), and ours.
+//! Model files written by PyTorch (`tools/golden/model_file.py`), and ours.
 
 use paraft_checkpoint::{
     CheckpointError, MODEL_FILE,
@@ -81,7 +81,7 @@ fn every_tensor_is_in_our_file_under_its_name_and_comes_back() -> Result {
     assert_eq!((bias.shape(), bias.data().len()), (&[2][..], 8));
     let counter = read.tensor("1.num_batches_tracked")?;
     assert_eq!((counter.shape().len(), counter.data()), (0, &7i64.to_le_bytes()[..]));
-    // Readers that map the file want each tensor at a multiple of its width.
+    // Readers that map the file expect each tensor at a multiple of its width.
     assert_eq!(counter.data().as_ptr() as usize % 8, bytes.as_ptr() as usize % 8);
     assert_eq!(fs::read_dir(dir.path())?.count(), 1, "nothing half-written is left");
     weights::save(&dir.path().join("again"), &layout, &values, 7)?;
@@ -97,7 +97,7 @@ fn exports_round_to_the_nearest() -> Result {
     let layout = Layout::new(vec![TensorSpec::param("w", &[4])], 5)?;
     let dir = tempfile::tempdir()?;
     let (from, to) = (dir.path().join("a"), dir.path().join("b"));
-    // One half of a last place above 1 goes to the even neighbour, a little more goes up.
+    // Half a unit in the last place above 1 rounds to the even neighbour, slightly more rounds up.
     let values = [1.0 + 1.0 / 2048.0, 1.0 + 1.5 / 2048.0, -0.1, 1e-8];
     weights::save(&from, &layout, &values, 1)?;
     for (precision, expected) in [
@@ -128,7 +128,7 @@ fn a_file_that_is_cut_off_anywhere_is_refused() -> Result {
     assert!(
         weights::load(&path, &layout).is_err_and(|e| e.to_string().contains("safetensors.torch.save_file"))
     );
-    // A number that is none would end training at its first step.
+    // A NaN would end training at its first step.
     let mut nan = whole.clone();
     let end = nan.len();
     nan[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -137,7 +137,7 @@ fn a_file_that_is_cut_off_anywhere_is_refused() -> Result {
     Ok(())
 }
 
-/// A tensor whose values are no whole bytes has no size to divide by.
+/// A tensor with sub-byte values has no size to divide by.
 #[test]
 fn types_that_are_not_read_are_refused_by_name() -> Result {
     let path = tempfile::tempdir()?.keep().join("narrow");

@@ -1,4 +1,4 @@
-//! A checkpoint is whole or it is refused, with the piece that is wrong and the newest whole one beside it.
+//! A checkpoint is complete, or it is refused with the faulty part and the newest complete one in the folder.
 
 use paraft_checkpoint::{
     Checkpoint, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE, Writer,
@@ -71,7 +71,7 @@ fn manifest(step: u64) -> Manifest {
     }
 }
 
-/// The value at `i` of a part: another for each step.
+/// The value at `i` of a part, different for each step.
 fn value(step: u64, part: usize, i: usize) -> f32 {
     step as f32 + part as f32 * 100.0 + i as f32 * 0.25
 }
@@ -99,7 +99,7 @@ fn write(folder: &Folder, step: u64, keep: usize) -> std::result::Result<PathBuf
     w.finish(manifest(step), keep)
 }
 
-/// Opens and verifies; the error is that of a checkpoint that is not whole.
+/// Opens and verifies; returns the error of an incomplete checkpoint.
 fn refused(path: &Path) -> Result<(&'static str, String, Option<PathBuf>)> {
     match Checkpoint::open(path).and_then(|c| c.verify()) {
         Err(CheckpointError::NotWhole { piece, why, offer, .. }) => Ok((piece, why, offer)),
@@ -115,7 +115,7 @@ fn what_was_written_is_what_is_read() -> Result {
     let c = Checkpoint::open(&write(&folder, 20, 3)?)?;
     c.verify()?;
     let state = c.load()?;
-    // To rooms of the caller's: of the weights, then of each state vector.
+    // Into the caller's vectors: the weights, then each state vector.
     let mut asked = Vec::new();
     let (weights, slots) = c.load_into(|len| {
         asked.push(len);
@@ -134,7 +134,7 @@ fn what_was_written_is_what_is_read() -> Result {
     }
     let names: Vec<String> = c.optimizer()?.entries().into_iter().map(|e| e.name).collect();
     assert_eq!(names, ["exp_avg.0.weight", "exp_avg.0.bias", "exp_avg_sq.0.weight", "exp_avg_sq.0.bias"]);
-    // Any reader of the format takes the files.
+    // Any reader of the format accepts the files.
     for (piece, n) in [(MODEL_FILE, 4), (OPTIMIZER_FILE, 4)] {
         let bytes = fs::read(c.path().join(piece))?;
         assert_eq!(safetensors::SafeTensors::deserialize(&bytes)?.len(), n, "{piece}");
@@ -202,7 +202,7 @@ fn a_changed_byte_and_a_mixed_checkpoint_are_refused() -> Result {
     }
     fs::copy(a.join(MANIFEST_FILE), &path)?;
     assert_eq!(refused(&b)?.1, "is of step 20, checkpoint.json of step 10");
-    // Where none is whole, none is offered.
+    // If none is complete, none is named.
     fs::remove_file(a.join(MODEL_FILE))?;
     assert_eq!(refused(&b)?.2, None);
     Ok(())
@@ -220,7 +220,7 @@ fn a_writer_that_is_killed_or_fails_leaves_the_one_before() -> Result {
         assert_eq!(folder.latest().as_deref(), Some(before.as_path()));
         assert_eq!(folder.list(), std::slice::from_ref(&before), "what is not whole is no checkpoint");
     }
-    // A part that is missing is no checkpoint either, and leaves nothing.
+    // A missing part makes no checkpoint either, and leaves no files.
     let mut short = writer(&folder, 30)?;
     fill(&mut short, 30, 2)?;
     let error = short.finish(manifest(30), 9).expect_err("a bucket is missing").to_string();
@@ -256,7 +256,7 @@ fn the_newest_stay_and_so_do_latest_and_best() -> Result {
     assert_eq!(steps(&folder), [Folder::name(50), Folder::name(40), Folder::name(20)]);
     assert_eq!(folder.best(), Some((at(20), 0.5)));
     assert!(!folder.note_loss(60, 0.1)?, "one that was not made is not the best");
-    // The best is gone: the next that is known is the best, though it is worse.
+    // The best is gone: the next recorded one becomes the best, although it is worse.
     fs::remove_dir_all(at(20))?;
     assert!(folder.note_loss(50, 0.6)?);
     assert_eq!(fs::read_to_string(dir.path().join("best"))?, "step-0000000050\nloss 0.6\n");
@@ -277,7 +277,7 @@ fn a_job_that_went_back_replaces_what_it_comes_by_again() -> Result {
     Checkpoint::open(&path)?.verify()?;
     assert_eq!(Checkpoint::open(&path)?.manifest().written, 99.0);
     assert_eq!(folder.list(), [path.clone(), dir.path().join(Folder::name(30))], "by when they were written");
-    // With the same weights it is as good as it was; with others nobody knows.
+    // With equal weights the loss stays valid; with others it is unknown.
     assert!(folder.note_loss(20, 0.5)?);
     write(&folder, 20, 9)?;
     assert_eq!(folder.best(), Some((path.clone(), 0.5)));
@@ -303,7 +303,7 @@ fn a_path_may_name_a_checkpoint_a_folder_of_them_or_a_run() -> Result {
     }
     fs::remove_file(folder.path().join("latest"))?;
     assert_eq!(Folder::find(&run)?, b, "a pointer that was lost is made up for");
-    // What is in the file comes from anywhere: it names one in the folder or none.
+    // The file's content may come from anywhere: it must name a checkpoint in the folder.
     fs::write(folder.path().join("latest"), "../../../etc\n")?;
     assert_eq!(Folder::find(&run)?, b);
     Ok(())
@@ -333,7 +333,7 @@ fn another_cut_takes_the_latest_version_it_spans() {
     assert_eq!(versions(8), [7, 7, 9], "0..8, 8..15, 15..18");
     assert_eq!(versions(3), [3, 3, 7, 7, 5, 9]);
     assert_eq!(versions(100), [7, 9], "buffers never take a parameter's version");
-    // As it was cut in groups: parameters 0..6, 6..8, 8..14, 14..15, buffers 15..18.
+    // The former layout with groups: parameters 0..6, 6..8, 8..14, 14..15, buffers 15..18.
     let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
     m.groups = vec![group(8), group(7)];
     m.buckets = [3, 7, 5, 1, 9].map(|version| Stamp { version, clock: 0.5 }).to_vec();
@@ -350,9 +350,9 @@ fn a_step_is_mapped_by_whole_epochs() {
     assert_eq!(m.step_in(10, 8), 25);
 }
 
-/// A manifest may come from anyone: no memory is taken for what its files do not hold.
+/// A manifest may come from anywhere: no memory is allocated for values that its files do not hold.
 #[test]
-fn a_model_that_is_larger_than_its_files_is_refused_before_it_is_made() -> Result {
+fn model_larger_than_its_files_is_refused_before_allocation() -> Result {
     let dir = tempfile::tempdir()?;
     let folder = Folder::new(dir.path());
     let of = |bucket_len, tensors: Vec<TensorSpec>, slots: usize| -> Result<PathBuf> {
@@ -368,7 +368,7 @@ fn a_model_that_is_larger_than_its_files_is_refused_before_it_is_made() -> Resul
     let c = Checkpoint::open(&of(1 << 30, huge(), 2)?)?;
     let error = c.load().expect_err("it has 12 values").to_string();
     assert!(error.contains("`0.weight` is [4, 3], the model's is [1099511627775]"), "{error}");
-    // The weights are as they should be, a state vector of them is not there.
+    // The weights are right, a state vector is missing.
     let c = Checkpoint::open(&of(BUCKET, tensors(), 1)?)?;
     let error = c.load().expect_err("it names one state vector of two").to_string();
     assert!(error.contains("`exp_avg_sq.0.bias`") && error.contains("is not in the model"), "{error}");

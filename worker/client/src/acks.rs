@@ -1,22 +1,22 @@
-//! What a worker hears of its pushes, for whoever keeps count of them.
+//! Acknowledgements of this worker's pushes, for callers that count them.
 
 use paraft_common::{BucketId, ServerId, ShardId};
 use std::time::Instant;
 
-/// A push that was acknowledged, for the first time.
+/// The first acknowledgement of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acked {
     /// Of which shard.
     pub shard: ShardId,
     /// Of which bucket.
     pub bucket: BucketId,
-    /// The client's count of its pushes on this shard, from 1; it goes on when a session is lost.
+    /// The client's sequence number of the push on this shard, from 1. It keeps counting across sessions.
     pub seq: u64,
-    /// Who led the shard.
+    /// The server that led the shard.
     pub leader: ServerId,
-    /// When the stream that brought the ack was opened: one that was opened after a leader's death brings acks of
+    /// When the stream that brought the ack was opened. A stream opened after a leader's death brings acks of
     /// another leader.
     pub opened: Instant,
-    /// When it came.
+    /// When the ack arrived.
     pub at: Instant,
 }

@@ -1,4 +1,4 @@
-//! The shards' images of one step, read in the order of the buckets, for whoever writes a checkpoint.
+//! The shards' images of one step, read in bucket order by the writer of a checkpoint.
 //!
 //! ```text
 //!  shard 0 ─▶ bucket 0 ──▶ bucket 3 ...
@@ -6,8 +6,8 @@
 //!  shard 2 ─▶     bucket 2 ─▶ ...
 //! ```
 //!
-//! All shards are asked at once, so that each holds its image until its stream is read; what has arrived and is
-//! not read yet is bounded by the window of each connection.
+//! The client asks all shards at once, so each shard holds its image until its stream is read. The connection's
+//! window bounds what has arrived and is unread.
 
 use crate::{
     connect::{self, Transport},
@@ -28,15 +28,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Servers that are asked because another one named them.
-const MOST_REDIRECTS: usize = 64;
-/// A server that is asked for its image answers at once; one that hangs must not hold up the others.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// At most this many servers are added because another server named them.
+const MAX_REDIRECTS: usize = 64;
+/// A server answers an image request at once. A server that hangs must not delay the others.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The images of one step, on their way.
+/// The images of one step, while they are received.
 pub struct CheckpointParts {
     step: Step,
-    /// Of the moment in which they are asked for.
+    /// Whether these are images of the current state, not of a stored step.
     now: bool,
     /// The name of the job.
     job: String,
@@ -44,26 +44,26 @@ pub struct CheckpointParts {
     shards: u32,
     slots: usize,
     streams: BTreeMap<ShardId, Incoming<CheckpointPart>>,
-    /// What comes next: bucket and part.
+    /// The remaining vectors: bucket and part.
     todo: VecDeque<(BucketId, usize)>,
-    /// What the shards say besides the bulk.
+    /// What the shards send in addition to the vectors.
     pub clocks: Vec<ClockOf>,
-    /// Early stopping.
+    /// The state of early stopping.
     pub stopping: Stopping,
-    /// The founding of shard 0, which names the job to the control group.
+    /// The founding number of shard 0. It identifies the job to the control group.
     pub founding: u64,
 }
 
-/// How far a worker had come on one shard.
+/// A worker's progress on one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockOf {
     /// Which shard.
     pub shard: ShardId,
-    /// Who.
+    /// Which worker.
     pub worker: WorkerId,
     /// The last step that the shard had fully applied.
     pub step: Step,
-    /// It had done all its steps.
+    /// Whether the worker had finished all its steps.
     pub finished: bool,
 }
 
@@ -78,14 +78,14 @@ pub struct Piece {
     pub offset: usize,
     /// `f32`, little-endian, as many as the bucket holds.
     pub payload: Payload,
-    /// Updates that are in the bucket.
+    /// Number of updates that the bucket contains.
     pub version: u64,
     /// The schedule's clock, in steps of the fleet.
     pub clock: f64,
 }
 
 impl CheckpointParts {
-    /// Asks every shard that holds buckets for its image of `step`. `job` is the caller's own.
+    /// Asks each shard that holds buckets for its image of `step`. `job` is the caller's own job.
     pub async fn open(
         servers: &[String],
         shards: u32,
@@ -96,8 +96,8 @@ impl CheckpointParts {
         Self::ask_all(servers, shards, transport, job, step, false).await
     }
 
-    /// Likewise, of this moment: `step` is the caller's last, and it pushes nothing meanwhile. In BSP a shard has one only once it has
-    /// applied this step of every worker.
+    /// Like [`Self::open`], for the current state. `step` is the caller's last step, and the caller pushes nothing
+    /// meanwhile. In BSP a shard has such an image only after it has applied this step of every worker.
     pub async fn take(
         servers: &[String],
         shards: u32,
@@ -136,7 +136,7 @@ impl CheckpointParts {
         for shard in (0..shards).map(ShardId) {
             let buckets = placement::buckets_of(&sections.layout, shard, shards).len();
             if buckets > 0 {
-                // All are asked, whatever one says: a shard whose image nobody fetches would keep no other.
+                // Ask all shards, whatever one answers: a shard whose image is never fetched keeps no other image.
                 let asked = sections.ask(shard, servers, transport, &mut channels, job, buckets).await;
                 failed = failed.or(asked.err());
             }
@@ -144,7 +144,8 @@ impl CheckpointParts {
         failed.map_or(Ok(sections), Err)
     }
 
-    /// Lets the images of `step` go, where shards keep one. A shard that does not hear of it waits for a while.
+    /// Releases the images of `step` on shards that keep them. A shard that misses this keeps its image for a
+    /// while.
     pub async fn release(servers: &[String], shards: u32, transport: Transport, job: &ServerJob, step: Step) {
         drop(Self::open(servers, shards, transport, job, step).await);
     }
@@ -173,7 +174,7 @@ impl CheckpointParts {
         Ok(Some(Piece { bucket, part, offset: spec.offset, payload, version, clock }))
     }
 
-    /// The optimizer's state vectors.
+    /// Number of the optimizer's state vectors.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -189,8 +190,8 @@ impl CheckpointParts {
     ) -> Result<(), ClientError> {
         let began = Instant::now();
         let mut causes = Vec::new();
-        // The leader is one of the servers, or one that they name: of a fleet that has changed, the job knows only
-        // the first servers. Who does not lead says so at once.
+        // The leader is one of `servers`, or a server that they name: when the fleet has changed, the job lists
+        // only the first servers. A server that does not lead says so at once.
         let mut known = servers.to_vec();
         let mut next = 0;
         while let Some(address) = known.get(next).cloned() {
@@ -212,8 +213,7 @@ impl CheckpointParts {
                 }
                 Err(cause) => causes.push((address, cause)),
             }
-            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MOST_REDIRECTS
-            {
+            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MAX_REDIRECTS {
                 known.push(leader);
             }
         }
@@ -252,9 +252,9 @@ impl CheckpointParts {
                 Some(Kind::Piece(_)) | None => Err("a message out of place".into()),
             }
         };
-        match tokio::time::timeout(ANSWER_PATIENCE, ask).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, ask).await {
             Ok(r) => r,
-            Err(_) => Err(format!("no answer within {ANSWER_PATIENCE:?}")),
+            Err(_) => Err(format!("no answer within {ANSWER_TIMEOUT:?}")),
         }
     }
 

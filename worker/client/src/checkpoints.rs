@@ -1,4 +1,4 @@
-//! Which checkpoints a folder holds, told to the control group.
+//! Reports to the control group which checkpoints a folder holds.
 
 use crate::{
     connect::Transport,
@@ -10,7 +10,8 @@ use paraft_proto::NoteCheckpointsRequest;
 /// All checkpoints of a job in a folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderContents {
-    /// The job: the founding of shard 0 that it runs in ([`crate::checkpoint_parts::CheckpointParts::founding`]).
+    /// The job, identified by the founding number of its shard 0
+    /// ([`crate::checkpoint_parts::CheckpointParts::founding`]).
     pub job: u64,
     /// The folder.
     pub folder: String,
@@ -18,7 +19,8 @@ pub struct FolderContents {
     pub held: Vec<KnownCheckpoint>,
 }
 
-/// Tells the leader of the control group, whichever of `servers` knows it. Tried once; `Err` says why nobody took it.
+/// Sends the report to the leader of the control group, found through `servers`. One attempt; `Err` says why it
+/// failed.
 pub async fn note_checkpoints(
     servers: &[String],
     transport: Transport,

@@ -1,5 +1,5 @@
-//! What a training loop calls. Blocking; the network runs on a thread of its own, so pushes go out while the
-//! backward pass goes on.
+//! The API of a training loop. Calls block; the network runs on its own thread, so pushes go out during the
+//! backward pass.
 
 use crate::{
     acks::Acked,
@@ -30,36 +30,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Buffers of a bucket that a client keeps for its next pushes.
+/// Number of a bucket's buffers that the client keeps for later pushes.
 const POOLED: usize = 16;
 
-/// Shards that wait for the norm of a step, where not all parts of it are known to this worker's processes, wait so long for
-/// another worker, which may know them.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the client waits for another worker to supply the missing parts of a step's gradient norm, when this
+/// worker's processes do not know all parts.
+const NORM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How to take part in a job.
+/// Options for joining a job.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// All servers, the same list as theirs.
+    /// All servers, in the servers' own order.
     pub servers: Vec<String>,
-    /// Shards of the fleet.
+    /// Number of the fleet's shards.
     pub shards: u32,
-    /// Replicas of each shard.
+    /// Number of each shard's replicas.
     pub replicas: u32,
     /// This worker's rank.
     pub worker: WorkerId,
-    /// The job as the servers need it.
+    /// The servers' form of the job.
     pub job: ServerJob,
-    /// What it computes on, for people: `cpu`, `cuda:0`.
+    /// The device that the worker computes on, for display: `cpu`, `cuda:0`.
     pub device: String,
-    /// TCP, or Unix sockets where they are.
+    /// TCP, or Unix sockets where available.
     pub transport: Transport,
-    /// Give up after this long without a leader.
+    /// How long the client waits for a leader before it fails.
     pub timeout: Duration,
-    /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
-    /// lease has to end first.
+    /// How long the client tolerates another process connected as this worker. That process may have just ended, or
+    /// its lease may have to expire first.
     pub handover: Duration,
-    /// The stages of the model that this process has, where others of the same worker have the rest; all.
+    /// The model stages that this process holds, when other processes of the worker hold the rest. `None`: all
+    /// stages.
     pub stages: Option<Range<usize>>,
 }
 
@@ -69,98 +70,100 @@ pub struct Client {
     layout: Layout,
     io: Io,
     pool: Arc<Pool>,
-    /// Where a server of this host may read pushes.
+    /// Shared memory from which a server on this host reads pushes.
     memory: Option<Arc<Memory>>,
     encoders: Encoders,
-    /// The buffer that the last pull filled: where it is, and its length.
+    /// The buffer that the last pull filled: address and length.
     holds: Option<(usize, usize)>,
     stages: Arc<Stages>,
     counters: Counters,
-    /// Set to end what waits.
+    /// Ends every wait once it is set.
     interrupt: Option<Arc<dyn Interrupt>>,
 }
 
-/// Where pulled weights go.
+/// The destination of pulled weights.
 pub trait Places {
-    /// The values of a bucket; `None`: they are not wanted.
+    /// The destination of a bucket's values; `None`: the caller does not want them.
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]>;
-    /// They were written there, or are as the pull before left them.
+    /// The values at this place are complete. `changed`: the client wrote them; otherwise they equal those of the
+    /// previous pull.
     fn placed(&mut self, bucket: BucketId, changed: bool) {
         let _ = (bucket, changed);
     }
 }
 
-/// Which buffer this is: a bucket that has not changed since a pull into the same one is not sent again.
+/// Identifies a buffer. The servers do not send a bucket again if it is unchanged since the last pull into the same
+/// buffer.
 pub fn address(buffer: &[f32]) -> (usize, usize) {
     (buffer.as_ptr() as usize, buffer.len())
 }
 
-/// Nothing is wanted: the pull is to be answered.
+/// Wants no values: the caller only waits for the pull's answer.
 impl Places for () {
     fn place(&mut self, _: BucketId) -> Option<&mut [f32]> {
         None
     }
 }
 
-/// Of a norm, what the processes of a worker know together.
+/// The part of a gradient norm that the worker's processes know together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// Of what they know.
+    /// The sum of squares of that part.
     pub sum_of_squares: f64,
-    /// Whether that is all of the gradient.
+    /// Whether that part is the whole gradient.
     pub whole: bool,
 }
 
-/// Called once in a pull: with the parts of the step's norm that this process's shards have said, and that they are all of it. Where the pull
-/// is answered without, with the squares of what this process has pushed, as far as it knows them: they are all where the
-/// shards apply pushes one by one. Gives what this worker's processes know together.
+/// Shares the parts of a step's norm between the worker's processes. The client calls it once in each pull, with
+/// the parts that this process's shards have sent and `true`. If the pull is answered without them, the client
+/// passes the squares of what this process has pushed, as far as it knows them; the list is complete where shards
+/// apply pushes one by one. Returns what the worker's processes know together.
 pub type Shares<'a> = dyn FnMut(&[(ShardId, f64)], bool) -> Result<Norm, ClientError> + 'a;
 
-/// Bytes of payload, both ways, and time spent waiting.
+/// Payload bytes in both directions, and waiting time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Payload pushed.
+    /// Payload bytes pushed.
     pub bytes_pushed: u64,
-    /// Payload pulled.
+    /// Payload bytes pulled.
     pub bytes_pulled: u64,
-    /// Time in [`Client::pull`], and in [`Client::push`] for room.
+    /// Time spent in [`Client::pull`], and in [`Client::push`] while its window was full.
     pub waited: Duration,
-    /// Sessions that were lost and opened anew.
+    /// Sessions that were lost and reopened.
     pub rejoins: u64,
-    /// Pushes that came too late for their rounds, and were dropped.
+    /// Pushes that were dropped because they arrived after the end of their rounds.
     pub dropped: u64,
-    /// Steps that were skipped, by this worker ([`Client::skip`]) or, where they were rounds, by anybody: of those up to the
-    /// last pull.
+    /// Skipped steps up to the last pull: skipped by this worker ([`Client::skip`]) or, in rounds, by any worker.
     pub skipped: u64,
 }
 
-/// Memory for what may be pushed and not acknowledged; `None`: payloads travel.
+/// Shared memory for unacknowledged pushes; `None`: the socket carries the payloads.
 fn push_memory(layout: &Layout, transport: Transport) -> Option<Arc<Memory>> {
     let bytes = layout.len() * F32_BYTES;
     if transport != Transport::Auto || bytes < SHARED_BYTES {
         return None;
     }
-    // Two steps of a small model may be on their way; of a bucket a page may be left over.
+    // Two steps of a small model may be in flight. Each bucket may leave a partial page.
     let bytes = (2 * bytes).min(limits::PUSH_WINDOW_BYTES) + 2 * layout.buckets().len().min(1024) * 4096;
-    Memory::new(bytes).inspect_err(|error| tracing::debug!(%error, "no shared memory: pushes travel")).ok()
+    Memory::new(bytes).inspect_err(|error| tracing::debug!(%error, "no shared memory for pushes")).ok()
 }
 
 impl Client {
-    /// As [`Self::join_from`], with fresh weights.
+    /// Like [`Self::join_from`], with fresh weights.
     pub fn join(options: ClientOptions, initial: &[f32]) -> Result<(Self, Step), ClientError> {
         Self::join_from(options, Initial::fresh(initial.to_vec()))
     }
 
-    /// Joins the job on every shard that holds buckets; `initial` is what the servers get if they have no
-    /// weights yet. Returns the client and the step to go on from.
+    /// Joins the job on every shard that holds buckets. The servers take `initial` if they have no weights yet.
+    /// Returns the client and the step to continue from.
     ///
-    /// Waits up to `timeout` for leaders; errors name each address and its cause.
+    /// Waits up to `timeout` for leaders. An error names each address and its cause.
     pub fn join_from(options: ClientOptions, initial: Initial) -> Result<(Self, Step), ClientError> {
         Self::join_until(options, initial, None)
     }
 
-    /// As [`Self::join_from`], given up with [`ClientError::Interrupted`] once `interrupt` is set, as is everything that waits
-    /// later. `initial` may be empty where another worker brings the weights.
+    /// Like [`Self::join_from`], but this call and every later wait end with [`ClientError::Interrupted`] once
+    /// `interrupt` is set. `initial` may be empty if another worker supplies the weights.
     pub fn join_until(
         options: ClientOptions,
         initial: Initial,
@@ -204,7 +207,7 @@ impl Client {
         let buckets = |shard| placement::buckets_of(&layout, shard, options.shards).into();
         let initial =
             shards.filter(|_| brings).map(|shard| (shard, (initial.clone(), buckets(shard)))).collect();
-        // A model that is asked for ahead is not taken before it is pulled; of a larger one this thread waits for each bucket.
+        // Weights asked for ahead wait in memory until the pull. Larger models are received bucket by bucket.
         let own_len = session.own_len();
         let ahead = own_len * F32_BYTES <= limits::PULL_AHEAD_BYTES;
         let stages = Arc::new(Stages::default());
@@ -252,7 +255,7 @@ impl Client {
         self.options.worker
     }
 
-    /// What names the job to the control group: the founding of shard 0 that it runs in.
+    /// The founding number of shard 0, which identifies the job to the control group.
     pub fn founding(&self) -> u64 {
         self.io.session().founding()
     }
@@ -262,20 +265,20 @@ impl Client {
         placement::shard_of(&self.layout, bucket, self.options.shards)
     }
 
-    /// What this worker spends in the stages of its gradients' road. Who has the model notes `ready`, the client the
-    /// others.
+    /// The time that this worker spends in the stages of its gradients. The model's owner records `ready`, the
+    /// client the other stages.
     pub fn stages(&self) -> &Arc<Stages> {
         &self.stages
     }
 
-    /// What was moved and waited for so far.
+    /// Bytes moved and time waited so far.
     pub fn counters(&self) -> Counters {
         let session = self.io.session();
         let (rejoins, dropped, skipped) = (session.rejoins(), session.dropped(), session.skipped());
         Counters { rejoins, dropped, skipped, ..self.counters }
     }
 
-    /// The next thing that comes of what is waited for.
+    /// The session's next event.
     fn next(&mut self) -> Result<Event, ClientError> {
         loop {
             if let Some(event) = self.io.next(self.interrupt.as_deref(), None)? {
@@ -284,16 +287,16 @@ impl Client {
         }
     }
 
-    /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
+    /// The number of samples behind the next pushes' gradients. It matters where rounds weigh by samples.
     pub fn weigh(&mut self, samples: usize) {
         self.io.session().weigh(samples);
     }
 
-    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in the
-    /// place of the optimizer's times the schedule's factor. None: at the job's own. A round takes the mean of its pushes'.
+    /// Sets the learning rates for the next pushes: one per parameter group, or one if the job has no groups. They
+    /// replace the optimizer's rates times the schedule's factor. Empty: the job's own rates. A round uses the mean
+    /// of its pushes' rates.
     ///
-    /// # Panics
-    /// When they are not as many as the groups.
+    /// # Panics If the number of rates is not the number of groups.
     pub fn rates(&mut self, rates: Vec<f64>) {
         self.io.session().rates(rates);
     }
@@ -303,25 +306,24 @@ impl Client {
         self.io.session().versions()
     }
 
-    /// The gradients of the next pushes are computed at weights of these versions, which were pulled before the ones that the worker has:
-    /// their delay is counted from there. None: at those of the last pull, as at first.
+    /// States that the next pushes' gradients are computed at these weight versions, which are older than the last
+    /// pull. The servers measure the delay from them. `None`: the versions of the last pull, which is the default.
     pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
         self.io.session().computed_at(versions);
     }
 
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
-    /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The payload is copied once, into the
-    /// bytes that go to the network, in the encoding that the job has for the bucket.
+    /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The client copies the payload once,
+    /// into the bytes that it sends, in the job's encoding of the bucket.
     ///
-    /// # Panics
-    /// When `gradient` is not as long as the bucket.
+    /// # Panics If `gradient` does not have the bucket's length.
     pub fn push(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
         let encoding = self.encoding(bucket);
         let encoder = self.encoders.of(bucket);
         let len = encoder.map_or_else(|| encoding.encoded_len(gradient.len()), |e| e.encoded_len());
-        // First: the room that it waits for comes with a buffer that is free again.
+        // Wait first: the room becomes available together with a free buffer.
         self.counters.waited += self.io.room(len, self.interrupt.as_deref());
         let begin = Moment::now();
         let slot = self.memory.as_ref().filter(|_| encoding == Encoding::F32).and_then(|m| m.slot(len));
@@ -340,46 +342,45 @@ impl Client {
         self.send(bucket, step, payload, there);
     }
 
-    /// Says that this worker has nothing for `step`, in the place of its pushes: its gradient was not finite, say. It counts as
-    /// pushed. A round in which anybody skips changes nothing, for nobody; where pushes are applied one by one only this
-    /// worker's is left out. [`Counters::skipped`] tells after the step's pull. What encoders hold back stays.
+    /// Skips `step`, in place of its pushes, for example because the gradient is not finite. The step counts as
+    /// pushed. If any worker skips a round, the round changes no weights. Where pushes are applied one by one, only
+    /// this worker's push is missing. [`Counters::skipped`] counts it after the step's pull. Encoders keep the
+    /// residuals that they hold.
     ///
-    /// A pull says [`Refused`](SessionError::Refused) with [`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite) where a
-    /// push was refused that is not finite. Whoever skips the step then, and pulls again, goes on: the buckets of these pushes
-    /// are skipped, in rounds too, and those of the others are not. To leave all of them as they are, look before the first push.
+    /// If the servers refused a push that is not finite, the next pull returns [`Refused`](SessionError::Refused)
+    /// with [`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite). The worker can then skip the step and pull
+    /// again: the servers skip the buckets of the refused pushes, in rounds too, and apply the others. To skip all
+    /// buckets, check the gradient before the first push.
     ///
-    /// # Panics
-    /// When something was pushed for this step, and nothing of it refused.
+    /// # Panics If the client pushed something for this step and no push was refused.
     pub fn skip(&mut self, step: Step) {
         self.io.session().skip(io::now(), step);
     }
 
-    /// Says how this worker encodes; to be called before its first push. `layout` has the model's tensors, in which
+    /// Sets this worker's encoders. Call it before the first push. `layout` has the model's tensors, in which
     /// powersgd finds its matrices; without this call it finds none.
     ///
-    /// # Panics
-    /// When the layout has other buckets than the job.
+    /// # Panics If the layout's buckets differ from the job's.
     pub fn encode_by(&mut self, layout: &Layout) {
         assert_eq!(layout.buckets(), self.layout.buckets(), "the model's layout is not the job's");
         self.encoders = Encoders::new(&self.options.job, layout, self.options.worker);
     }
 
-    /// How a device should write a bucket's values for [`Self::push_encoded`]; `None` where they must come to
-    /// [`Self::push`] as they are, since this worker keeps something of each push.
+    /// The encoding in which a device should write a bucket's values for [`Self::push_encoded`]. `None`: pass plain
+    /// values to [`Self::push`], because this worker keeps a residual of each push.
     pub fn device_encoding(&self, bucket: BucketId) -> Option<Encoding> {
         self.encoders.of(bucket).is_none().then(|| self.encoding(bucket))
     }
 
-    /// How a bucket's values are written.
+    /// The encoding of a bucket's values.
     pub fn encoding(&self, bucket: BucketId) -> Encoding {
         self.options.job.encoding(self.layout.buckets()[bucket.0 as usize].kind)
     }
 
-    /// As [`Self::push`], of a gradient that is written already, in [`Self::encoding`]. Nothing is copied: the bytes go to the
-    /// network from where they are, and are dropped with their ack.
+    /// Like [`Self::push`], for a gradient that is already encoded in [`Self::encoding`]. Nothing is copied: the
+    /// client sends the bytes from where they are, and drops them at their ack.
     ///
-    /// # Panics
-    /// When there are not as many bytes as the bucket's values take.
+    /// # Panics If the payload's length does not match the bucket.
     pub fn push_encoded(&mut self, bucket: BucketId, step: Step, payload: Bytes) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         let len = self.encoding(bucket).encoded_len(spec.len);
@@ -393,19 +394,20 @@ impl Client {
         self.io.session().push(Duration::from_nanos(there.0), bucket, step, payload);
     }
 
-    /// Every ack from now on, in the order of each shard's stream. Watched from before the first push, they say
-    /// exactly which pushes the servers have taken responsibility for.
+    /// All acks from now on, in the order of each shard's stream. If the caller subscribes before the first push,
+    /// the acks name exactly the pushes for which the servers have taken responsibility.
     pub fn acks(&self) -> mpsc::Receiver<Acked> {
         let (tell, acks) = mpsc::channel();
         self.io.watch(tell);
         acks
     }
 
-    /// Asks for the weights after step `done` before its pushes go out, so that a bucket's weights come back while others
-    /// are still pushed. What comes waits in memory for the [`Self::pull`] of `done`, which must follow.
+    /// Asks for the weights after step `done` before its pushes go out. The servers can then send a bucket's
+    /// weights while the client still pushes others. The weights wait in memory for the [`Self::pull`] of `done`,
+    /// which must follow.
     ///
-    /// Does nothing where it would not pay or change what is read: for a model that would fill the memory, and in the
-    /// modes in which a pull that comes later reads fresher weights.
+    /// Does nothing if it would not help or would change the result: for a model that would fill the memory, and in
+    /// modes where a later pull reads fresher weights.
     pub fn ask_ahead(&mut self, done: Step) {
         let mut session = self.io.session();
         let bytes = session.own_len() * F32_BYTES;
@@ -414,8 +416,8 @@ impl Client {
         }
     }
 
-    /// Asks for weights ahead of a [`Self::pull_by`] of the same. Does nothing where they would fill the memory that they wait
-    /// in.
+    /// Asks for weights ahead of a [`Self::pull_by`] with the same argument. Does nothing if the weights would fill
+    /// the memory that they wait in.
     pub fn ask(&mut self, pull: Pull) {
         let len = |b: &BucketId| self.layout.bucket(*b).map_or(0, |s| s.len);
         let only = pull.only.iter().map(len).sum();
@@ -426,34 +428,35 @@ impl Client {
         }
     }
 
-    /// The next pull brings every bucket: to be called where `weights` was changed since the last one.
+    /// The next pull brings every bucket. Call it after changing `weights`.
     pub fn forget(&mut self) {
         self.holds = None;
     }
 
-    /// Waits until the consistency rule lets a worker that finished `done` steps go on, and writes the weights.
+    /// Waits until the consistency rule lets a worker that has finished `done` steps continue, and writes the
+    /// weights.
     ///
-    /// A bucket that has not changed since the last pull into the same buffer is not sent again: `weights` must be as
-    /// that pull left it, or [`Self::forget`] be called before.
+    /// The servers do not send a bucket that is unchanged since the last pull into the same buffer. So `weights`
+    /// must be as that pull left it; otherwise call [`Self::forget`] before.
     pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_by(Pull::of(done), weights)
     }
 
-    /// As [`Self::pull`], at a step of which a checkpoint is due: the shards keep an image of it before anyone
-    /// goes on. Every worker of the job must ask for the same steps.
+    /// Like [`Self::pull`], at a step with a checkpoint: the shards keep an image of the step before any worker
+    /// continues. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_by(Pull { checkpoint: true, ..Pull::of(done) }, weights)
     }
 
-    /// The worker goes on from `step`, where others of its processes are: shards that are behind count it as done.
+    /// Continues from `step`, where the worker's other processes are. Shards that are behind count it as done.
     pub fn advance_to(&mut self, step: Step) {
         self.io.session().advance_to(step);
     }
 
-    /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of
-    /// the step before is in. Where the session was lost meanwhile, the worker has joined anew; gives the step that it goes
-    /// on from, once it has pulled.
-    pub fn settle(&mut self) -> Result<Option<Step>, ClientError> {
+    /// Waits until all pushes are acknowledged, for a worker that continues without a pull: a server refuses a push
+    /// until it has the push of the previous step. If the session was lost meanwhile, the worker joins again;
+    /// returns the step from which it continues after a pull.
+    pub fn wait_for_acks(&mut self) -> Result<Option<Step>, ClientError> {
         let began = Instant::now();
         self.io.session().settle();
         let settled = loop {
@@ -468,10 +471,11 @@ impl Client {
         Ok(settled)
     }
 
-    /// Says which chunk is trained (`done`), and asks for the next, for a worker that is ready for `epoch` (from 0).
+    /// Reports the trained chunk (`done`) and asks for the next one, for a worker that is ready for `epoch` (from
+    /// 0).
     ///
-    /// Waits until the pushes of the chunk are acknowledged, then until there is an answer. While others hold the last
-    /// chunks of an epoch the worker rests: it holds nobody up, and gets a chunk that is given back.
+    /// Waits until the chunk's pushes are acknowledged, then for the answer. While other workers hold the last
+    /// chunks of an epoch, this worker rests: no worker waits for it, and it receives a chunk that is returned.
     pub fn take_chunk(&mut self, epoch: u64, done: Option<u64>) -> Result<Next, ClientError> {
         let began = Instant::now();
         self.io.session().take_chunk(epoch, done);
@@ -487,12 +491,13 @@ impl Client {
         Ok(next)
     }
 
-    /// Waits until every member has finished, and writes the final weights.
+    /// Waits until every member has finished, then writes the final weights.
     pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_by(Pull { last: true, ..Pull::of(done) }, weights)
     }
 
-    /// As [`Self::pull`], of what `pull` says. Of some buckets only: into the buffer of the pull before.
+    /// Like [`Self::pull`], with the options of `pull`. A pull of only some buckets writes to the buffer of the
+    /// previous pull.
     pub fn pull_by(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_held(pull, address(weights), None, |client, arrived| {
             let spec = client.layout.bucket(BucketId(arrived.weights.bucket));
@@ -501,13 +506,14 @@ impl Client {
         })
     }
 
-    /// As [`Self::pull_by`], of weights that lie in a buffer at this [address], to where `places` wants each bucket.
+    /// Like [`Self::pull_by`], for weights in the buffer with this [address]; `places` gives the destination of
+    /// each bucket.
     ///
-    /// Where other processes of the worker have more shards and the job clips by the norm of the whole gradient, `shares` is how they give each
-    /// other the parts. They pull the same steps in the same order. Where it says an error the pull ends with that, and can be made again.
+    /// If other processes of the worker use the other shards and the job clips by the norm of the whole gradient,
+    /// `shares` exchanges the parts of the norm. Those processes pull the same steps in the same order. If `shares`
+    /// fails, the pull ends with its error and can be repeated.
     ///
-    /// # Errors
-    /// As of [`Self::pull`].
+    /// # Errors See [`Self::pull`].
     pub fn pull_parts(
         &mut self,
         pull: Pull,
@@ -541,28 +547,28 @@ impl Client {
             }
             session.pull(io::now(), pull, holds);
         }
-        let before = self.holds.take(); // until it is filled
+        let before = self.holds.take(); // until the pull has filled it
         let pulled = self.receive((began, step), shares, take)?;
-        // What it has of the other buckets does not change, unless it had to join anew.
+        // A partial pull leaves the other buckets as they are, unless the worker had to join again.
         self.holds = if whole || pulled.rejoined { into } else { before };
         Ok(pulled)
     }
 
-    /// The worker has changed its weights since the last pull: the next brings all of them, also buckets without an update.
+    /// The worker has changed its weights since the last pull. The next pull brings all weights, including buckets
+    /// without updates.
     pub fn forget_weights(&mut self) {
         self.holds = None;
     }
 
-    /// Whether a pull that was broken off has brought something. The same pull would bring the rest only.
+    /// Whether an interrupted pull has received something. The same pull then brings only the rest.
     pub fn has_begun(&self) -> bool {
         self.io.session().has_begun()
     }
 
-    /// As [`Self::pull_by`], to where `places` wants each bucket; what it does not want is not kept. The next pull brings everything that
-    /// it asks for.
+    /// Like [`Self::pull_by`]; `places` gives the destination of each bucket, and unwanted buckets are dropped. The
+    /// next pull brings everything that it asks for.
     ///
-    /// # Errors
-    /// As of [`Self::pull`].
+    /// # Errors See [`Self::pull`].
     pub fn pull_to(&mut self, pull: Pull, places: &mut dyn Places) -> Result<Pulled, ClientError> {
         let (began, step) = (Instant::now(), pull.done);
         self.holds = None;
@@ -577,14 +583,14 @@ impl Client {
         })
     }
 
-    /// Waits until the pull of this step that `began` then is answered, and has each bucket taken as it comes.
+    /// Waits until the pull that started at `began` is answered, and takes each bucket when it arrives.
     fn receive(
         &mut self,
         (began, step): (Instant, Step),
         mut shares: Option<&mut Shares<'_>>,
         mut take: impl FnMut(&mut Self, &Arrived) -> Result<(), ClientError>,
     ) -> Result<Pulled, ClientError> {
-        // A norm of which not all is known: when the shards are told what is.
+        // When part of a norm is unknown: the deadline at which the shards receive the known part.
         let mut late: Option<(Instant, f64)> = None;
         let pulled = loop {
             match self.io.next(self.interrupt.as_deref(), late.map(|(at, _)| at))? {
@@ -601,15 +607,15 @@ impl Client {
                     };
                     match norm.whole {
                         true => self.io.session().tell_norm(step, norm.sum_of_squares),
-                        false => late = Some((Instant::now() + PATIENCE, norm.sum_of_squares)),
+                        false => late = Some((Instant::now() + NORM_TIMEOUT, norm.sum_of_squares)),
                     }
                 }
                 Some(Event::Pulled(pulled)) => break pulled,
                 Some(_) => {}
-                // What of the norm went down with whoever knew it, nobody will say: the step is clipped by the rest of it.
+                // The unknown part of the norm was lost with its worker, so the step is clipped by the known part.
                 None => {
                     if let Some((_, sum_of_squares)) = late.take() {
-                        tracing::warn!(%step, "the norm of a step is not known whole, and is taken to be that of what is");
+                        tracing::warn!(%step, "part of a step's norm is unknown: clipping by the known part");
                         self.io.session().tell_norm(step, sum_of_squares);
                     }
                 }
@@ -627,29 +633,30 @@ impl Client {
         Ok(pulled)
     }
 
-    /// Of a step that this process has pushed whole, where other processes of the worker have the rest of the gradient and the
-    /// job clips by its norm: the sums of squares by shard. `None`: its session has not pushed all of it.
+    /// The sums of squares by shard of a step that this process has pushed completely, if other processes of the
+    /// worker hold the rest of the gradient and the job clips by its norm. `None`: this session has not pushed the
+    /// whole step.
     pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
         self.io.session().pushed_squares(step)
     }
 
-    /// What those of all its processes come to ([`sum_of_parts`]). In modes that apply pushes one by one none of the step
-    /// goes out before.
+    /// Passes on the sum over all processes of the worker ([`sum_of_parts`]). In modes that apply pushes one by
+    /// one, the client sends no push of the step before this call.
     pub fn clip_by(&mut self, step: Step, sum_of_squares: f64) {
         self.io.session().clip_by(io::now(), step, sum_of_squares);
     }
 
-    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    /// The mode in force at the last pull, and the number of switches so far.
     pub fn mode(&self) -> (u64, Mode) {
         self.io.session().mode()
     }
 
-    /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.
+    /// The mean training loss of the step before the next pull, for the rule that chooses the staleness bound.
     pub fn note_loss(&mut self, loss: f32) {
         self.io.session().note_loss(loss);
     }
 
-    /// Writes what has come; what the worker has is not sent.
+    /// Writes the received weights. Servers do not send what the worker already has.
     fn take(&mut self, arrived: &Arrived, into: Option<&mut [f32]>) -> Result<(), ClientError> {
         let (shard, w, payload) = (arrived.shard, &arrived.weights, &arrived.payload);
         let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
@@ -684,7 +691,7 @@ impl Client {
         });
     }
 
-    /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.
+    /// Reports this worker's share of a held-out evaluation to shard 0, which adds the shares.
     pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
         self.io.session().report(epoch, loss_sum, correct, count);
     }
@@ -694,9 +701,9 @@ impl Client {
         self.io.session().evaluations()
     }
 
-    /// Ends this worker's session before it has done all its steps: the others need not wait for its lease to end. Waits
-    /// at most so long for every shard's word; false where one has not given it, whose lease then ends by itself. Nothing
-    /// can be asked of this client afterwards.
+    /// Ends this worker's session before its last step, so that the other workers need not wait for its lease to
+    /// expire. Waits up to `timeout` for every shard's confirmation. Returns false if a shard has not confirmed;
+    /// there the lease expires by itself. The client must not be used afterwards.
     pub fn leave(&mut self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         self.io.session().leave();

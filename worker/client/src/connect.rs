@@ -28,23 +28,23 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// How to reach a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// The Unix socket, and shared memory, where the server is on this host and has a socket; else TCP.
+    /// The Unix socket and shared memory if the server is on this host and has a socket; otherwise TCP.
     #[default]
     Auto,
     /// Always TCP.
     Tcp,
 }
 
-/// For servers that lanes do not reach: one connection to each, over HTTP/2, shared by the links of a client.
+/// HTTP/2 connections to servers without lanes: one per server, shared by the client's links.
 #[derive(Debug)]
 pub(crate) struct Channels {
     transport: Transport,
     open: Mutex<BTreeMap<String, Connecting>>,
-    /// How many times in a row an address was asked for a lane and stayed silent.
+    /// How many consecutive lane requests an address has left unanswered.
     silent: Mutex<BTreeMap<String, u32>>,
 }
 
-/// A connection that is there, or that somebody is making.
+/// An open connection, or one that a task is opening.
 pub(crate) type Connecting = Arc<OnceCell<Channel>>;
 
 impl Channels {
@@ -52,7 +52,7 @@ impl Channels {
         Self { transport, open: Mutex::default(), silent: Mutex::default() }
     }
 
-    /// The connection to a server, made if there is none; and what to give back to [`Self::broken`].
+    /// The connection to a server, opened if there is none, and the handle for [`Self::broken`].
     pub async fn get(&self, address: &str) -> Result<(Channel, Connecting), String> {
         let connecting = self.lock().entry(address.to_string()).or_default().clone();
         match connecting.get_or_try_init(|| channel(address, self.transport)).await {
@@ -64,8 +64,8 @@ impl Channels {
         }
     }
 
-    /// Opens a lane to one server; [`LaneError::NoLanes`] also where none was answered several times in a row: what lies between may
-    /// swallow what it does not know.
+    /// Opens a lane to one server. Also returns [`LaneError::NoLanes`] after several consecutive requests without
+    /// an answer: a device in between may drop the protocol.
     pub async fn lane(&self, address: &str) -> Result<Lane, LaneError> {
         let opened = lane(address, self.transport).await;
         let mut silent = self.silent.lock().unwrap_or_else(|e| e.into_inner());
@@ -86,7 +86,7 @@ impl Channels {
         }
     }
 
-    /// It carries nothing any more: the next who asks gets another.
+    /// Marks a connection as broken: the next caller gets a new one.
     pub fn broken(&self, address: &str, connecting: &Connecting) {
         let mut open = self.lock();
         if open.get(address).is_some_and(|now| Arc::ptr_eq(now, connecting)) {
@@ -99,13 +99,15 @@ impl Channels {
     }
 }
 
-/// After so many lanes without an answer HTTP/2 is tried. A server that hangs answers neither, and is left for another sooner.
+/// After this many unanswered lane requests the client tries HTTP/2. If a server hangs, it answers neither, and the
+/// client moves to another server sooner.
 const SILENT_LANES: u32 = 2;
 
-/// A connection that speaks lanes, and, with a server on this host, what the two share.
+/// A lane connection and, with a server on this host, the shared memory.
 pub(crate) type Lane = (ReadHalf, WriteHalf, Option<Arc<lanes::Shared>>);
 
-/// Opens a lane to one server. Its answer shows that the process lives: the kernel accepts connections also for one that hangs.
+/// Opens a lane to one server. Its answer shows that the process runs: the kernel also accepts connections for a
+/// process that hangs.
 async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
     async fn begin<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) -> Result<S, LaneError> {
         let begins =
@@ -116,7 +118,7 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
     let own = socket_path(address).filter(|_| transport == Transport::Auto);
     let may_come = own.is_some() && matches!(Access::ours(), Access::Closed);
     let path = own.filter(|p| p.exists());
-    // A socket left by a process that was killed refuses; TCP then tells what is the matter.
+    // The socket of a killed process refuses connections. TCP then gives the cause.
     if let Some(path) = path
         && let Ok(socket) = unix(&path).await
     {
@@ -140,19 +142,19 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
 
 async fn unix(path: &Path) -> std::io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
-    // The default of 208 KiB makes a bucket take five wake-ups of the other side.
+    // With the default of 208 KiB one bucket costs five wake-ups of the receiver.
     let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
     Ok(stream)
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A channel to one server over TCP, connected when it is first used, by `access`.
+/// A channel to one server over TCP with the credentials `access`, connected at its first use.
 pub fn lazy(address: &str, access: &Access) -> Result<Channel, String> {
     Ok(endpoint(address)?.connect_with_connector_lazy(access.connector()))
 }
 
-/// Connects to one server. The error names the cause in words.
+/// Connects to one server. The error names the cause.
 pub(crate) async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
     let endpoint = endpoint(address)?;
     let socket = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
@@ -161,7 +163,7 @@ pub(crate) async fn channel(address: &str, transport: Transport) -> Result<Chann
             let path = path.clone();
             async move { Ok::<_, std::io::Error>(TokioIo::new(unix(&path).await?)) }
         });
-        // A socket left by a process that was killed refuses; TCP then tells what is the matter.
+        // The socket of a killed process refuses connections. TCP then gives the cause.
         if let Ok(channel) = endpoint.connect_with_connector(connector).await {
             return Ok(channel);
         }
@@ -174,7 +176,7 @@ tokio::task_local! {
     static AS: Access;
 }
 
-/// What `asks` asks over connections of its own that it makes over TCP, it asks by `access`, and not as this process.
+/// Runs `asks` so that its new TCP connections use the credentials `access` instead of this process's own.
 pub async fn asking_by<T>(access: Access, asks: impl Future<Output = T>) -> T {
     AS.scope(access, asks).await
 }
@@ -193,14 +195,14 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
     Ok(endpoint)
 }
 
-/// What a call has failed with, in words: a server's own, or what has become of the connection.
+/// Why a call failed: the server's message, or the state of the connection.
 pub(crate) fn words(address: &str, status: &tonic::Status) -> String {
     let of_the_connection =
         |why: &dyn std::error::Error| paraft_tls::refusal(address).unwrap_or_else(|| cause(why));
     std::error::Error::source(status).map_or_else(|| status.message().to_string(), of_the_connection)
 }
 
-/// The innermost cause: "transport error" alone helps nobody.
+/// The innermost cause: "transport error" alone does not help.
 fn cause(e: &dyn std::error::Error) -> String {
     let mut at: &dyn std::error::Error = e;
     while let Some(next) = at.source() {
@@ -209,17 +211,17 @@ fn cause(e: &dyn std::error::Error) -> String {
     at.to_string()
 }
 
-/// A client for what a server says of itself.
+/// A client for a server's status service.
 pub fn shards(channel: Channel) -> ShardsClient<Channel> {
     ShardsClient::new(channel).max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
 }
 
-/// Asks a server what it knows. With `digest` it also hashes its replicated state, which reads all of it.
+/// Asks a server for its status. With `digest` it also hashes its replicated state, which reads all of it.
 pub async fn status(address: &str, digest: bool, within: Duration) -> Result<StatusReply, String> {
     asked(address, StatusRequest { digest, logs: false }, within).await
 }
 
-/// As [`status`], with the last lines that workers have logged.
+/// Like [`status`], with the workers' last log lines.
 pub async fn status_with_logs(address: &str, within: Duration) -> Result<StatusReply, String> {
     asked(address, StatusRequest { digest: false, logs: true }, within).await
 }
@@ -236,8 +238,8 @@ async fn asked(address: &str, request: StatusRequest, within: Duration) -> Resul
     }
 }
 
-/// Asks a server what the control group knows: servers, shards, placement. Only the leader of that group answers
-/// in full; `fleet` is 0 in the answer of another, and `leader` says where to ask.
+/// Asks a server for the control group's state: servers, shards, placement. Only the leader of that group answers
+/// in full. Any other server answers with `fleet` 0 and names the leader in `leader`.
 pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, String> {
     let ask = async {
         let mut client = ControlClient::new(channel(address, Transport::Auto).await?);

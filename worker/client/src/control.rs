@@ -1,29 +1,29 @@
-//! Calls to the leader of the control group, whichever of the servers knows it.
+//! Calls to the leader of the control group, found through any server.
 
 use crate::connect::{Transport, channel, words};
 use paraft_proto::control_client::ControlClient;
 use std::{collections::BTreeSet, time::Duration};
 use tonic::{Status, transport::Channel};
 
-/// Servers that are asked because another one named them.
-const MOST_REDIRECTS: usize = 16;
-/// A server that hangs must not keep the others from being asked.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// At most this many servers are added because another server named them.
+const MAX_REDIRECTS: usize = 16;
+/// A server that hangs must not keep the client from asking the others.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a server says that was asked.
+/// A server's answer to a control call.
 pub(crate) enum ControlReply<T> {
-    /// It leads.
+    /// The server leads and has done it.
     Done(T),
-    /// It does not take that.
+    /// The server refuses.
     Refused {
-        /// Its words.
+        /// The server's reason.
         why: String,
-        /// Who leads, where it knows that and it is another.
+        /// The leader's address, if another server leads and this one knows it.
         leader: String,
     },
 }
 
-/// Asks until one takes it; each is asked once. `Err` says why nobody did.
+/// Asks the servers one after another, each once, until one accepts. `Err` says why none did.
 pub(crate) async fn ask<T, F>(
     servers: &[String],
     transport: Transport,
@@ -38,23 +38,23 @@ where
     let mut why = "no server was given".to_string();
     while let Some(address) = known.get(next).cloned() {
         next += 1;
-        if !asked.insert(address.clone()) || asked.len() > servers.len() + MOST_REDIRECTS {
+        if !asked.insert(address.clone()) || asked.len() > servers.len() + MAX_REDIRECTS {
             continue;
         }
         let one = async {
             let channel = channel(&address, transport).await?;
             call(ControlClient::new(channel)).await.map_err(|s| words(&address, &s))
         };
-        match tokio::time::timeout(ANSWER_PATIENCE, one).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, one).await {
             Ok(Ok(ControlReply::Done(done))) => return Ok(done),
             Ok(Ok(ControlReply::Refused { why: cause, leader })) => {
                 why = format!("{address}: {cause}");
                 if !leader.is_empty() {
-                    known.insert(next, leader); // who leads is asked before who may know
+                    known.insert(next, leader); // ask the named leader before servers that may know it
                 }
             }
             Ok(Err(cause)) => why = format!("{address}: {cause}"),
-            Err(_) => why = format!("{address}: no answer within {ANSWER_PATIENCE:?}"),
+            Err(_) => why = format!("{address}: no answer within {ANSWER_TIMEOUT:?}"),
         }
     }
     Err(why)

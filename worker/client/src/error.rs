@@ -1,24 +1,24 @@
-//! What can go wrong for a worker, in kinds that mean: the network, the input, the session, the job.
+//! A worker's errors, by cause: network, input, session, job.
 
 use paraft_proto::WireKind;
 use paraft_session::SessionError;
 use std::time::Duration;
 
-/// Why the client cannot go on.
+/// Why the client cannot continue.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
-    /// One of its sessions can't go on.
+    /// A session cannot continue.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The control group did not answer in time, or had no place for this rank.
     #[error("no place in a group within {waited:.0?}: {why}")]
     Control {
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
         /// The last cause.
         why: String,
     },
-    /// What [`Client::join_until`](crate::Client::join_until) was given is set.
+    /// The interrupt given to [`Client::join_until`](crate::Client::join_until) is set.
     #[error("interrupted")]
     Interrupted,
     /// The options contradict each other.

@@ -1,4 +1,4 @@
-//! Membership in a group of ranks that act as one worker: the control group says who is in it.
+//! Membership in a group of ranks that act as one worker. The control group assigns the members.
 
 use crate::{
     connect::Transport,
@@ -19,7 +19,7 @@ use std::{
 };
 use tokio::runtime::Runtime;
 
-/// Who asks.
+/// Options of a process that joins a group.
 #[derive(Clone, Debug)]
 pub struct MemberOptions {
     /// All servers.
@@ -28,57 +28,57 @@ pub struct MemberOptions {
     pub transport: Transport,
     /// The job's name.
     pub job: String,
-    /// What must be the same on all ranks, for people: they are shown it where it differs.
+    /// Settings that must be equal on all ranks, as text that is shown to users where it differs.
     pub settings: String,
-    /// The worker that the group is.
+    /// The worker that the group acts as.
     pub worker: u32,
-    /// Ranks of a whole group.
+    /// Number of ranks of a complete group.
     pub size: u32,
     /// This process's rank, below `size`.
     pub rank: u32,
-    /// Where the others reach it, `host:port`.
+    /// The address at which other ranks reach this process, `host:port`.
     pub address: String,
-    /// How long to go on without an answer, or without ranks that have never come.
+    /// How long to wait without an answer, or for ranks that have never arrived.
     pub timeout: Duration,
 }
 
-/// What a process that asked for an assignment gets.
+/// The control group's answer to a process that asks for an assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Joined {
-    /// One, at this place.
+pub enum JoinOutcome {
+    /// The assignment, and this process's place in it.
     Assigned(Assignment, usize),
-    /// None any more: the job is done.
+    /// No assignment: the job is done.
     Over,
-    /// It was told to stop.
+    /// The process was told to stop.
     Stopped,
 }
 
-/// A process that is, or will be, in a group.
+/// A process that is, or will be, a member of a group.
 #[derive(Debug)]
 pub struct Member {
     options: MemberOptions,
     token: u64,
-    /// The last group.
+    /// The last assignment.
     last: Assignment,
     runtime: Runtime,
 }
 
-const TRY_AGAIN: Duration = Duration::from_millis(50);
-const SAY_AGAIN: Duration = Duration::from_secs(10);
-/// The leader's sign of life; who comes back waits about half as long to be taken in.
-const HOLD: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The leader's heartbeat interval. A rank that returns waits about half of it to be admitted.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Member {
-    /// Asks nobody yet.
+    /// Sends no request yet.
     pub fn new(options: MemberOptions) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| ClientError::Options(format!("no I/O runtime: {e}")))?;
         Ok(Self { options, token: rand::random::<u64>().max(1), last: Assignment::default(), runtime })
     }
 
-    /// Waits for an assignment in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
-    /// `stop` is set.
-    pub fn join(&mut self, lost: &[u32], stop: &dyn Interrupt) -> Result<Joined, ClientError> {
+    /// Waits for an assignment in the next group: until all ranks of the last group are present or `lost`, their
+    /// time is up, or `stop` is set.
+    pub fn join(&mut self, lost: &[u32], stop: &dyn Interrupt) -> Result<JoinOutcome, ClientError> {
         let o = &self.options;
         let request = JoinGroupRequest {
             job: o.job.clone(),
@@ -115,20 +115,20 @@ impl Member {
                         why: "a place in a group without this process".into(),
                     })?;
                     self.last = assignment.clone();
-                    return Ok(Joined::Assigned(assignment, place));
+                    return Ok(JoinOutcome::Assigned(assignment, place));
                 }
                 Ok(reply) if reply.fix => return Err(ClientError::Options(reply.why)),
                 Ok(reply) if reply.give_up => {
                     return Err(ClientError::Control { waited: began.elapsed(), why: reply.why });
                 }
-                Ok(reply) if reply.over => return Ok(Joined::Over),
+                Ok(reply) if reply.over => return Ok(JoinOutcome::Over),
                 Ok(reply) => {
                     answered = Instant::now();
                     in_the_way = in_the_way.or(Some(answered)).filter(|_| !reply.why.is_empty());
                     if let Some(waited) = in_the_way.map(|s| s.elapsed()).filter(|w| *w >= o.timeout) {
                         return Err(ClientError::Control { waited, why: reply.why });
                     }
-                    if said.elapsed() >= SAY_AGAIN {
+                    if said.elapsed() >= LOG_INTERVAL {
                         said = answered;
                         match reply.why.is_empty() {
                             true => tracing::warn!(
@@ -143,10 +143,10 @@ impl Member {
                 Err(why) if answered.elapsed() >= o.timeout => {
                     return Err(ClientError::Control { waited: answered.elapsed(), why });
                 }
-                Err(_) => thread::sleep(TRY_AGAIN),
+                Err(_) => thread::sleep(RETRY_DELAY),
             }
         }
-        Ok(Joined::Stopped)
+        Ok(JoinOutcome::Stopped)
     }
 
     fn holds(&self, assignment: &Assignment, step: u64, over: bool) -> GroupHeartbeatRequest {
@@ -160,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Says, for as long as the answer is kept, that the group is there.
+    /// Sends heartbeats for the group while the returned value exists.
     pub fn send_heartbeats(&self, assignment: &Assignment) -> Result<Heartbeats, ClientError> {
         let mut request = self.holds(assignment, 0, false);
         let o = self.options.clone();
@@ -175,9 +175,9 @@ impl Member {
                 request.step = now.load(Relaxed);
                 match runtime.block_on(say(&o, &request)) {
                     Ok(n) => heard.store(n, Relaxed),
-                    Err(why) => tracing::debug!(%why, "the control group does not hear of this group"),
+                    Err(why) => tracing::debug!(%why, "a heartbeat did not reach the control group"),
                 }
-                match ended.recv_timeout(HOLD) {
+                match ended.recv_timeout(HEARTBEAT_INTERVAL) {
                     Err(RecvTimeoutError::Timeout) => {}
                     _ => return,
                 }
@@ -188,10 +188,10 @@ impl Member {
         Ok(Heartbeats { waiting, step, _end: end })
     }
 
-    /// The job is done, after so many steps: who comes back hears so. Tried once.
+    /// Reports that the job is done after this many steps. Ranks that return receive this answer. One attempt.
     pub fn over(&self, assignment: &Assignment, steps: u64) {
         if let Err(why) = self.runtime.block_on(say(&self.options, &self.holds(assignment, steps, true))) {
-            tracing::debug!(%why, "the control group does not hear that this group is done");
+            tracing::debug!(%why, "the job's end did not reach the control group");
         }
     }
 }
@@ -210,7 +210,7 @@ async fn say(o: &MemberOptions, request: &GroupHeartbeatRequest) -> Result<u32, 
     .await
 }
 
-/// A leader's sign of life, until it is dropped.
+/// A leader's heartbeats, until it is dropped.
 #[derive(Debug)]
 pub struct Heartbeats {
     waiting: Arc<AtomicU32>,
@@ -219,17 +219,17 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// The group is in this step.
+    /// Reports the group's current step.
     pub fn step(&self, step: u64) {
         self.step.store(step, Relaxed);
     }
 
-    /// The step that was said last.
+    /// The step of the last report.
     pub fn last_step(&self) -> u64 {
         self.step.load(Relaxed)
     }
 
-    /// How many ranks wait to be taken in.
+    /// Number of ranks that wait for admission.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What the servers get when they have no weights yet: fresh weights, or the state of a checkpoint.
+//! The state that the servers receive if they have no weights yet: fresh weights, or a checkpoint's state.
 
 use paraft_common::{
     BucketId, BucketSpec, TensorKind,
@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-/// Values in memory; or in a file, where they are more than a process is to hold.
+/// Values in memory, or in a file if they exceed the process's memory.
 #[derive(Debug)]
 pub enum Values {
     /// In memory.
@@ -69,20 +69,20 @@ impl PartialEq for Values {
 pub struct Initial {
     /// All weights, buffers included.
     pub weights: Values,
-    /// The optimizer's state vectors, each as long as the parameters; empty for fresh weights, or as many as the
-    /// optimizer keeps.
+    /// The optimizer's state vectors, each as long as the parameters. Empty for fresh weights; otherwise as many as
+    /// the optimizer keeps.
     pub slots: Vec<Values>,
-    /// For each bucket of the job, the updates that are in it and the schedule's clock; empty for fresh weights.
+    /// For each of the job's buckets, its number of updates and the schedule's clock. Empty for fresh weights.
     pub stamps: Vec<(u64, f64)>,
 }
 
 impl Initial {
-    /// Weights that nothing was applied to.
+    /// Weights without any update.
     pub fn fresh(weights: impl Into<Values>) -> Self {
         Self { weights: weights.into(), ..Self::default() }
     }
 
-    /// The messages that give `buckets` their state, made one by one: for each bucket its slots, then its weights.
+    /// The messages that give `buckets` their state, made one by one: each bucket's slots, then its weights.
     pub(crate) fn messages(self: Arc<Self>, buckets: Arc<[(BucketId, BucketSpec)]>) -> Messages {
         Messages { initial: self, buckets, bucket: 0, slot: 0 }
     }
@@ -96,7 +96,7 @@ impl Initial {
 pub(crate) struct Messages {
     initial: Arc<Initial>,
     buckets: Arc<[(BucketId, BucketSpec)]>,
-    /// The next message's bucket, by place, and which of its slots; behind the last of them, its weights.
+    /// Position of the next message: the bucket's index and its slot. After the last slot come the weights.
     bucket: usize,
     slot: usize,
 }

@@ -1,14 +1,14 @@
-//! Who ends a wait before what is waited for has come.
+//! Ends a wait early.
 
 use std::{
     fmt::Debug,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// Asked by whoever waits, again and again, whether to give up. A flag that a signal sets is one; an embedding that has signals of
-/// its own to look after is another.
+/// Every wait polls it. A flag that a signal handler sets is one implementation; an embedding with its own signals
+/// is another.
 pub trait Interrupt: Debug + Send + Sync {
-    /// Whether to give up. Called on the thread that waits, also where nothing waits, before each thing that it does: cheap.
+    /// Whether to give up. Waits and other calls poll it often, on the calling thread, so it must be cheap.
     fn is_set(&self) -> bool;
 }
 

@@ -1,8 +1,9 @@
-//! The I/O of a session: streams to the shards' leaders, on a thread of its own, so that pushes go out while the backward pass
-//! goes on.
+//! The I/O of a session: streams to the shards' leaders, on its own thread, so pushes go out during the backward
+//! pass.
 //!
-//! Training thread and I/O thread share the session under one lock, and nobody holds it while waiting. Whoever gives the session
-//! an input carries out the effects. The training thread is woken only for what it waits for.
+//! Training thread and I/O thread share the session under one lock. Neither holds the lock while it waits. The
+//! thread that gives the session an input also carries out the effects. The training thread wakes only for the
+//! event that it waits for.
 
 use crate::{
     acks::Acked,
@@ -10,7 +11,7 @@ use crate::{
     error::ClientError,
     initial::Initial,
     interrupt::Interrupt,
-    out::{Out, Sent},
+    outgoing::{Outgoing, OutgoingMessage},
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
@@ -35,50 +36,50 @@ use tokio::{
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// Who waits looks so often whether it is interrupted.
-const INTERRUPT_LOOK: Duration = Duration::from_millis(20);
-/// A server answers a new stream at once, whatever it then says on it.
+/// How often a waiting thread checks for an interrupt.
+const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// A server answers a new stream at once, whatever it sends later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Buffers for weights that come, kept for the next: as much as is on its way between a socket and its reader.
+/// Bytes of receive buffers that the client reuses: about as much as is in flight between a socket and its reader.
 const RECEIVED_BYTES: usize = 16 << 20;
 
-/// The time that a session is told: that of the host's monotonic clock.
+/// The session's clock: the host's monotonic clock.
 pub(crate) fn now() -> Duration {
     Duration::from_nanos(Moment::now().0)
 }
 
-/// The same as spans have it.
+/// The same time as trace spans use it.
 pub(crate) fn moment(at: Duration) -> Moment {
     Moment(at.as_nanos() as u64)
 }
 
-/// The initial state of the job, and where each shard's buckets lie in it.
+/// The job's initial state, and the place of each shard's buckets in it.
 pub(crate) type Initials = BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>;
 
-/// What a session's I/O needs to know.
+/// Options of a session's I/O.
 pub(crate) struct IoOptions {
     pub worker: WorkerId,
     pub channels: Channels,
-    /// A sign of life goes out this often, whatever the training loop does.
+    /// The interval of heartbeats, whatever the training loop does.
     pub heartbeat: Duration,
-    /// What the worker computes on, for people.
+    /// The device that the worker computes on, for display.
     pub device: String,
-    /// Of the shards that may not have it yet.
+    /// The initial state for shards that may have none.
     pub initial: Initials,
-    /// Bytes of weights that may wait to be taken: beyond it streams are not read on. Who sets a bound must take weights
-    /// whenever any may come: acks wait behind them.
+    /// Bytes of weights that may wait for the training thread. Beyond it the client stops reading streams. A caller
+    /// that sets a bound must take weights whenever they may arrive, because acks wait behind them.
     pub untaken: usize,
-    /// Where spans are noted.
+    /// Records the spans.
     pub stages: Arc<Stages>,
-    /// Where pushes lie that servers of this host may read there.
+    /// Shared memory that holds pushes for servers on this host.
     pub memory: Option<Arc<Memory>>,
 }
 
-/// A session and its I/O, which ends with this.
+/// A session and its I/O thread. Dropping it ends the thread.
 pub(crate) struct Io {
     inner: Arc<Inner>,
-    /// Ends the I/O thread, even while it dials.
+    /// Ends the I/O thread, even while it connects.
     end: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -95,45 +96,45 @@ struct Inner {
     pool: Arc<Pool>,
     runtime: Handle,
     state: Mutex<State>,
-    /// There is something for the training thread.
+    /// The training thread has an event.
     changed: Condvar,
-    /// The session has another deadline.
+    /// The session has a new deadline.
     deadline: Notify,
-    /// Weights were taken.
+    /// The training thread took weights.
     taken: Notify,
-    /// A moment on both clocks.
+    /// One moment on both clocks.
     epoch: (Instant, Duration),
 }
 
 struct State {
     session: Session,
     streams: BTreeMap<ShardId, Open>,
-    /// Beside them, to ask others about a silent leader.
+    /// Additional streams, which ask other servers about a silent leader.
     beside: BTreeMap<ShardId, Open>,
     initial: Initials,
-    /// Is told of every ack.
+    /// Receives every ack.
     watcher: Option<mpsc::Sender<Acked>>,
     /// The deadline that the I/O thread waits for.
     armed: Option<Duration>,
-    /// What the training thread waits for: it is woken for nothing else, since acks alone would wake it for every push.
-    waits: Option<Waits>,
-    /// By which way each shard was reached last.
+    /// What the training thread waits for. Only this wakes it: otherwise every push's ack would.
+    waits: Option<WaitReason>,
+    /// The connection kind that was last logged for each shard.
     said: BTreeMap<ShardId, String>,
-    /// Of each shard without a stream: since when, and when that was said last.
+    /// For each shard without a stream: since when, and when that was last logged.
     down: BTreeMap<ShardId, (Instant, Option<Instant>)>,
     /// The I/O thread has ended.
     ended: bool,
 }
 
-/// A shard without a leader for longer than this is said, and so often: an election takes less.
-const SAID_AFTER: Duration = Duration::from_secs(2);
-const SAID_EVERY: Duration = Duration::from_secs(10);
+/// A shard without a leader is logged after this delay, then at this interval. An election takes less.
+const NO_LEADER_WARNING_DELAY: Duration = Duration::from_secs(2);
+const NO_LEADER_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy)]
-enum Waits {
-    /// Something to poll.
+enum WaitReason {
+    /// An event to poll.
     News,
-    /// Room for a push of so many bytes.
+    /// Room for a push of this many bytes.
     Room(usize),
 }
 
@@ -141,19 +142,19 @@ impl State {
     fn is_due(&self) -> bool {
         match self.waits {
             None => false,
-            Some(Waits::News) => self.session.has_news(),
-            Some(Waits::Room(len)) => self.session.has_room(len),
+            Some(WaitReason::News) => self.session.has_news(),
+            Some(WaitReason::Room(len)) => self.session.has_room(len),
         }
     }
 }
 
-/// A stream, or one that is dialled.
+/// A stream that is open or connecting.
 struct Open {
-    out: Arc<Out>,
+    out: Arc<Outgoing>,
     task: AbortHandle,
-    /// Its server's.
+    /// Its server's address.
     address: String,
-    /// The connection that it is on, where others are on it, too.
+    /// The stream's connection, if other streams share it.
     connection: Arc<OnceLock<connect::Connecting>>,
 }
 
@@ -163,13 +164,14 @@ impl Drop for Open {
     }
 }
 
-/// The session, for the training thread. What it is told is carried out when this is let go.
-pub(crate) struct Guard<'a> {
+/// Access to the session for the training thread. Dropping it carries out the effects of what the caller told the
+/// session.
+pub(crate) struct SessionGuard<'a> {
     inner: &'a Arc<Inner>,
     state: MutexGuard<'a, State>,
 }
 
-impl std::ops::Deref for Guard<'_> {
+impl std::ops::Deref for SessionGuard<'_> {
     type Target = Session;
 
     fn deref(&self) -> &Session {
@@ -177,25 +179,24 @@ impl std::ops::Deref for Guard<'_> {
     }
 }
 
-impl std::ops::DerefMut for Guard<'_> {
+impl std::ops::DerefMut for SessionGuard<'_> {
     fn deref_mut(&mut self) -> &mut Session {
         &mut self.state.session
     }
 }
 
-impl Drop for Guard<'_> {
+impl Drop for SessionGuard<'_> {
     fn drop(&mut self) {
         self.inner.carry_out(&mut self.state);
-        // What the session has given up makes room for what comes.
+        // Weights that the session has dropped make room for new ones.
         self.inner.taken.notify_waiters();
     }
 }
 
 impl Io {
-    /// Starts the thread; nothing is dialled before the session is told to join.
+    /// Starts the thread. Nothing connects before the session is told to join.
     ///
-    /// # Errors
-    /// There is no thread or runtime to be had.
+    /// # Errors The thread or its runtime cannot start.
     pub fn start(session: Session, options: IoOptions) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let inner = Arc::new(Inner {
@@ -229,34 +230,35 @@ impl Io {
         let (end, ended) = oneshot::channel::<()>();
         let ticks = inner.clone();
         let thread = thread::Builder::new().name("paraft-io".into()).spawn(move || {
-            let says = Ended(ticks.clone());
+            let says = EndOnDrop(ticks.clone());
             runtime.block_on(async move {
                 tokio::select! { () = ticks.ticks() => {}, _ = ended => {} }
             });
-            drop(runtime); // and with it all streams
+            drop(runtime); // drops all streams
             drop(says);
         })?;
         Ok(Self { inner, end: Some(end), thread: Some(thread) })
     }
 
-    /// The session, to ask and to tell.
-    pub fn session(&self) -> Guard<'_> {
-        Guard { inner: &self.inner, state: self.inner.lock() }
+    /// Locks the session for queries and inputs.
+    pub fn session(&self) -> SessionGuard<'_> {
+        SessionGuard { inner: &self.inner, state: self.inner.lock() }
     }
 
-    /// Every ack from now on goes there too.
+    /// Sends every later ack to `watcher` too.
     pub fn watch(&self, watcher: mpsc::Sender<Acked>) {
         self.inner.lock().watcher = Some(watcher);
     }
 
-    /// What comes next of what the session waits for. Ends early where `interrupt` is set, and with `None` after `until`.
+    /// The next event that the session waits for. Fails early once `interrupt` is set; returns `None` after
+    /// `until`.
     pub fn next(
         &self,
         interrupt: Option<&dyn Interrupt>,
         until: Option<Instant>,
     ) -> Result<Option<Event>, ClientError> {
         let mut found = None;
-        self.wait(Waits::News, interrupt, until, |session| match session.poll(now()) {
+        self.wait(WaitReason::News, interrupt, until, |session| match session.poll(now()) {
             Ok(None) => Ok(false),
             Ok(event) => {
                 found = event;
@@ -270,27 +272,27 @@ impl Io {
         Ok(found)
     }
 
-    /// Weights that came from this shard were written, and let go.
+    /// The caller has written weights of this shard and dropped their buffer.
     pub fn give_back(&self, shard: ShardId) {
         if let Some(stream) = self.inner.lock().streams.get(&shard) {
             stream.out.give_back();
         }
     }
 
-    /// Waits until there is room for a push of `len` bytes, or `interrupt` is set; gives the time that it took.
+    /// Waits until there is room for a push of `len` bytes or `interrupt` is set; returns the time spent.
     pub fn room(&self, len: usize, interrupt: Option<&dyn Interrupt>) -> Duration {
         if self.inner.lock().session.has_room(len) {
             return Duration::ZERO;
         }
         let began = Instant::now();
-        // Who has failed or ended has room, and who is interrupted pushes this and nothing more.
-        let _ = self.wait(Waits::Room(len), interrupt, None, |session| Ok(session.has_room(len)));
+        // A failed or ended session has room. An interrupted worker sends this push and no more.
+        let _ = self.wait(WaitReason::Room(len), interrupt, None, |session| Ok(session.has_room(len)));
         began.elapsed()
     }
 
     fn wait(
         &self,
-        what: Waits,
+        what: WaitReason,
         interrupt: Option<&dyn Interrupt>,
         until: Option<Instant>,
         mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
@@ -311,7 +313,7 @@ impl Io {
                 return Ok(());
             }
             state.waits = Some(what);
-            let look = interrupt.map(|_| INTERRUPT_LOOK);
+            let look = interrupt.map(|_| INTERRUPT_POLL_INTERVAL);
             state = match left.into_iter().chain(look).min() {
                 None => inner.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
                 Some(most) => {
@@ -320,7 +322,7 @@ impl Io {
                     match interrupt.filter(|_| late.timed_out()) {
                         None => state,
                         Some(interrupt) => {
-                            // Who is asked may take a while, and the I/O goes on meanwhile.
+                            // Unlock: the interrupt's check may take a while, and the I/O continues meanwhile.
                             drop(state);
                             if interrupt.is_set() {
                                 return Err(ClientError::Interrupted);
@@ -344,10 +346,10 @@ impl Drop for Io {
     }
 }
 
-/// The I/O thread ends, however it does: nobody may wait for it.
-struct Ended(Arc<Inner>);
+/// Marks the I/O thread as ended, however it ends, so that no caller waits for it.
+struct EndOnDrop(Arc<Inner>);
 
-impl Drop for Ended {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.changed.notify_all();
@@ -359,7 +361,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Gives the session its ticks.
+    /// Ticks the session at its deadlines.
     async fn ticks(self: Arc<Self>) {
         loop {
             let next = {
@@ -397,7 +399,7 @@ impl Inner {
                 Effect::SendInitial(shard) => {
                     let (stream, initial) = (state.streams.get(&shard), state.initial.get(&shard));
                     if let Some((stream, (initial, buckets))) = stream.zip(initial) {
-                        stream.out.send(Sent::Initial(initial.clone().messages(buckets.clone())));
+                        stream.out.send(OutgoingMessage::Initial(initial.clone().messages(buckets.clone())));
                     }
                 }
                 Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
@@ -434,7 +436,7 @@ impl Inner {
         }
     }
 
-    /// Opens a stream; `beside` another one of its shard, to ask.
+    /// Opens a stream. `beside`: an additional stream of the shard, for a question.
     fn dial(
         self: &Arc<Self>,
         (shard, dial): (ShardId, u64),
@@ -442,7 +444,7 @@ impl Inner {
         open: paraft_proto::Open,
         beside: bool,
     ) -> Open {
-        let out = Out::new(ToShard { kind: Some(Kind::Open(open)) }.into());
+        let out = Outgoing::new(ToShard { kind: Some(Kind::Open(open)) }.into());
         let connection = Arc::new(OnceLock::new());
         let reader =
             Reader { io: self.clone(), shard, dial, address: address.clone(), beside, out: out.clone() };
@@ -486,10 +488,10 @@ impl Inner {
         });
     }
 
-    /// Returns when weights that have come leave room for more.
+    /// Returns when the received weights leave room for more.
     async fn room(&self) {
         loop {
-            let taken = self.taken.notified(); // from here on nothing is missed
+            let taken = self.taken.notified(); // registers before the check, so no wake-up is missed
             if self.lock().session.untaken() <= self.untaken {
                 return;
             }
@@ -504,17 +506,21 @@ struct Reader {
     shard: ShardId,
     dial: u64,
     address: String,
-    /// It was begun beside another.
+    /// Whether it runs beside another stream of its shard.
     beside: bool,
-    /// Of the stream, for signs of life.
-    out: Arc<Out>,
+    /// The stream's sender, for heartbeats.
+    out: Arc<Outgoing>,
 }
 
 impl Reader {
     async fn run(self, connection: Arc<OnceLock<connect::Connecting>>) {
         let cause = match self.io.channels.lane(&self.address).await {
             Ok((read, write, shared)) => {
-                self.goes(if shared.is_some() { "a Unix socket, bulk in shared memory" } else { "TCP" });
+                self.log_connected(if shared.is_some() {
+                    "a Unix socket, bulk in shared memory"
+                } else {
+                    "TCP"
+                });
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
                     shared.offer(memory);
                 }
@@ -528,11 +534,13 @@ impl Reader {
                     Err(e) = sender.run() => e.to_string(),
                 }
             }
-            Err(LaneError::NoLanes) => match self.dial(&connection).await.inspect(|_| self.goes("HTTP/2")) {
-                Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
-                Err(cause) => cause,
-            },
-            // Where it was let in before, its certificate may be about to be renewed.
+            Err(LaneError::NoLanes) => {
+                match self.dial(&connection).await.inspect(|_| self.log_connected("HTTP/2")) {
+                    Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
+                    Err(cause) => cause,
+                }
+            }
+            // If this worker was admitted before, its certificate may be about to be renewed.
             Err(LaneError::Refused(why)) if !self.io.lock().said.contains_key(&self.shard) => {
                 let message = format!("{}: {why}", self.address);
                 let (advice, kind) = (Advice::Fix as i32, WireKind::Denied as i32);
@@ -544,28 +552,30 @@ impl Reader {
             Err(e) => e.to_string(),
         };
         if !self.beside {
-            self.is_down(&cause);
+            self.log_no_leader(&cause);
         }
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
     }
 
-    /// Says that the shard has no stream, where it has had none for a while.
-    fn is_down(&self, cause: &str) {
+    /// Logs that the shard has no stream, after a delay.
+    fn log_no_leader(&self, cause: &str) {
         let now = Instant::now();
         let mut state = self.io.lock();
         let (since, said) = state.down.entry(self.shard).or_insert((now, None));
         let seconds = (now - *since).as_secs();
-        if now - *since >= SAID_AFTER && said.is_none_or(|at| now - at >= SAID_EVERY) {
+        if now - *since >= NO_LEADER_WARNING_DELAY
+            && said.is_none_or(|at| now - at >= NO_LEADER_WARNING_INTERVAL)
+        {
             *said = Some(now);
             let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
-            tracing::warn!(%worker, %shard, %address, seconds, cause, "no leader of this shard is reached");
+            tracing::warn!(%worker, %shard, %address, seconds, cause, "no leader of this shard is reachable");
         }
     }
 
-    /// Says by which way the shard is reached; once, where a server is asked again and again whether it leads by now.
-    fn goes(&self, over: &str) {
+    /// Logs the connection kind of a shard; once, even if the client asks a server repeatedly whether it leads.
+    fn log_connected(&self, over: &str) {
         if self.beside {
-            return; // whether anything goes there is not known yet
+            return; // not known yet to work
         }
         let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
         let way = format!("{address} {over}");
@@ -577,7 +587,7 @@ impl Reader {
     async fn dial(&self, connection: &OnceLock<connect::Connecting>) -> Result<Incoming<FromShard>, String> {
         let (channel, connecting) = self.io.channels.get(&self.address).await?;
         let _ = connection.set(connecting);
-        // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
+        // The kernel accepts connections for a process that hangs, so only an answer shows that it runs.
         let sent = UnboundedReceiverStream::new(self.out.http()).flat_map(stream::iter);
         let exchange = services::exchange(&channel, sent);
         let stream = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
@@ -585,7 +595,7 @@ impl Reader {
         stream.map_err(|s| s.message().to_string())
     }
 
-    /// A sign of life; to shard 0 with what it has not heard of this worker. `said`: how many lines it has.
+    /// A heartbeat. For shard 0 it has the worker's new log lines; `said`: how many lines the shard has.
     fn heartbeat(&self, said: &mut Option<u64>) -> Heartbeat {
         let new = paraft_host::logs::recent(*said).filter(|_| self.shard == ShardId(0));
         let Some((number, lines)) = new else { return Heartbeat::default() };
@@ -593,7 +603,7 @@ impl Reader {
         Heartbeat { host: self.io.host.clone(), device: self.io.device.clone(), said: lines }
     }
 
-    /// Reads until the stream ends; says why it did.
+    /// Reads until the stream ends; returns the cause.
     async fn read(
         &self,
         mut inbound: impl Stream<Item = Result<WithBulk<FromShard>, String>> + Unpin,
@@ -604,14 +614,14 @@ impl Reader {
         loop {
             tokio::select! {
                 biased;
-                // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
+                // First: a busy stream of weights must not delay heartbeats.
                 _ = heartbeat.tick(), if open => {
                     let heartbeat = self.heartbeat(&mut said);
                     self.out.send(ToShard { kind: Some(Kind::Heartbeat(heartbeat)) }.into());
                 }
                 message = self.io.room().then(|()| inbound.next()) => match message {
                     Some(Ok(message)) => {
-                        // The first is Opened, or a refusal that ends the stream.
+                        // The first message is Opened, or a refusal that ends the stream.
                         if !open && matches!(message.message.kind, Some(from_shard::Kind::Opened(_))) {
                             self.io.lock().down.remove(&self.shard);
                         }

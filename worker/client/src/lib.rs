@@ -9,16 +9,16 @@
 //!
 //! - [`client`]: what a training loop calls; blocking.
 //! - `io`: the I/O of a session, whose protocol is in `paraft_session`.
-//! - [`acks`]: what a worker hears of its pushes.
+//! - [`acks`]: acknowledgements of this worker's pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`checkpoint_parts`]: the shards' images of one step, for a checkpoint.
 //! - [`groups`]: which ranks are in a group that acts as one worker.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
-//! - `orders`: what a person asks of a fleet, of one server.
+//! - `orders`: a user's orders to one server.
 //! - `pool`: buffers for payloads.
-//! - `initial`: what the servers get when they have no weights yet.
-//! - [`error`]: few kinds, which say what to do.
+//! - `initial`: the state that the servers receive if they have no weights yet.
+//! - [`error`]: the errors, by cause.
 
 pub mod acks;
 pub mod checkpoint_parts;
@@ -32,7 +32,7 @@ mod initial;
 mod interrupt;
 mod io;
 mod orders;
-mod out;
+mod outgoing;
 mod pool;
 
 pub use acks::Acked;

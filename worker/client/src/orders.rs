@@ -1,7 +1,7 @@
-//! What a person asks of a fleet: orders to one server, and what it says.
+//! A user's orders to a fleet: requests to one server, and its answers.
 //!
-//! `Err` says by its advice whether the refusal is final. Of who was not reached, or did not answer, nothing is known: the order may be
-//! carried out, and is given again with its token. `paraft_fleet::orders` does that.
+//! `Err` says by its advice whether the refusal is final. If the server was not reached or did not answer, it may
+//! still carry out the order; `paraft_fleet::orders` repeats the order with the same token.
 
 use crate::connect::{Transport, channel, shards, words};
 use paraft_common::{JobShard, ServerId};
@@ -15,49 +15,48 @@ use tonic::{Code, Response, Status, transport::Channel};
 /// An order to the leader of the control group.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
-    /// A server is to be emptied, or filled again.
+    /// Empty a server, or fill it again.
     Drain {
-        /// Which.
+        /// Which server.
         server: ServerId,
-        /// Filled again.
+        /// Fill it again.
         undo: bool,
     },
-    /// A server will not come back.
+    /// A server will not return.
     Forget {
-        /// Which.
+        /// Which server.
         server: ServerId,
     },
-    /// What a shard held is given up.
+    /// Give up a shard's state.
     Abandon {
-        /// Which.
+        /// Which shard.
         shard: JobShard,
-        /// Without it nothing is done, and the refusal says what would be lost.
+        /// Without it the control group does nothing; its refusal says what would be lost.
         accept_loss: bool,
     },
-    /// A job is to have shards. Its token is the order's.
+    /// Create a job's shards. Its token is the order's.
     Submit(SubmitRequest),
-    /// A job is to stop where it is, or to go with all that the servers have of it.
+    /// Stop a job where it is, or delete all that the servers hold of it.
     EndJob {
         /// Its name.
         job: String,
-        /// To go.
+        /// Delete it.
         delete: bool,
     },
 }
 
-/// What the control group says to an order that is done.
+/// The control group's answer to a completed order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Of a submission: the job's number.
+    /// The number of a submitted job.
     pub job: u32,
-    /// Of a job that ends: what it was before. Of a shard that is given up: what it held.
+    /// The former state of an ended job, or the former content of a shard that was given up.
     pub was: String,
 }
 
-/// Gives one server an order, which has this token in each try.
+/// Sends one server an order. Each attempt uses the same `token`.
 ///
-/// # Errors
-/// The server's refusal, or that it was not heard.
+/// # Errors The server refuses, or does not answer.
 pub async fn order(address: &str, order: &Order, token: u64, within: Duration) -> Result<Done, Refused> {
     let asking = async |channel| {
         let mut c = ControlClient::new(channel);
@@ -91,10 +90,9 @@ pub async fn order(address: &str, order: &Order, token: u64, within: Duration) -
     asked(address, within, asking).await
 }
 
-/// Asks the leader of shard 0 of a job that one of its workers writes a checkpoint now; gives which.
+/// Asks the leader of a job's shard 0 to have one of its workers write a checkpoint now; returns which worker.
 ///
-/// # Errors
-/// The server's refusal, or that it was not heard.
+/// # Errors The server refuses, or does not answer.
 pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Refused> {
     let request = SaveRequest { protocol: PROTOCOL, job: job.into() };
     let asking = async |channel| {
@@ -104,11 +102,10 @@ pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Ref
     asked(address, within, asking).await
 }
 
-/// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Gives the number of the last
-/// switch that has taken effect, and the mode in force with it.
+/// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Returns the number
+/// of the last switch in effect, and its mode.
 ///
-/// # Errors
-/// The server's refusal, or that it was not heard.
+/// # Errors The server refuses, or does not answer.
 pub async fn switch_mode(
     address: &str,
     request: SwitchModeRequest,
@@ -134,7 +131,8 @@ async fn asked<T>(
     tokio::time::timeout(within, asking).await.unwrap_or_else(late)
 }
 
-/// What a call's status says. A server refuses by status only who may not ask, and what it does not know; anything else is the connection's.
+/// Converts a call's status. A server uses a status only to refuse an unauthorized or unknown request; any other
+/// status is the connection's.
 fn refused(address: &str, status: &Status) -> Refused {
     let message = words(address, status);
     let of_the_server = std::error::Error::source(status).is_none();

@@ -1,13 +1,13 @@
-//! Buffers for payloads, used again: fresh memory would cost a page fault for each 4 KiB and cold caches.
+//! Reused payload buffers: fresh memory would cost a page fault per 4 KiB and cold caches.
 
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 
-/// Buffers that no push uses at present, the one that was used last first: it is the one that the caches still hold.
+/// Free buffers. The last one used is taken first, because the caches still hold it.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Mutex<Vec<Vec<u8>>>,
-    /// Buffers that are kept.
+    /// The maximum number of buffers kept.
     most: usize,
 }
 
@@ -17,28 +17,29 @@ impl Pool {
         Arc::new(Self { free: Mutex::default(), most })
     }
 
-    /// What `fill` writes into an empty buffer. The buffer comes back when the last of the bytes is let go.
+    /// The bytes that `fill` writes into an empty buffer. The buffer returns to the pool when the last reference is
+    /// dropped.
     pub fn bytes(self: &Arc<Self>, capacity: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Bytes {
         let mut buffer = self.free.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default();
         buffer.clear();
         buffer.reserve(capacity);
         fill(&mut buffer);
-        Bytes::from_owner(Lent { buffer, pool: self.clone() })
+        Bytes::from_owner(PooledBuffer { buffer, pool: self.clone() })
     }
 }
 
-struct Lent {
+struct PooledBuffer {
     buffer: Vec<u8>,
     pool: Arc<Pool>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let mut free = self.pool.free.lock().unwrap_or_else(|e| e.into_inner());
         if free.len() < self.pool.most {

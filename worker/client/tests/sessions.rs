@@ -1,4 +1,4 @@
-//! The client against a server made of a script: what it does when sessions and streams are lost.
+//! The client against a scripted server: lost sessions and streams.
 
 use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
@@ -21,8 +21,8 @@ use tonic::{Status, body::Body};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a stream does with a message: answers, and whether it ends then. The number of the stream, from 1, comes
-/// first.
+/// A stream's reaction to a message: its answers, and whether it then ends. The first argument is the stream's
+/// number, from 1.
 type Script = dyn Fn(u32, Kind) -> (Vec<from_shard::Kind>, bool) + Send + Sync;
 
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Handler for Server {
                     p.payload = payload.to_bytes();
                 }
                 if matches!(kind, Kind::Heartbeat(_)) {
-                    continue; // they come when they come
+                    continue; // heartbeats may arrive at any time
                 }
                 let (answers, end) = script(number, kind);
                 for kind in answers {
@@ -70,7 +70,7 @@ impl Handler for Server {
     }
 }
 
-/// Serves the script on a thread for as long as the process lives; gives the address.
+/// Serves the script on a thread until the process ends; returns the address.
 fn serve(script: Arc<Script>) -> String {
     let (tell, address) = mpsc::channel();
     thread::spawn(move || {
@@ -103,7 +103,7 @@ fn options(address: String) -> ClientOptions {
     }
 }
 
-/// Runs `f` on a thread; a client that waits for ever fails the test instead of stopping it.
+/// Runs `f` on a thread, so a client that waits forever fails the test instead of blocking it.
 fn within_the_deadline<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, done) = mpsc::channel();
     thread::spawn(move || tell.send(f()));
@@ -128,7 +128,7 @@ fn over() -> from_shard::Kind {
     from_shard::Kind::Refused(Refused { advice, message: "taken out".into(), ..Refused::default() })
 }
 
-/// Looks for evaluations until `enough`, as a training loop does after every step.
+/// Polls for evaluations until `enough`, as a training loop does after every step.
 fn evaluations(client: &mut Client, enough: impl Fn(&[u64]) -> bool) -> Vec<u64> {
     let began = Instant::now();
     let mut epochs = Vec::new();
@@ -141,7 +141,7 @@ fn evaluations(client: &mut Client, enough: impl Fn(&[u64]) -> bool) -> Vec<u64>
 }
 
 #[test]
-fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
+fn session_lost_between_pulls_is_noticed_by_next_pull() {
     let script = |stream: u32, kind: Kind| match (stream, kind) {
         (1, Kind::Open(_)) => (vec![opened(1, 0)], false),
         (1, Kind::Pull(p)) => (vec![weights(p.done, 1.0), reported(7), over()], true),
@@ -157,7 +157,7 @@ fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
         let (mut client, start) = Client::join(options(address), &[0.0]).expect("joins");
         let mut w = [0.0];
         client.pull(start, &mut w).expect("pulls");
-        // The loss comes right behind the evaluation: the loop that takes the one must not drop the other.
+        // The loss arrives right after the evaluation. Taking the evaluation must not drop the loss.
         evaluations(&mut client, |epochs| epochs == [7]);
         for _ in 0..20 {
             client.evaluations();
@@ -178,7 +178,7 @@ fn leading() -> String {
     }))
 }
 
-/// What a server answers that takes another for the leader.
+/// The answer of a server that names another as leader.
 fn names(leader: String) -> from_shard::Kind {
     let (advice, message) = (Advice::Redirect as i32, format!("{leader} leads"));
     from_shard::Kind::Refused(Refused { advice, message, leader, ..Refused::default() })
@@ -195,9 +195,9 @@ fn finds_the_leader(servers: Vec<String>) {
     assert_eq!(value, 3.0);
 }
 
-/// Two servers that left the shard long ago name each other, and the one that leads is named by nobody.
+/// Two servers that left the shard long ago name each other; no server names the leader.
 #[test]
-fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
+fn servers_naming_each_other_do_not_hide_the_leader() {
     for first in 0..3 {
         let others: [Arc<OnceLock<String>>; 2] = Default::default();
         let astray = |of: &Arc<OnceLock<String>>| {
@@ -214,9 +214,9 @@ fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
     }
 }
 
-/// A server that has not noticed says that one leads which is gone; the third leads. Wherever the link begins, it gets there.
+/// One server names a leader that has died; the third server leads. The link reaches it from any start.
 #[test]
-fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_from_the_new_leader() {
+fn stale_leader_name_does_not_hide_the_new_leader() {
     for first in 0..3 {
         let unused = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let gone = unused.local_addr().expect("an address").to_string();
@@ -231,7 +231,7 @@ fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_fro
 }
 
 #[test]
-fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
+fn share_is_resent_until_evaluation_completes_and_counts_once() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {
@@ -260,7 +260,7 @@ fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
 }
 
 #[test]
-fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not() {
+fn only_unacknowledged_pushes_are_resent_unchanged() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {
@@ -273,7 +273,7 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
             log.lock().expect("no panic").push((stream, p.seq, p.step, p.payload.to_vec()));
             let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, dropped: false });
             match (stream, p.step) {
-                (1, 2) => (Vec::new(), true), // taken, and the answer is lost
+                (1, 2) => (Vec::new(), true), // the server takes it, and its answer is lost
                 _ => (vec![ack], false),
             }
         }
@@ -293,9 +293,9 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
     assert_eq!(*seen.lock().expect("no panic"), [entry(1, 1), entry(1, 2), entry(2, 2), entry(2, 3)]);
 }
 
-/// One of four values goes with each push; the others stay with the worker while its session lasts.
+/// Each push carries one of four values. The worker keeps the others until its session ends.
 #[test]
-fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next_one() {
+fn residual_goes_with_later_push_of_session_not_of_next() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
     let script = move |stream: u32, kind: Kind| match (stream, kind) {
@@ -339,7 +339,7 @@ fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next
     assert_eq!(*seen.lock().expect("no panic"), expected);
 }
 
-/// It would refuse what this worker has done under its successor, as if the worker were wrong.
+/// The old leader would refuse what this worker has done under its successor.
 #[test]
 fn a_leader_of_an_earlier_term_than_the_last_is_passed_by() {
     let in_term =
@@ -348,7 +348,7 @@ fn a_leader_of_an_earlier_term_than_the_last_is_passed_by() {
         (1, Kind::Open(_)) => (vec![in_term(5)], false),
         (1, Kind::Pull(_)) => (Vec::new(), true),
         (2, Kind::Open(_)) => (vec![in_term(4)], false),
-        (2, Kind::Pull(p)) => (vec![weights(p.done, 4.0)], false), // what a worker that believes it would get
+        (2, Kind::Pull(p)) => (vec![weights(p.done, 4.0)], false), // what a worker that trusts it would get
         (3, Kind::Open(_)) => (vec![in_term(5)], false),
         (3, Kind::Pull(p)) => (vec![weights(p.done, 3.0)], false),
         other => panic!("{other:?}"),

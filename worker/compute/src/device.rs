@@ -1,14 +1,14 @@
-//! What a model's code asks of a device: the operators, over buffers of the device's own.
+//! A device's interface for model code: operators over the device's own buffers.
 //!
-//! Parameters and gradients are flat vectors; operators find a tensor by its offset. Everything between is in buffers that
-//! operators make as long as they need, so a model allocates nothing once it has seen its largest batch.
+//! Parameters and gradients are flat vectors; operators find a tensor by its offset. All other values are in
+//! buffers that operators enlarge as needed, so a model allocates nothing after its largest batch.
 //!
 //! ```text
 //!  host       load_values, load_ids, load_images ─▶ Values, Ids, Images ─▶ operators ─▶ loss, sums, read ─▶ host
 //!  params ──────────────────────────────────────────────────────▲   └──▶ grads
 //! ```
 //!
-//! An operator may only be begun when it returns ([`crate::cuda`]); what reads its result on the host waits for it.
+//! An operator may only be started when it returns ([`crate::cuda`]); reading its result on the host waits for it.
 
 use crate::{
     error::Result,
@@ -21,37 +21,37 @@ use crate::{
 /// Sums of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// Of the losses.
+    /// Sum of the losses.
     pub loss: f64,
-    /// Rows whose largest value is at the label.
+    /// Rows with the largest value at the label.
     pub correct: u64,
 }
 
-/// Buffers of a device, and what brings values there and back.
+/// A device's buffers, and their transfers.
 pub trait Buffers {
     /// The flat parameters.
     type Params: ?Sized;
     /// The flat gradient.
     type Grads: ?Sized;
-    /// A matrix of activations or of their gradients, in the element type in which the device computes.
+    /// A matrix of activations or their gradients, in the device's element type.
     type Values: Default;
-    /// What a norm or an attention keeps for its backward pass, in f32.
+    /// Values that a norm or an attention keeps for its backward pass, in f32.
     type Floats: Default;
     /// Labels or tokens.
     type Ids: Default;
 
-    /// Values from the host.
+    /// Copies values from the host.
     fn load_values(&mut self, from: &[f32], to: &mut Self::Values) -> Result;
-    /// Labels or tokens from the host.
+    /// Copies labels or tokens from the host.
     fn load_ids(&mut self, from: &[u32], to: &mut Self::Ids) -> Result;
-    /// Values to the host; waits for them.
+    /// Copies values to the host; waits for them.
     fn read(&mut self, values: &Self::Values) -> Result<Vec<f32>>;
 }
 
-/// Linear layers and what goes with them.
+/// Linear layers and their epilogues.
 pub trait Linears: Buffers {
-    /// `y = act(x · weightᵀ + bias)`. With an activation whose gradient needs what it was applied to
-    /// ([`Activation::Gelu`]), that goes to `before`.
+    /// `y = act(x · weightᵀ + bias)`. If the activation's gradient needs its argument ([`Activation::Gelu`]), the
+    /// argument is stored in `before`.
     #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
     fn linear(
         &mut self,
@@ -63,7 +63,7 @@ pub trait Linears: Buffers {
         y: &mut Self::Values,
         before: Option<&mut Self::Values>,
     ) -> Result;
-    /// `dweight = dyᵀ · x` and `dbias = Σ dy`, over what is there.
+    /// Overwrites `dweight = dyᵀ · x` and `dbias = Σ dy`.
     fn linear_backward_weight(
         &mut self,
         shape: LinearShape,
@@ -81,8 +81,8 @@ pub trait Linears: Buffers {
         at: LinearAt,
         dx: &mut Self::Values,
     ) -> Result;
-    /// Turns the gradient of an activation's result into that of its argument. `saved` is the result (ReLU) or the argument
-    /// (GELU).
+    /// Turns the gradient of an activation's result into that of its argument. `saved` is the result (ReLU) or the
+    /// argument (GELU).
     fn activation_backward(
         &mut self,
         activation: Activation,
@@ -94,10 +94,10 @@ pub trait Linears: Buffers {
     fn add(&mut self, a: &Self::Values, b: &Self::Values, sum: &mut Self::Values) -> Result;
 }
 
-/// Losses: of a step with their gradient, and sums of an evaluation.
+/// Losses: a step's loss with its gradient, and an evaluation's sums.
 pub trait Losses: Buffers {
-    /// Mean of the cross-entropy of softmax over the batch, to be read with [`Self::loss`]; the logits, `[rows, classes]`,
-    /// become its gradient.
+    /// Mean cross-entropy of the softmax over the batch; read it with [`Self::loss`]. The logits, `[rows,
+    /// classes]`, become its gradient.
     fn softmax_cross_entropy(
         &mut self,
         rows: usize,
@@ -105,9 +105,9 @@ pub trait Losses: Buffers {
         logits: &mut Self::Values,
         labels: &Self::Ids,
     ) -> Result;
-    /// Mean of the squared difference over all values, to be read with [`Self::loss`]; `dy` becomes its gradient.
+    /// Mean of the squared difference over all values; read it with [`Self::loss`]. `dy` becomes its gradient.
     fn mse(&mut self, y: &Self::Values, target: &Self::Values, dy: &mut Self::Values) -> Result;
-    /// Adds the cross-entropy of each row, and whether its largest value is at the label, to [`Self::sums`].
+    /// Adds each row's cross-entropy, and whether its largest value is at the label, to [`Self::sums`].
     fn cross_entropy_sum(
         &mut self,
         rows: usize,
@@ -117,16 +117,16 @@ pub trait Losses: Buffers {
     ) -> Result;
     /// Adds the squared differences of all values to the loss of [`Self::sums`].
     fn squared_difference(&mut self, y: &Self::Values, target: &Self::Values) -> Result;
-    /// The loss of the step; waits for it.
+    /// The step's loss; waits for it.
     fn loss(&mut self) -> Result<f32>;
-    /// The sums since they were taken last; waits for them.
+    /// The sums since the last call; waits for them.
     fn sums(&mut self) -> Result<Sums>;
 }
 
 /// LayerNorm and RMSNorm.
 pub trait RowNorms: Buffers {
-    /// Normalises rows. With `add`, of the sum of both, which goes to its second part. `stats` keeps what the backward pass
-    /// needs.
+    /// Normalises rows. With `add` it normalises the sum of both, which it stores in the second part of `add`.
+    /// `stats` keeps values for the backward pass.
     #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
     fn norm(
         &mut self,
@@ -138,7 +138,7 @@ pub trait RowNorms: Buffers {
         y: &mut Self::Values,
         stats: &mut Self::Floats,
     ) -> Result;
-    /// `x` is what was normalised. `dx` is the gradient of `x`, plus `add`.
+    /// `x` is the normalised input. `dx` is the gradient of `x`, plus `add`.
     #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
     fn norm_backward(
         &mut self,
@@ -156,8 +156,8 @@ pub trait RowNorms: Buffers {
 
 /// Causal self-attention.
 pub trait Attentions: Buffers {
-    /// Causal attention. `qkv` is `[batch, time, 3, heads, head]`, `out` `[batch, time, heads, head]`; `stats` keeps the
-    /// logarithm of each row's sum of exponentials.
+    /// Causal attention. `qkv` is `[batch, time, 3, heads, head]`, `out` `[batch, time, heads, head]`; `stats`
+    /// keeps the logarithm of each row's sum of exponentials.
     fn attention(
         &mut self,
         shape: AttentionShape,
@@ -179,7 +179,7 @@ pub trait Attentions: Buffers {
 
 /// Token and position embeddings.
 pub trait Embeddings: Buffers {
-    /// `y = tokens' table[token] + positions' table[place]`, `[batch · time, cols]`.
+    /// `y = token table[token] + position table[place]`, `[batch · time, cols]`.
     fn embedding(
         &mut self,
         shape: EmbeddingShape,
@@ -188,12 +188,13 @@ pub trait Embeddings: Buffers {
         at: EmbeddingAt,
         y: &mut Self::Values,
     ) -> Result;
-    /// Before the backward pass of what was loaded: brings to the device whose gradients go where. Apart from that pass, which then
-    /// needs nothing from the host.
+    /// Precedes the backward pass of the loaded tokens: uploads which rows receive gradients. It is separate, so
+    /// that the backward pass needs nothing from the host.
     fn order_tokens(&mut self, _shape: EmbeddingShape, _tokens: &mut Self::Ids) -> Result {
         Ok(())
     }
-    /// Adds to the gradient of the tokens' table, which has that of a tied head already, and writes that of the positions'.
+    /// Adds to the gradient of the token table, which already has that of a tied head, and overwrites that of the
+    /// position table.
     fn embedding_backward(
         &mut self,
         shape: EmbeddingShape,
@@ -206,12 +207,12 @@ pub trait Embeddings: Buffers {
 
 /// Convolution blocks, and linear layers over their output.
 pub trait Convolutions: Buffers {
-    /// `[n, channels, height, width]`, in whatever order the device likes.
+    /// `[n, channels, height, width]`, in the device's own order.
     type Images;
-    /// The workspace of a convolution block, with its output and the gradient of that.
+    /// The workspace of a convolution block, including its output and the output's gradient.
     type ConvBlock;
 
-    /// Room for images with a border of zeros.
+    /// Allocates images with a border of zeros.
     fn images(&self, channels: usize, height: usize, width: usize, border: usize) -> Self::Images;
     /// `n` images from the host, `[n, channels, height, width]`.
     fn load_images(&mut self, from: &[f32], n: usize, to: &mut Self::Images) -> Result;
@@ -219,7 +220,7 @@ pub trait Convolutions: Buffers {
     fn conv_block(&self, shape: ConvBlockShape, at: ConvBlockAt) -> Self::ConvBlock;
     /// The block's output.
     fn conv_block_output(block: &Self::ConvBlock) -> &Self::Images;
-    /// Fills the output for `n` images. With `train` the norm uses their statistics, and otherwise the running ones.
+    /// Computes the output for `n` images. With `train` the norm uses their statistics, otherwise the running ones.
     fn conv_block_forward(
         &mut self,
         block: &mut Self::ConvBlock,
@@ -228,7 +229,7 @@ pub trait Convolutions: Buffers {
         params: &Self::Params,
         train: bool,
     ) -> Result;
-    /// After a forward pass with `train`: what is to be subtracted from the running statistics.
+    /// After a forward pass with `train`: the amounts to subtract from the running statistics.
     fn conv_block_buffers(
         &mut self,
         block: &Self::ConvBlock,
@@ -252,7 +253,7 @@ pub trait Convolutions: Buffers {
         params: &Self::Params,
         grads: &mut Self::Grads,
     ) -> Result;
-    /// After that: the gradient of the input, which is that of the output of the block `before`.
+    /// After that: the gradient of the input, which is the output gradient of the block `before`.
     fn conv_block_backward_input(
         &mut self,
         block: &mut Self::ConvBlock,
@@ -269,7 +270,7 @@ pub trait Convolutions: Buffers {
         at: LinearAt,
         y: &mut Self::Values,
     ) -> Result;
-    /// Its weight's and bias's gradients, and then that of the block's output.
+    /// The gradients of its weight and bias; then that of the block's output.
     fn image_linear_backward_weight(
         &mut self,
         shape: LinearShape,
@@ -289,7 +290,8 @@ pub trait Convolutions: Buffers {
     ) -> Result;
 }
 
-/// The operators. Matrices are row-major, `[rows, cols]`. Shapes are the caller's duty, as in all of this crate.
+/// All operators. Matrices are row-major, `[rows, cols]`. The caller guarantees the shapes, as in all of this
+/// crate.
 pub trait Device: Linears + Losses + RowNorms + Attentions + Embeddings + Convolutions {}
 
 impl<D: Linears + Losses + RowNorms + Attentions + Embeddings + Convolutions> Device for D {}

@@ -1,9 +1,9 @@
-//! What a device could not do.
+//! Failures of a device.
 
-/// Of an operator.
+/// The result of an operator.
 pub type Result<T = ()> = std::result::Result<T, DeviceError>;
 
-/// What a device could not do. On the CPU nothing fails but a group.
+/// A failure of a device. On the CPU only a group can fail.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Memory of the device is used up.
@@ -14,13 +14,13 @@ pub enum DeviceError {
     OutOfMemory {
         /// Which device.
         device: String,
-        /// What for.
+        /// The purpose.
         what: String,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         asked: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes that it has.
+        /// Total bytes.
         total: u64,
     },
     /// A call failed.
@@ -28,9 +28,9 @@ pub enum DeviceError {
     Call {
         /// Which device.
         device: String,
-        /// Which function, or which kernel with its shapes and its launch.
+        /// The function, or the kernel with its shapes and launch.
         call: String,
-        /// The library's name for it, and what it says.
+        /// The library's name and text of the error.
         error: String,
     },
     /// A kernel cannot be compiled.
@@ -38,15 +38,15 @@ pub enum DeviceError {
     Compile {
         /// The source.
         file: String,
-        /// For which architecture.
+        /// The architecture.
         arch: String,
         /// The compiler's log.
         log: String,
     },
-    /// A library or a device that is needed is not there.
+    /// A required library or device is missing.
     #[error("{0}")]
     Missing(String),
-    /// The ranks that compute as one worker are no longer all there: what they have begun together has no result.
+    /// The ranks that compute as one worker are no longer complete: their common work has no result.
     #[error("a rank of the group is gone or the group was aborted: {0}")]
     Group(String),
     /// The operator does not exist for this shape.

@@ -1,4 +1,5 @@
-//! Tensors on a device: what PyTorch's `nn.functional` does, forward and backward, without a graph.
+//! Tensors on a device: the operators of PyTorch's `nn.functional`, forward and backward, without an autograd
+//! graph.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -10,11 +11,11 @@
 //! | [`collective`] | [`Group`](collective::Group): ranks that reduce among themselves, over sockets |
 //! | [`parity`] | the same cases on every device against that oracle |
 //!
-//! It promises: same device, same inputs, same bits. It does not promise the same bits on two machines with different vector
-//! instructions, nor that its operators check values for NaN.
+//! It guarantees: same device, same inputs, same bits. It does not guarantee the same bits on machines with
+//! different vector instructions, nor that its operators check values for NaN.
 //!
-//! Shapes are the caller's duty: an operator panics when a slice has the wrong length, before it touches it. Models check
-//! what comes from outside (labels, batch sizes) and return errors.
+//! The caller guarantees shapes: an operator panics if a slice has the wrong length, before it touches it. Models
+//! check external input (labels, batch sizes) and return errors.
 
 pub mod collective;
 pub mod cpu;

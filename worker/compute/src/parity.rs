@@ -1,10 +1,12 @@
-//! The same cases on every device: each operator, forward and backward, against its plain version in double precision.
+//! The same test cases on every device: each operator, forward and backward, against its plain version in double
+//! precision.
 //!
-//! `paraft doctor --selftest` runs them on a user's machine, the tests on the CPU and on test doubles of CUDA's libraries.
+//! `paraft doctor --selftest` runs them on a user's machine; the tests run them on the CPU and on test doubles of
+//! CUDA's libraries.
 //!
-//! An error is the largest difference divided by the largest value of the plain result; what is allowed depends on the numbers
-//! in which the device computes ([`tolerance`]). Gradients are NaN before an operator writes them, so a value that it leaves out
-//! is found; inputs are drawn anew from the seed.
+//! The error is the largest difference divided by the largest value of the plain result; the tolerance depends on
+//! the device's numbers ([`tolerance`]). Gradients are NaN before an operator writes them, which reveals skipped
+//! values. The seed determines the inputs.
 
 use crate::{
     cpu::CpuDevice,
@@ -24,13 +26,13 @@ pub trait Bench: Device {
     type Held;
     /// A gradient there.
     type Gradient;
-    /// Brings parameters there.
+    /// Copies parameters to the device.
     fn hold(&mut self, params: &[f32]) -> Result<Self::Held>;
-    /// Those.
+    /// The held parameters.
     fn params(held: &Self::Held) -> &Self::Params;
     /// A gradient of NaN.
     fn poisoned(&mut self, len: usize) -> Result<Self::Gradient>;
-    /// That.
+    /// The gradient, for operators.
     fn grads(gradient: &mut Self::Gradient) -> &mut Self::Grads;
     /// Its values.
     fn read_grads(&mut self, gradient: &Self::Gradient) -> Result<Vec<f32>>;
@@ -88,26 +90,26 @@ impl Bench for CudaDevice {
     }
 }
 
-/// What a case came to.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// Operator and result.
+    /// The operator and its result's name.
     pub what: String,
     /// Largest difference over largest value.
     pub error: f64,
-    /// What is allowed.
+    /// The tolerance.
     pub allowed: f64,
 }
 
 impl Case {
-    /// Whether it is close enough; not where something is no number.
+    /// Whether the error is within the tolerance; false for NaN.
     pub fn holds(&self) -> bool {
         self.error <= self.allowed
     }
 }
 
-/// What is allowed of a device that computes in these numbers, as a part of the largest value: some thousand roundings in f32;
-/// a few in TF32, bf16 and f16, whose significands have 11, 8 and 11 bits.
+/// The tolerance for a device's numbers, relative to the largest value: some thousand roundings in f32; a few in
+/// TF32, bf16 and f16, whose significands have 11, 8 and 11 bits.
 pub fn tolerance(precision: Option<Precision>) -> f64 {
     match precision {
         None | Some(Precision::F32) => 2e-5,
@@ -161,9 +163,10 @@ impl<D: Bench> Suite<'_, D> {
         self.cases.push(Case { what, error, allowed: self.allowed });
     }
 
-    /// For what is behind a maximum: in 16 bits two values may become equal, and another one is picked. Of `n` values about
-    /// `n` times the tolerance are, each as wrong as it is large, so the error is that of the whole vector's length, and its
-    /// square is what is proportional to the tolerance. In f32 it is that of several operators in a row.
+    /// For values behind a maximum: in 16 bits two values may become equal, and another one is picked. Of `n`
+    /// values, about `n` times the tolerance differ, each by its full size. So the error is relative to the whole
+    /// vector's length, and its square is proportional to the tolerance. In f32 the error is that of several
+    /// consecutive operators.
     fn check_behind_maxima(&mut self, what: String, got: &[f32], want: &[f64]) {
         let length = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
         let apart = length(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - w));
@@ -182,7 +185,7 @@ impl<D: Bench> Suite<'_, D> {
     fn linear(&mut self, n: usize, inputs: usize, outputs: usize, bias: bool) -> Result {
         let shape = LinearShape { n, inputs, outputs };
         let name = format!("linear [{n}, {inputs}] to {outputs}{}", if bias { "" } else { " without bias" });
-        // An odd offset: tensors lie anywhere in the flat vector.
+        // An odd offset: tensors may start anywhere in the flat vector.
         let weight = 3;
         let len = weight + shape.weight_len();
         let at = LinearAt { weight, bias: bias.then_some(len) };
@@ -242,7 +245,7 @@ impl<D: Bench> Suite<'_, D> {
         let mut ids = D::Ids::default();
         self.d.load_ids(&labels, &mut ids)?;
         let mut v = self.values(&logits)?;
-        // What the device was given, rounded as it rounds: a logit's rounding is not the operator's error.
+        // The device's own rounded input: a logit's rounding is not the operator's error.
         let given = wide(&self.d.read(&v)?);
         self.d.cross_entropy_sum(rows, classes, &v, &ids)?;
         self.d.cross_entropy_sum(rows, classes, &v, &ids)?;
@@ -273,7 +276,8 @@ impl<D: Bench> Suite<'_, D> {
         Ok(())
     }
 
-    /// A layer without bias and the cross-entropy over it, as a language model ends: its logits may lie as the device likes.
+    /// A layer without bias and the cross-entropy over it, like the end of a language model: the device chooses the
+    /// logits' layout.
     fn logits(&mut self, n: usize, inputs: usize, classes: usize) -> Result {
         let name = format!("logits [{n}, {inputs}] to {classes}");
         let (shape, at) = (LinearShape { n, inputs, outputs: classes }, LinearAt { weight: 8, bias: None });
@@ -370,7 +374,7 @@ impl<D: Bench> Suite<'_, D> {
         self.d.embedding(s, &ids, D::params(&held), at, &mut y)?;
         let dy = self.noise(rows * s.cols);
         let (mut want, mut dwant) = (Vec::new(), vec![0.0f64; p.len()]);
-        // A tied head's gradient is there already.
+        // A tied head's gradient is already there.
         let before = self.noise(p.len());
         for (i, &token) in tokens.iter().enumerate() {
             for c in 0..s.cols {
@@ -398,7 +402,7 @@ impl<D: Bench> Suite<'_, D> {
         Ok(())
     }
 
-    /// Two convolution blocks and a linear layer, as the ConvNet has them.
+    /// Two convolution blocks and a linear layer, as in the ConvNet.
     fn convolutions(&mut self, n: usize, side: usize, channels: [usize; 2]) -> Result {
         let name = format!("convolution blocks of {channels:?} channels, {n} images of {side} x {side}");
         let [one, two] = [(1, channels[0]), (channels[0], channels[1])].map(|(inputs, outputs)| ConvShape {
@@ -463,7 +467,8 @@ impl<D: Bench> Suite<'_, D> {
         self.d.conv_block_backward_norm(&mut first, n, params, grads)?;
         self.d.conv_block_backward_weight(&mut first, &x, n, params, grads)?;
         let got = self.d.read_grads(&gradient)?;
-        // Tensor by tensor, or the largest would hide the others. A convolution's bias before a norm has no gradient.
+        // Tensor by tensor, or the largest would hide the others. A convolution's bias before a norm has no
+        // gradient.
         let mut from = 0;
         for (block, conv) in [("first", one), ("second", two)] {
             for (tensor, len) in [
@@ -562,7 +567,7 @@ fn wide_split(of: &[f32], at: usize) -> (Vec<f64>, Vec<f64>) {
     (wide(&of[..at]), wide(&of[at..]))
 }
 
-/// Runs every case. An error is a device that cannot do what it is asked; a result that is wrong is a [`Case`].
+/// Runs every case. An error means that the device cannot do a request; a wrong result is a [`Case`].
 pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u64) -> Result<Vec<Case>> {
     let allowed = tolerance(precision);
     let mut s = Suite { d: device, state: seed, allowed, cases: Vec::new() };
@@ -594,8 +599,8 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
     for (n, side, channels) in [(2, 8, [3, 5]), (9, 12, [16, 32]), (33, 4, [2, 3])] {
         s.convolutions(n, side, channels)?;
     }
-    // More rows than are summed at a time. Last: other values for the convolutions could lie on an edge of ReLU or of pooling, which
-    // narrow precisions see on its other side.
+    // More rows than one partial sum has. Last, because other inputs could place the convolutions' values at a
+    // ReLU's or pooling's boundary, where narrow precisions round to the other side.
     s.norms(270, 40)?;
     Ok(s.cases)
 }
@@ -606,7 +611,7 @@ mod tests {
     use crate::{Cpu, Threads};
 
     #[test]
-    fn the_cpu_meets_every_case_with_every_instruction_set_on_one_thread_and_on_three() {
+    fn cpu_meets_all_cases_with_each_isa_on_one_and_three_threads() {
         for cpu in Cpu::every() {
             for (seed, count) in [(1, 1), (2, 3)] {
                 let mut device = CpuDevice::with(Threads::new(cpu, count).expect("starts"));

@@ -1,5 +1,5 @@
-//! Plain operators in double precision over `[n, channels, height, width]`: slow, obvious, and the oracle for
-//! the fast ones.
+//! Plain operators in double precision over `[n, channels, height, width]`: slow and simple, the reference for the
+//! fast ones.
 
 use crate::shape::{AttentionShape, ConvShape};
 
@@ -144,7 +144,7 @@ pub fn norm_backward(sizes: Images, x: &[f64], gamma: &[f64], dz: &[f64]) -> (Ve
     (dx, dgamma, dbeta)
 }
 
-/// ReLU and 2x2 max pooling: the result, and for each result the place of its maximum (the first of equals).
+/// ReLU and 2x2 max pooling: the result, and the place of each maximum (the first of equals).
 pub fn relu_pool(sizes: Images, z: &[f64]) -> (Vec<f64>, Vec<usize>) {
     let half = sizes.halved();
     let (mut p, mut places) = (vec![0.0; half.len()], vec![0; half.len()]);
@@ -245,8 +245,8 @@ pub fn gelu(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
 }
 
-/// A LayerNorm over rows of `gamma.len()` values, or without `beta` an RMSNorm: the result, the values before gamma and beta,
-/// and for each row what it was multiplied by.
+/// A LayerNorm over rows of `gamma.len()` values, or without `beta` an RMSNorm: the result, the values before gamma
+/// and beta, and the factor of each row.
 pub fn row_norm(x: &[f64], gamma: &[f64], beta: Option<&[f64]>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let cols = gamma.len();
     let (mut y, mut hats, mut inverses) = (Vec::new(), Vec::new(), Vec::new());

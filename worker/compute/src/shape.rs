@@ -1,4 +1,4 @@
-//! The shapes that operators take, the same on every device, and where their tensors lie in the flat vectors.
+//! The operators' shapes, equal on every device, and the places of their tensors in the flat vectors.
 
 /// A linear layer's shape and batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,16 +18,16 @@ impl LinearShape {
     }
 }
 
-/// Where a linear layer lies in the flat vectors.
+/// A linear layer's place in the flat vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearAt {
-    /// Of the weight, `[outputs, inputs]`.
+    /// Offset of the weight, `[outputs, inputs]`.
     pub weight: usize,
-    /// Of the bias, `[outputs]`, where there is one.
+    /// Offset of the bias, `[outputs]`, if any.
     pub bias: Option<usize>,
 }
 
-/// What follows a linear map.
+/// The function after a linear map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// Nothing.
@@ -58,12 +58,12 @@ impl ConvShape {
         self.outputs * self.inputs * self.kernel * self.kernel
     }
 
-    /// Side of the output for a side of the input; 0 where the kernel is larger than that.
+    /// Side of the output for a side of the input; 0 if the kernel is larger.
     pub fn side(&self, input: usize) -> usize {
         (input + 2 * self.pad + 1).saturating_sub(self.kernel)
     }
 
-    /// The convolution that takes the output's gradient to the input's.
+    /// The convolution that computes the input's gradient from the output's.
     pub fn transposed(&self) -> Self {
         Self {
             inputs: self.outputs,
@@ -74,7 +74,7 @@ impl ConvShape {
     }
 }
 
-/// Convolution, BatchNorm, ReLU and 2x2 max pooling, one after the other.
+/// Convolution, BatchNorm, ReLU and 2x2 max pooling in sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvBlockShape {
     /// The convolution.
@@ -83,22 +83,22 @@ pub struct ConvBlockShape {
     pub height: usize,
     /// Columns of its input.
     pub width: usize,
-    /// Zeros that whoever reads the block's output wants around it.
+    /// Zeros around the block's output that its reader requires.
     pub border: usize,
-    /// Whether the gradient of the block's input will be asked for.
+    /// Whether the gradient of the block's input is needed.
     pub input_gradient: bool,
 }
 
-/// Where a block lies in the flat vectors.
+/// A block's place in the flat vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvBlockAt {
-    /// Of the convolution's weight; its bias, and gamma and beta of the norm, follow.
+    /// Offset of the convolution's weight; its bias, and the norm's gamma and beta, follow.
     pub params: usize,
-    /// Of the running mean; the running variance follows.
+    /// Offset of the running mean; the running variance follows.
     pub buffers: usize,
 }
 
-/// Rows that are normalised, each on its own.
+/// Rows to normalise, each separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormShape {
     /// Rows.
@@ -107,32 +107,32 @@ pub struct NormShape {
     pub cols: usize,
 }
 
-/// Which norm, and where its tensors, `[cols]`, lie in the flat vectors.
+/// The norm, and the offsets of its tensors, `[cols]`, in the flat vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormAt {
     /// LayerNorm (Ba et al., 2016): `gamma (x - mean) / √(var + ε) + beta`.
     Layer {
-        /// Of gamma.
+        /// Offset of gamma.
         gamma: usize,
-        /// Of beta.
+        /// Offset of beta.
         beta: usize,
     },
     /// RMSNorm (Zhang and Sennrich, 2019): `gamma x / √(mean(x²) + ε)`.
     Rms {
-        /// Of gamma.
+        /// Offset of gamma.
         gamma: usize,
     },
 }
 
 impl NormAt {
-    /// Of gamma.
+    /// Offset of gamma.
     pub fn gamma(&self) -> usize {
         match *self {
             Self::Layer { gamma, .. } | Self::Rms { gamma } => gamma,
         }
     }
 
-    /// Of beta, where there is one.
+    /// Offset of beta, if any.
     pub fn beta(&self) -> Option<usize> {
         match *self {
             Self::Layer { beta, .. } => Some(beta),
@@ -141,7 +141,7 @@ impl NormAt {
     }
 }
 
-/// Added to a row's variance, or to its mean square, before the root; as PyTorch's LayerNorm.
+/// Added to a row's variance, or mean square, before the root, as in PyTorch's LayerNorm.
 pub const NORM_EPSILON: f32 = 1e-5;
 
 /// Causal self-attention over `batch` sequences of `time` places.
@@ -168,13 +168,13 @@ impl AttentionShape {
         self.batch * self.time
     }
 
-    /// What products of queries and keys are multiplied by: `1/√head`.
+    /// The factor of the products of queries and keys: `1/√head`.
     pub fn scale(&self) -> f32 {
         1.0 / (self.head as f32).sqrt()
     }
 }
 
-/// Token and position embeddings: each place's token has a row of one table, its position one of another.
+/// Token and position embeddings: one table has a row per token, another one per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingShape {
     /// Sequences.
@@ -183,17 +183,17 @@ pub struct EmbeddingShape {
     pub time: usize,
     /// Values of a row.
     pub cols: usize,
-    /// Rows of the tokens' table.
+    /// Rows of the token table.
     pub vocab: usize,
-    /// Rows of the positions' table; at least `time`.
+    /// Rows of the position table; at least `time`.
     pub context: usize,
 }
 
-/// Where the tables lie in the flat vectors.
+/// Offsets of the tables in the flat vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingAt {
-    /// Of the tokens' table, `[vocab, cols]`.
+    /// Offset of the token table, `[vocab, cols]`.
     pub tokens: usize,
-    /// Of the positions' table, `[context, cols]`.
+    /// Offset of the position table, `[context, cols]`.
     pub positions: usize,
 }

@@ -40,7 +40,7 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
         (16, 16, 5, 2, 7, 4, 31),
         (2, 3, 6, 2, 8, 8, 4),
     ];
-    // Every width of a tile, and every rest beside it.
+    // Every width of a tile, and every remainder.
     let widths = (1..=16).map(|width| (2, 6, 3, 1, 2, width, 19));
     for (inputs, outputs, kernel, pad, height, width, n) in cases.into_iter().chain(widths) {
         let s = ConvShape { inputs, outputs, kernel, pad };
@@ -85,7 +85,7 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
 }
 
 #[test]
-fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
+fn norm_relu_pool_matches_plain_and_first_of_equals_wins() {
     for (n, coarse) in [(1, false), (7, false), (16, false), (33, false), (21, true)] {
         let (channels, height, width) = (5, 6, 8);
         let sizes = Images { n, channels, height, width };
@@ -148,7 +148,7 @@ fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
                 dbias.iter().all(|v| f64::from(v.abs()) < 1e-5 * gross),
                 "{what}: dbias {dbias:?} of {gross}"
             );
-            // Dead lanes and borders hold nothing, or a weight's gradient would see them.
+            // Dead lanes and borders must be zero, or they would change a weight's gradient.
             let sum = |v: &[f32]| wide(v).iter().map(|v| v.abs()).sum::<f64>();
             let all: Vec<f32> = y.lanes().iter().flat_map(|l| l.0).collect();
             assert_eq!(sum(&all) as f32, sum(&y.unpack(n)) as f32, "{what}: stray gradient");

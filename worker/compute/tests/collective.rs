@@ -1,4 +1,4 @@
-//! Groups of ranks, one to a thread, over real sockets.
+//! Groups of ranks, one per thread, over real sockets.
 
 use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring, Tag};
 use paraft_tls::{Access, Credentials, authority::Authority};
@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-const WITHIN: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// They speak TLS, as ranks do, with one certificate.
+/// The ranks use TLS with one certificate, as in production.
 fn closed() {
     static CLOSED: Once = Once::new();
     CLOSED.call_once(|| {
@@ -36,7 +36,7 @@ fn assigns(listeners: &[Listener]) -> Vec<Rendezvous> {
         .collect()
 }
 
-/// Each rank's work on a thread of its own; their results by place.
+/// Runs each rank's work on its own thread; returns the results by place.
 fn each<T: Send + 'static>(
     size: usize,
     work: impl Fn(usize, Group, Ring) -> T + Send + Sync + 'static,
@@ -47,7 +47,7 @@ fn each<T: Send + 'static>(
         let work = work.clone();
         thread::spawn(move || {
             let place = rendezvous.place;
-            let (group, ring) = Group::form(rendezvous, &mut l, WITHIN).expect("all are there");
+            let (group, ring) = Group::form(rendezvous, &mut l, TEST_TIMEOUT).expect("all are there");
             work(place, group, ring)
         })
     };
@@ -55,7 +55,7 @@ fn each<T: Send + 'static>(
     threads.into_iter().map(|t| t.join().expect("no panic")).collect()
 }
 
-/// Numbers whose sums are exact, different on every rank.
+/// Numbers with exact sums, different on every rank.
 fn values(place: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7 + place * 31) % 1000) as f32 - 500.0).collect()
 }
@@ -119,7 +119,7 @@ fn the_first_ranks_values_reach_all() {
 
 #[test]
 fn what_is_small_goes_on_beside_what_is_large() {
-    // In another order on each rank: they are on connections of their own.
+    // In another order on each rank: the ranks have separate connections.
     let all = each(2, |place, group, mut ring| {
         let sums = group.sums();
         let large = thread::spawn(move || {
@@ -146,7 +146,7 @@ fn a_rank_that_leaves_ends_every_wait_and_its_name_is_known() {
         ring.all_reduce(&mut v).expect("all are there");
         together.wait();
         if place == 1 {
-            // As when its process dies: the connections end without a word.
+            // As when its process dies: the connections end without a message.
             group.watch().break_up("the test says so");
             return None;
         }
@@ -172,7 +172,7 @@ fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
         }
         thread::sleep(Duration::from_millis(200));
         assert_eq!(group.watch().broken(), None);
-        // The first that waits for who has left breaks the group for the other.
+        // The first call that waits for the departed rank breaks the group for the other.
         stay.wait();
         Some(ring.all_reduce(&mut v).expect_err("one has left"))
     });
@@ -183,7 +183,7 @@ fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
 }
 
 #[test]
-fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
+fn when_broken_callbacks_run_once_when_group_breaks() {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     let ends = Arc::new(AtomicUsize::new(0));
     let (counted, together) = (ends.clone(), Arc::new(Barrier::new(2)));
@@ -202,7 +202,7 @@ fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
         while group.watch().broken().is_none() {
             thread::sleep(Duration::from_millis(1));
         }
-        // Too late, so at once.
+        // The group is already broken, so this is called at once.
         count(&counted);
         together.wait();
     });
@@ -213,10 +213,10 @@ fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
 fn who_is_not_there_is_named() {
     let mut listeners: Vec<Listener> = (0..2).map(|_| listener()).collect();
     let assigns = assigns(&listeners);
-    // The first dials nobody's port.
+    // The first dials a port without a listener.
     drop(listeners.pop());
     let mut first = listeners.pop().expect("one of two");
-    let error = Group::form(assigns[0].clone(), &mut first, WITHIN).expect_err("alone");
+    let error = Group::form(assigns[0].clone(), &mut first, TEST_TIMEOUT).expect_err("alone");
     assert!(matches!(error, GroupError::Lost { rank: 1, .. }), "{error}");
 }
 
@@ -231,7 +231,7 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
         place,
         ranks: (0..).zip(&ranks).map(|(rank, at)| Peer { rank, address: at.clone() }).collect(),
     };
-    // One of the generation before, who has given up, and one who says nothing of sense.
+    // A rank of an earlier generation that has given up, and a peer with an invalid line.
     let early = rendezvous(1, 1);
     let mut c = listener();
     Group::form(early, &mut c, Duration::from_millis(50)).expect_err("nobody answers");
@@ -239,11 +239,11 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
     stranger.write_all(&[7; 100]).expect("it reads");
     let (one, other) = (rendezvous(2, 0), rendezvous(2, 1));
     let second = thread::spawn(move || {
-        let (_group, mut ring) = Group::form(other, &mut b, WITHIN).expect("both are there");
+        let (_group, mut ring) = Group::form(other, &mut b, TEST_TIMEOUT).expect("both are there");
         let mut v = [2.0f32];
         ring.all_reduce(&mut v).map(|()| v)
     });
-    let (_group, mut ring) = Group::form(one, &mut a, WITHIN).expect("both are there");
+    let (_group, mut ring) = Group::form(one, &mut a, TEST_TIMEOUT).expect("both are there");
     let mut v = [1.0f32];
     ring.all_reduce(&mut v).expect("both are there");
     assert_eq!(v, [3.0]);
@@ -251,15 +251,16 @@ fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
 }
 
 #[test]
-fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_rank() {
+fn line_delivers_by_tag_in_any_order_and_ends_with_its_rank() {
     let mut listeners: Vec<Listener> = (0..3).map(|_| listener()).collect();
     let tag = |kind, number| Tag { kind, number };
     let start = |rendezvous: Rendezvous, mut l: Listener| {
         thread::spawn(move || {
             let place = rendezvous.place;
-            let met = Group::form_with(rendezvous, &mut l, WITHIN, Some(1 << 20)).expect("all are there");
+            let met =
+                Group::form_with(rendezvous, &mut l, TEST_TIMEOUT, Some(1 << 20)).expect("all are there");
             let (group, _ring, lines) = met;
-            // More than sockets hold, to both, before anybody receives.
+            // More than the sockets hold, to both, before any rank receives.
             for to in (0..3).filter(|to| *to != place) {
                 lines.send(to, tag(1, 7), values(place, 700_001)).expect("sent");
                 lines.send(to, tag(2, to as u64), vec![place as f32; 3]).expect("sent");
@@ -271,7 +272,7 @@ fn a_line_carries_what_is_sent_whichever_is_waited_for_first_and_ends_with_its_r
                 assert_eq!(lines.receive(from, tag(1, 7)), Ok(values(from, 700_001)));
             }
             if place == 2 {
-                // As if it had died: it sends what is longer than any message, which ends the line.
+                // As if it had died: a message longer than allowed ends the line.
                 lines.send(0, tag(9, 9), vec![0.0; (1 << 20) + 1]).expect("it is queued");
                 let _ = lines.receive(0, tag(8, 8));
                 return None;

@@ -1,5 +1,5 @@
-//! The row-major operators against the plain ones and against finite differences, with every instruction set of this machine
-//! and with one thread and several.
+//! The row-major operators against the plain ones and against finite differences, with every instruction set of
+//! this machine and with one thread and several.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn all() -> impl Iterator<Item = Threads> {
 
 #[test]
 fn a_linear_layer_and_its_gradients_are_the_plain_ones() {
-    // One row or term more and less than tiles and blocks have, and with the last one parts of both that other threads take.
+    // One row or term more and less than tiles and blocks, up to sizes whose parts go to several threads.
     let cases =
         [(1, 1, 1), (7, 33, 5), (64, 100, 10), (3, 5, 130), (13, 1030, 33), (6, 2050, 17), (150, 1040, 15)];
     for (on, (n, inputs, outputs)) in all().flat_map(|on| cases.map(|c| (on.clone(), c))) {
@@ -88,7 +88,7 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
 }
 
 #[test]
-fn cross_entropy_is_the_plain_one_and_its_gradient_the_finite_difference() {
+fn cross_entropy_matches_plain_and_finite_difference() {
     for (on, (n, classes)) in all().flat_map(|on| [(6, 5), (130, 10), (65, 33)].map(|c| (on.clone(), c))) {
         let logits: Vec<f32> = noise(5, n * classes).iter().map(|v| v * 4.0).collect();
         let labels: Vec<u32> = (0..n as u32).map(|i| i % classes as u32).collect();
@@ -132,7 +132,7 @@ fn mse_is_the_mean_over_all_values() {
         let value = loss::mse(&on, &y, &t, &mut d, &mut Vec::new());
         let gaps: Vec<f64> = wide(&y).iter().zip(wide(&t)).map(|(a, b)| a - b).collect();
         close("mse", &[value], &[gaps.iter().map(|g| g * g).sum::<f64>() / len as f64]);
-        // The derivative of a mean of squares, exactly; the finite difference of a parabola is the same.
+        // The exact derivative of a mean of squares; a parabola's finite difference equals it.
         close("gradient", &d, &gaps.iter().map(|g| 2.0 * g / len as f64).collect::<Vec<_>>());
     }
 }

@@ -1,5 +1,5 @@
-//! Data that must be unpacked or parsed is so once a host: the first process that loads it leaves the values in a file of the
-//! user's cache, and all map it ([`crate::values`]).
+//! Unpacked or parsed data, once per host: the first process that loads it writes the values to a file in the
+//! user's cache, and all processes map that file ([`crate::values`]).
 //!
 //! ```text
 //!  PARAFT_CACHE, or $XDG_CACHE_HOME/paraft, or ~/.cache/paraft
@@ -7,15 +7,15 @@
 //!    <name>.data               magic | length, description as JSON | labels, values of the training part, of the test part | XXH3
 //! ```
 //!
-//! The name is a hash of where the sources are, what the file system says of them (device, inode, length, time of the last
-//! change) and how they are read: a source that was replaced is another name. A file that is not whole by its hash is made
-//! again. What nobody has used for 30 days is removed when another is made.
+//! The name is a hash of the sources' paths, their file-system metadata (device, inode, length, time of the last
+//! change) and the reader's options: a replaced source has another name. A file whose hash does not match is made
+//! again. Files unused for 30 days are removed when another is made.
 //!
-//! Sources below 1 MiB are not worth a file, and are kept in memory; so is everything where the cache can't be written
-//! (`PARAFT_CACHE=` switches it off): the job is the same, each process only holds a copy.
+//! Sources below 1 MiB need no file, and are kept in memory. The same holds for all data if the cache cannot be
+//! written (`PARAFT_CACHE=` disables it): the job is the same, only each process holds a copy.
 
 use crate::dataset::Samples;
-use crate::values::{FileValues, Of, Source};
+use crate::values::{FileValues, Source, ValueFormat};
 use crate::{DataError, Dataset, Split};
 use paraft_host::Mapped;
 use serde::{Deserialize, Serialize};
@@ -29,20 +29,20 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Sources below this are read by every process for itself.
+/// Smaller sources are read by each process separately.
 const SMALL: u64 = 1 << 20;
 const MAGIC: &[u8; 8] = b"PARAFTD1";
-/// Of a description: shapes and lengths of two parts.
+/// Maximum length of a description: shapes and lengths of two parts.
 const MAX_DESCRIPTION: u64 = 1 << 16;
-const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const MAX_UNUSED_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Where unpacked data lies.
+/// The folder of unpacked data.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// What a file says of a part.
+/// A file's description of a part.
 #[derive(Serialize, Deserialize)]
 struct Part {
     kind: Kind,
@@ -64,7 +64,7 @@ enum Kind {
 }
 
 impl Cache {
-    /// The user's, as the environment says.
+    /// The user's cache, from the environment.
     pub fn of_user() -> Self {
         let var = |name| std::env::var_os(name);
         let folder = match var("PARAFT_CACHE") {
@@ -77,17 +77,18 @@ impl Cache {
         Self { folder: folder.filter(|f| f.is_absolute()) }
     }
 
-    /// Files in this folder, which is made.
+    /// A cache in this folder, which is created.
     pub fn at(folder: &Path) -> Self {
         Self { folder: Some(folder.to_path_buf()) }
     }
 
-    /// No files: everything is kept in memory.
+    /// No cache files: everything is kept in memory.
     pub fn none() -> Self {
         Self { folder: None }
     }
 
-    /// What `read` makes of the sources, from a file if one is there or can be made. `how` names the options of the reader.
+    /// The result of `read` on the sources, from a file if one exists or can be made. `how` names the reader's
+    /// options.
     pub(crate) fn split(
         &self,
         sources: &[&Path],
@@ -109,7 +110,7 @@ impl Cache {
             return Ok(split);
         }
         let split = read()?;
-        // Without a file the data is there all the same.
+        // Without a file the data is still available.
         let made = lock.and_then(|_held| {
             clear(folder);
             write(&path, &split)?;
@@ -119,7 +120,7 @@ impl Cache {
     }
 }
 
-/// The name of what is read so from these files, and their bytes.
+/// The name for these files and options, and the files' bytes.
 fn name_of(sources: &[&Path], how: &str) -> io::Result<(String, u64)> {
     let (mut hash, mut bytes) = (Xxh3::new(), 0);
     hash.update(MAGIC);
@@ -136,12 +137,12 @@ fn name_of(sources: &[&Path], how: &str) -> io::Result<(String, u64)> {
     Ok((format!("{:032x}", hash.digest128()), bytes))
 }
 
-/// Another process that takes longer to make a file is not waited for: the data is read without one.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// After so long the user is told what is waited for.
+/// How long to wait for another process to make a file. After that the data is read without a file.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+/// After this wait the user is notified.
 const WORD: Duration = Duration::from_secs(3);
 
-/// Waits until no other process makes a file; until what is returned is dropped none does.
+/// Waits until no other process makes a file. None does until the result is dropped.
 fn lock(folder: &Path) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"))?;
@@ -151,7 +152,7 @@ fn lock(folder: &Path) -> io::Result<File> {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::Error(e)) => return Err(e),
-            Err(TryLockError::WouldBlock) if began.elapsed() >= PATIENCE => {
+            Err(TryLockError::WouldBlock) if began.elapsed() >= LOCK_TIMEOUT => {
                 return Err(ErrorKind::TimedOut.into());
             }
             Err(TryLockError::WouldBlock) => {}
@@ -163,13 +164,13 @@ fn lock(folder: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes what has not been used for long, and what a process that was killed has left behind.
+/// Removes files that are long unused, and the leftovers of killed processes.
 fn clear(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let ours = entry.path().extension().is_some_and(|e| e == "data" || e == "part");
         let used = entry.metadata().and_then(|m| m.modified());
-        if ours && used.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > UNUSED)) {
+        if ours && used.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > MAX_UNUSED_AGE)) {
             let _ = fs::remove_file(entry.path()); // another process may have been faster
         }
     }
@@ -185,7 +186,8 @@ fn write(path: &Path, split: &Split) -> io::Result<()> {
 }
 
 fn write_to(path: &Path, split: &Split) -> io::Result<()> {
-    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, File::create(path)?), hash: Xxh3::new() };
+    let mut out =
+        HashingWriter { out: BufWriter::with_capacity(1 << 20, File::create(path)?), hash: Xxh3::new() };
     let parts = [&split.train, &split.test];
     let description = serde_json::to_vec(&parts.map(Part::of))?;
     out.write_all(MAGIC)?;
@@ -209,13 +211,13 @@ fn write_to(path: &Path, split: &Split) -> io::Result<()> {
     out.out.flush()
 }
 
-/// Hashes what it writes.
-struct Hashed {
+/// Hashes the bytes that it writes.
+struct HashingWriter {
     out: BufWriter<File>,
     hash: Xxh3,
 }
 
-impl Write for Hashed {
+impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.out.write(bytes)?;
         self.hash.update(&bytes[..n]);
@@ -230,16 +232,16 @@ impl Write for Hashed {
 impl Part {
     fn of(data: &Dataset) -> Self {
         let kind = match data.of() {
-            Of::Bytes { divisor } => Kind::Bytes(divisor.to_bits()),
-            Of::Floats => Kind::Floats,
-            Of::Tokens { context, vocab } => Kind::Tokens { context, vocab },
+            ValueFormat::Bytes { divisor } => Kind::Bytes(divisor.to_bits()),
+            ValueFormat::Floats => Kind::Floats,
+            ValueFormat::Tokens { context, vocab } => Kind::Tokens { context, vocab },
         };
         let labels = data.has_labels().then(|| data.labels().len());
         let (shape, classes) = (data.shape().to_vec(), data.classes());
         Self { kind, shape, classes, labels, values: data.samples().values() }
     }
 
-    /// The part that begins at `at`, which is moved behind it.
+    /// The part that starts at `at`, which is advanced behind it.
     fn open(self, file: &Arc<Mapped>, path: &Arc<Path>, at: &mut u64) -> io::Result<Dataset> {
         let end = |at: u64, n: usize, width: usize| {
             (n as u64).checked_mul(width as u64).and_then(|n| n.checked_add(at)).ok_or(ErrorKind::InvalidData)
@@ -252,10 +254,10 @@ impl Part {
             *at = after;
         }
         let of = match self.kind {
-            Kind::Bytes(bits) => Of::Bytes { divisor: f32::from_bits(bits) },
-            Kind::Floats => Of::Floats,
+            Kind::Bytes(bits) => ValueFormat::Bytes { divisor: f32::from_bits(bits) },
+            Kind::Floats => ValueFormat::Floats,
             Kind::Tokens { context: 0, .. } => return Err(ErrorKind::InvalidData.into()),
-            Kind::Tokens { context, vocab } => Of::Tokens { context, vocab },
+            Kind::Tokens { context, vocab } => ValueFormat::Tokens { context, vocab },
         };
         let values = FileValues::new(Source::Mapped(file.clone()), path.clone(), *at, self.values, of)?;
         *at = end(*at, self.values, of.width())?;
@@ -263,10 +265,10 @@ impl Part {
     }
 }
 
-/// The data of a file that is whole.
+/// The data of a file with a valid hash.
 fn open(path: &Path) -> io::Result<Split> {
     if !fs::metadata(path)?.is_file() {
-        return Err(ErrorKind::InvalidData.into()); // a pipe would be waited for
+        return Err(ErrorKind::InvalidData.into()); // reading a pipe could block
     }
     let file = File::open(path)?;
     let mapped = Mapped::whole(&file)?;
@@ -283,7 +285,7 @@ fn open(path: &Path) -> io::Result<Split> {
     let description = behind.get(..length as usize).ok_or(ErrorKind::InvalidData)?;
     let [train, test]: [Part; 2] = serde_json::from_slice(description)?;
     let end = content.len() as u64;
-    // When it was used last; another user's cache that one may read is theirs to keep.
+    // Record the last use. A readable cache of another user keeps its time.
     let _ = file.set_modified(SystemTime::now());
     let (mapped, path, mut at) = (Arc::new(mapped), Arc::from(path), 16 + length);
     let (train, test) = (train.open(&mapped, &path, &mut at)?, test.open(&mapped, &path, &mut at)?);
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!(a.digest().expect("there"), b.digest().expect("there"));
     }
 
-    /// A source of the size from which on a file is made.
+    /// A source just large enough for a file.
     fn source(folder: &Path) -> PathBuf {
         let path = folder.join("source");
         fs::write(&path, vec![0; SMALL as usize]).expect("writes");
@@ -359,7 +361,7 @@ mod tests {
             assert!(matches!(first.train.samples(), Samples::File(_)), "the maker reads the file too");
             let second = cache.split(&[&source], "how", || panic!("a second time")).expect("there");
             same(&made, &second);
-            // Another way to read it, and another file under the name, are other data.
+            // Other options, or another file of the same name, are other data.
             for (how, text) in [("other", None), ("how", Some(vec![1; SMALL as usize + 1]))] {
                 text.into_iter().for_each(|t| fs::write(&source, t).expect("writes"));
                 let asked = AtomicUsize::new(0);
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_files_or_with_little_data_it_is_in_memory_and_an_error_is_the_readers() {
+    fn without_cache_or_with_little_data_it_stays_in_memory() {
         let [made, ..] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let source = source(dir.path());
@@ -445,7 +447,9 @@ mod tests {
             let file = File::options().write(true).open(path).expect("opens");
             file.set_modified(SystemTime::now() - ago).expect("ours");
         };
-        for (how, ago, left) in [("a", Duration::ZERO, 1), ("b", UNUSED * 2, 2), ("c", Duration::ZERO, 2)] {
+        for (how, ago, left) in
+            [("a", Duration::ZERO, 1), ("b", MAX_UNUSED_AGE * 2, 2), ("c", Duration::ZERO, 2)]
+        {
             cache.split(&[&source], how, || Ok(made.clone())).expect("made");
             assert_eq!(files(&folder).len(), left, "{how}");
             let (name, _) = name_of(&[&source], how).expect("there");
@@ -454,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_removed_or_made_again_under_a_reader_is_read_on() {
+    fn removed_or_replaced_cache_file_stays_readable() {
         let [made, other, _] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let (source, folder) = (source(dir.path()), dir.path().join("cache"));

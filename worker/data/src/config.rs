@@ -7,8 +7,8 @@ use paraft_common::kind::NoOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Where the data comes from: `kind` and the options of that kind; other keys are refused. Paths are relative to
-/// the job file's folder.
+/// The source of the data: `kind` and its options; other keys are refused. Paths are relative to the job file's
+/// folder.
 ///
 /// ```
 /// use paraft_data::DataConfig;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 pub enum DataConfig {
     /// The embedded images of digits.
     Digits {},
-    /// MNIST and its kin, see [`crate::read_idx_folder`].
+    /// MNIST and similar data, see [`crate::read_idx_folder`].
     Idx {
         /// The folder with the four files.
         path: PathBuf,
@@ -116,14 +116,14 @@ fn tenth() -> f64 {
 }
 
 impl Default for DataConfig {
-    /// The digits: the one that is always there.
+    /// The digits, which are always available.
     fn default() -> Self {
         Self::Digits {}
     }
 }
 
 impl DataConfig {
-    /// The kind, as the job file writes it.
+    /// The kind, as in the job file.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Digits {} => "digits",
@@ -133,7 +133,7 @@ impl DataConfig {
         }
     }
 
-    /// Makes relative paths absolute, starting at `base`, so that the configuration can move.
+    /// Makes relative paths absolute, relative to `base`, so that the configuration can be moved.
     pub fn rebase(&mut self, base: &Path) {
         match self {
             Self::Digits {} => {}
@@ -147,13 +147,13 @@ impl DataConfig {
         }
     }
 
-    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the place and
-    /// what to do.
+    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the
+    /// place and what to do.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
         self.load_with(base_dir, &Cache::of_user())
     }
 
-    /// The same, with this cache.
+    /// Likewise, with this cache.
     pub fn load_with(&self, base_dir: &Path, cache: &Cache) -> Result<Split, DataError> {
         match self {
             Self::Digits {} => digits::digits(),
@@ -161,7 +161,7 @@ impl DataConfig {
                 let folder = base_dir.join(path);
                 let files = idx::files(&folder)?;
                 let [train, _, test, _] = &files;
-                // What is not packed is read where it lies.
+                // Uncompressed files are read in place.
                 if input::is_plain(train) && input::is_plain(test) {
                     return idx::read_idx_folder(&folder);
                 }

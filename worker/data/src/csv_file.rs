@@ -1,8 +1,7 @@
-//! Numbers separated by commas, and by nothing else: one sample a row, all columns features but the one that is the label.
-//! Plain or gzip.
+//! Numbers separated by commas: one sample per row; all columns except the label are features. Plain or gzip.
 //!
-//! Every field must be a finite number and every row as long as the first; what is not is refused with its line,
-//! since a silent NaN would end as a silent NaN in the weights.
+//! Every field must be a finite number, and every row as long as the first. Others are refused with their line,
+//! because a silent NaN would end as a silent NaN in the weights.
 
 use crate::input::{self, Input, MAX_BYTES};
 use crate::{DataError, Dataset, Place, Samples, Split};
@@ -13,9 +12,9 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 
-/// More classes than this mean that the column is no label; a model would make an output for each.
+/// With more classes, the column is not a label; a model would have an output for each.
 const MAX_CLASSES: u32 = 1 << 16;
-/// Held out where nothing is said.
+/// The default part that is held out.
 const TEST_FRACTION: f64 = 0.2;
 
 /// How to read a table.
@@ -38,7 +37,7 @@ impl Default for CsvOptions {
     }
 }
 
-/// Which column is the label: a whole number from 0, the class. As text `first`, `last`, `none` or the index.
+/// The label's column: an integer from 0, the class. As text `first`, `last`, `none` or the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LabelColumn {
     /// Column 0.
@@ -52,15 +51,15 @@ pub enum LabelColumn {
     Index(usize),
 }
 
-/// Whether the first row holds names rather than numbers.
+/// Whether the first row has names rather than numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Header {
-    /// It does.
+    /// The first row has names.
     Yes,
-    /// It does not.
+    /// The first row has numbers.
     No,
-    /// It does when none of its fields is a finite number.
+    /// The first row has names if none of its fields is a finite number.
     #[default]
     Auto,
 }
@@ -76,7 +75,7 @@ impl Serialize for LabelColumn {
     }
 }
 
-/// By hand, since an untagged enum would say no more than "did not match any variant".
+/// Written by hand, because an untagged enum's error is only "did not match any variant".
 impl<'de> Deserialize<'de> for LabelColumn {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct Column;
@@ -125,7 +124,7 @@ impl CsvOptions {
     }
 }
 
-/// Reads a table and holds a part of it out, or takes what is held out from a second file.
+/// Reads a table. A part of it is held out, or a second file is.
 pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> Result<Split, DataError> {
     options.validate()?;
     let table = read_table(path, input::open(path)?, options)?;
@@ -138,7 +137,7 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
             return Err(DataError::Option { key: "test_fraction", why });
         }
         let classes = classes(path, &[&table])?;
-        // Row i is held out when the running share passes a whole number: evenly spread, in integers.
+        // Row i is held out when the running share passes an integer: evenly spread, in integer arithmetic.
         let share = |i: usize| (i as u128 * held_out as u128) / n as u128;
         return Ok(table.dataset(classes)?.split(|i| share(i + 1) > share(i)));
     };
@@ -160,7 +159,7 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
     Ok(Split { train: table.dataset(classes)?, test: test.dataset(classes)? })
 }
 
-/// How many classes the labels of these tables have; 0 where they have none. The model makes an output for each.
+/// The number of classes of these tables; 0 without labels. The model has an output for each.
 fn classes(path: &Path, tables: &[&Table]) -> Result<usize, DataError> {
     let labels: BTreeSet<u32> = tables.iter().filter_map(|t| t.labels.as_ref()).flatten().copied().collect();
     let Some(&last) = labels.last() else { return Ok(0) };
@@ -176,7 +175,7 @@ fn classes(path: &Path, tables: &[&Table]) -> Result<usize, DataError> {
     Ok(classes)
 }
 
-/// A file's rows; the label's column is taken out of `values`.
+/// A file's rows; the label's column is removed from `values`.
 pub(crate) struct Table {
     pub(crate) values: Vec<f32>,
     pub(crate) labels: Option<Vec<u32>>,
@@ -273,7 +272,7 @@ fn read_row(reader: &mut Reader<'_>, row: &mut ByteRecord) -> Result<bool, DataE
     })
 }
 
-/// What seems to separate the fields of a row that has no comma.
+/// The probable separator of a row without commas.
 fn other_separator(row: &ByteRecord) -> Option<&'static str> {
     let only = row.get(0).filter(|_| row.len() == 1)?;
     [(b';', "semicolons"), (b'\t', "tabs")].into_iter().find(|(s, _)| only.contains(s)).map(|(_, name)| name)
@@ -283,12 +282,12 @@ fn is_header(row: &ByteRecord, header: Header) -> bool {
     match header {
         Header::Yes => true,
         Header::No => false,
-        // A column may be called `nan` or `inf`, which Rust reads as numbers.
+        // A column may be named `nan` or `inf`, which Rust parses as numbers.
         Header::Auto => row.iter().all(|f| number(f).is_none_or(|v| !v.is_finite())),
     }
 }
 
-/// Where the label is in a row of `width` fields.
+/// The label's index in a row of `width` fields.
 fn label_index(width: usize, label: LabelColumn) -> Result<Option<usize>, String> {
     let index = match label {
         LabelColumn::None => return Ok(None),
@@ -306,7 +305,7 @@ fn number(field: &[u8]) -> Option<f32> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// A class, also where a tool has written it as `3.0`.
+/// A class, even if written as `3.0`.
 fn class(field: &[u8]) -> Option<u32> {
     let value: f64 = std::str::from_utf8(field).ok()?.parse().ok()?;
     (value.fract() == 0.0 && (0.0..f64::from(MAX_CLASSES)).contains(&value)).then_some(value as u32)

@@ -1,10 +1,10 @@
 //! A data set: labels in memory, and values in memory or in a file.
 
-use crate::values::{FileValues, Of, words};
+use crate::values::{FileValues, ValueFormat, words};
 use crate::{DataError, text::TextCorpus};
 use paraft_common::codec::{get_f32_le, put_quotients};
 
-/// Samples of one shape, with class labels or without.
+/// Samples of one shape, with or without class labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     samples: Samples,
@@ -15,42 +15,42 @@ pub struct Dataset {
     classes: Option<usize>,
 }
 
-/// The values of all samples, one sample after another.
+/// The values of all samples, concatenated.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Samples {
-    /// Pixels as the file has them: a quarter of the memory of `f32`. Divided when a batch is filled.
+    /// Pixels as in the file, with a quarter of the memory of `f32`. Divided when a batch is filled.
     Bytes {
         /// The values.
         values: Vec<u8>,
-        /// What each is divided by: 255 for IDX, as PyTorch's `ToTensor`.
+        /// The divisor of each value: 255 for IDX, as in PyTorch's `ToTensor`.
         divisor: f32,
     },
-    /// Ready values.
+    /// Plain values.
     Floats(Vec<f32>),
-    /// Tokens of a text, below `vocab`. A sample is `context` of them, the next one begins where it ends.
+    /// Tokens of a text, below `vocab`. A sample has `context` of them; the next one starts where it ends.
     Tokens {
         /// The text.
         tokens: Vec<u32>,
-        /// Tokens of a sample.
+        /// Tokens per sample.
         context: usize,
-        /// Number of different tokens.
+        /// Number of distinct tokens.
         vocab: usize,
     },
-    /// Any of these, left in a file: see [`crate::DataConfig::load`].
+    /// Any of these, in a file: see [`crate::DataConfig::load`].
     File(FileValues),
 }
 
 /// The data of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
-    /// What the workers share among them.
+    /// The data that the workers share.
     pub train: Dataset,
-    /// What is held out for evaluation.
+    /// The data held out for evaluation.
     pub test: Dataset,
 }
 
 impl Samples {
-    /// How many there are.
+    /// Number of values.
     pub(crate) fn values(&self) -> usize {
         match self {
             Self::Bytes { values, .. } => values.len(),
@@ -60,22 +60,22 @@ impl Samples {
         }
     }
 
-    /// What they are.
-    fn of(&self) -> Of {
+    /// Their format.
+    fn of(&self) -> ValueFormat {
         match self {
-            Self::Bytes { divisor, .. } => Of::Bytes { divisor: *divisor },
-            Self::Floats(_) => Of::Floats,
-            Self::Tokens { context, vocab, .. } => Of::Tokens { context: *context, vocab: *vocab },
+            Self::Bytes { divisor, .. } => ValueFormat::Bytes { divisor: *divisor },
+            Self::Floats(_) => ValueFormat::Floats,
+            Self::Tokens { context, vocab, .. } => ValueFormat::Tokens { context: *context, vocab: *vocab },
             Self::File(values) => values.of(),
         }
     }
 
-    /// Values of whole samples.
+    /// Number of values of whole samples.
     fn len(&self) -> usize {
         match self.of() {
-            // The last token of a sample is followed by one more, its label.
-            Of::Tokens { context, .. } => self.values().saturating_sub(1) / context * context,
-            Of::Bytes { .. } | Of::Floats => self.values(),
+            // A sample's last token needs a successor, as its label.
+            ValueFormat::Tokens { context, .. } => self.values().saturating_sub(1) / context * context,
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => self.values(),
         }
     }
 }
@@ -116,13 +116,13 @@ impl Dataset {
             }
         }
         let classes = match samples.of() {
-            Of::Tokens { vocab, .. } => Some(vocab),
-            Of::Bytes { .. } | Of::Floats => classes,
+            ValueFormat::Tokens { vocab, .. } => Some(vocab),
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => classes,
         };
         Ok(Self { samples, labels, shape, input_len, len, classes })
     }
 
-    /// A text in samples of its context; each token has the next one as its label.
+    /// A text in samples of its context; each token is labelled with its successor.
     pub fn text(corpus: TextCorpus) -> Result<Self, DataError> {
         let (tokens, context, vocab) = corpus.into_parts();
         Self::new(Samples::Tokens { tokens, context, vocab }, vec![context], None)
@@ -133,12 +133,12 @@ impl Dataset {
         &self.samples
     }
 
-    /// What the values are.
-    pub(crate) fn of(&self) -> Of {
+    /// The format of the values.
+    pub(crate) fn of(&self) -> ValueFormat {
         self.samples.of()
     }
 
-    /// Whether each sample has a label beside its values.
+    /// Whether each sample has a label in addition to its values.
     pub(crate) fn has_labels(&self) -> bool {
         self.labels.is_some()
     }
@@ -148,11 +148,11 @@ impl Dataset {
         self.len
     }
 
-    /// Where samples are tokens: how many different ones there are.
+    /// The number of distinct tokens, if samples are tokens.
     pub fn vocab(&self) -> Option<usize> {
         match self.of() {
-            Of::Tokens { vocab, .. } => Some(vocab),
-            Of::Bytes { .. } | Of::Floats => None,
+            ValueFormat::Tokens { vocab, .. } => Some(vocab),
+            ValueFormat::Bytes { .. } | ValueFormat::Floats => None,
         }
     }
 
@@ -171,22 +171,21 @@ impl Dataset {
         &self.shape
     }
 
-    /// Number of classes, of a text the number of different tokens; `None` where the data has no labels.
+    /// Number of classes, or for a text of distinct tokens; `None` if the data has no labels.
     pub fn classes(&self) -> Option<usize> {
         self.classes
     }
 
-    /// All labels; empty where the data has none, and for a text, whose labels are its tokens.
+    /// All labels; empty if the data has none, and for a text, whose labels are its tokens.
     pub fn labels(&self) -> &[u32] {
         self.labels.as_deref().unwrap_or(&[])
     }
 
-    /// Replaces what is in `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`, or
-    /// empty where the data has none). Of a text it is `tokens` that is filled, not `inputs`, and `labels` has one for each
-    /// token. The buffers keep their memory from batch to batch. An error where the values are in a file that can't be read.
+    /// Replaces the content of `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`,
+    /// or empty if the data has none). For a text it fills `tokens`, not `inputs`, and `labels` has one per token.
+    /// The buffers keep their memory from batch to batch. Fails if the values' file cannot be read.
     ///
-    /// # Panics
-    /// When an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length gives none.
+    /// # Panics If an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length returns none.
     pub fn fill(
         &self,
         indices: &[u32],
@@ -194,7 +193,7 @@ impl Dataset {
         tokens: &mut Vec<u32>,
         labels: &mut Vec<u32>,
     ) -> Result<(), DataError> {
-        // What is in `inputs` is written over, so its length is all that has to be right.
+        // The content of `inputs` is overwritten, so only its length matters.
         let values = if self.vocab().is_none() { indices.len() * self.input_len } else { 0 };
         inputs.resize(values, 0.0);
         tokens.clear();
@@ -203,7 +202,7 @@ impl Dataset {
         for &i in indices {
             let i = i as usize;
             let range = i * self.input_len..(i + 1) * self.input_len;
-            // A text has none, and asks for none.
+            // A text has no rows, and uses none.
             let mut row = || rows.next().unwrap_or_default();
             match &self.samples {
                 Samples::Bytes { values, divisor } => put_quotients(&values[range], *divisor, row()),
@@ -213,9 +212,11 @@ impl Dataset {
                     labels.extend_from_slice(&all[range.start + 1..range.end + 1]);
                 }
                 Samples::File(values) => match values.of() {
-                    Of::Bytes { divisor } => put_quotients(values.bytes(range, &mut room)?, divisor, row()),
-                    Of::Floats => get_f32_le(values.bytes(range, &mut room)?, row()),
-                    Of::Tokens { .. } => {
+                    ValueFormat::Bytes { divisor } => {
+                        put_quotients(values.bytes(range, &mut room)?, divisor, row())
+                    }
+                    ValueFormat::Floats => get_f32_le(values.bytes(range, &mut room)?, row()),
+                    ValueFormat::Tokens { .. } => {
                         let bytes = values.bytes(range.start..range.end + 1, &mut room)?;
                         tokens.extend(words(&bytes[..bytes.len() - 4]));
                         labels.extend(words(&bytes[4..]));
@@ -229,7 +230,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Cuts into the samples for which `held_out(index)` is false and those for which it is true, in order.
+    /// Splits into the samples for which `held_out(index)` is false, and those for which it is true, in order.
     pub(crate) fn split(&self, held_out: impl Fn(usize) -> bool) -> Split {
         let part = |test: bool| {
             let chosen: Vec<usize> = (0..self.len).filter(|&i| held_out(i) == test).collect();
@@ -242,7 +243,8 @@ impl Dataset {
                 Samples::Floats(values) => {
                     Samples::Floats(chosen.iter().flat_map(|&i| &values[rows(i)]).copied().collect())
                 }
-                // Not reached: a text is cut before it becomes samples, for neighbours share tokens, and a file holds parts.
+                // Unreachable: a text is split before it becomes samples, because neighbours share tokens, and a
+                // file has parts.
                 Samples::Tokens { .. } | Samples::File(_) => self.samples.clone(),
             };
             let labels = self.labels.as_ref().map(|all| chosen.iter().map(|&i| all[i]).collect());
@@ -277,7 +279,7 @@ mod tests {
         let (mut x, mut t, mut y) = (vec![1.0], Vec::new(), Vec::new());
         d.fill(&[1, 0], &mut x, &mut t, &mut y).expect("in memory");
         assert_eq!((x.len(), &t[..], &y[..]), (0, &[3, 4, 5, 0, 1, 2][..], &[4, 5, 6, 1, 2, 3][..]));
-        // One more would be needed for the label of the last.
+        // The label of the last token would need one more.
         let corpus = TextCorpus::new("abcdef", crate::text::TextVocab::Char, 3).expect("text");
         assert_eq!(Dataset::text(corpus).expect("fits").len(), 1);
     }

@@ -1,13 +1,13 @@
-//! A name for what a data set holds: two workers whose data differ in one value have different ones.
+//! A digest of a data set: two workers whose data differ in one value have different digests.
 //!
-//! Over all values and labels, eight bytes at a time: some GB/s, far less than reading the files took. It is for mistakes (an
-//! older file on one host, another option of the reader), not against somebody who wants to deceive.
+//! It covers all values and labels, eight bytes at a time, at some GB/s, much faster than reading the files. It
+//! detects mistakes (an older file on one host, another option of the reader), not deception.
 
-use crate::values::{FileValues, Of, words};
+use crate::values::{FileValues, ValueFormat, words};
 use crate::{DataError, Dataset, Samples, Split};
 use std::fmt;
 
-/// What the workers of a job compare of their data.
+/// The digest that the workers of a job compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDigest {
     train: usize,
@@ -17,7 +17,7 @@ pub struct DataDigest {
     content: u64,
 }
 
-/// As it stands in the job's fingerprint, for people to compare; no comma in it.
+/// The form in the job's fingerprint, for users to compare; it has no comma.
 impl fmt::Display for DataDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shape: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
@@ -28,10 +28,9 @@ impl fmt::Display for DataDigest {
 }
 
 impl Split {
-    /// A name for everything in it.
+    /// The digest of all values and labels.
     ///
-    /// # Errors
-    /// Values are in a file that can't be read any more.
+    /// # Errors The values' file can no longer be read.
     pub fn digest(&self) -> Result<DataDigest, DataError> {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
         hash.dataset(&self.train)?;
@@ -46,7 +45,7 @@ impl Split {
     }
 }
 
-/// The same on every host: whole numbers only.
+/// Integers only, so it is the same on every host.
 struct Hash(u64);
 
 impl Hash {
@@ -61,13 +60,13 @@ impl Hash {
         self.last(bytes);
     }
 
-    /// The whole words of these bytes.
+    /// Hashes the whole words of these bytes.
     fn more(&mut self, bytes: &[u8]) {
         let (words, _) = bytes.as_chunks::<8>();
         words.iter().for_each(|w| self.word(u64::from_le_bytes(*w)));
     }
 
-    /// What is left of the last of them.
+    /// Hashes the remaining bytes.
     fn last(&mut self, bytes: &[u8]) {
         let (_, rest) = bytes.as_chunks::<8>();
         let mut last = [0; 8];
@@ -75,12 +74,12 @@ impl Hash {
         self.word(u64::from_le_bytes(last));
     }
 
-    /// As if its values were in memory.
+    /// Hashes the file's values as if they were in memory.
     fn file(&mut self, values: &FileValues) -> Result<(), DataError> {
         match values.of() {
-            Of::Bytes { divisor } => self.word(u64::from(divisor.to_bits())),
-            Of::Floats => {}
-            Of::Tokens { context, vocab } => {
+            ValueFormat::Bytes { divisor } => self.word(u64::from(divisor.to_bits())),
+            ValueFormat::Floats => {}
+            ValueFormat::Tokens { context, vocab } => {
                 self.word(context as u64);
                 self.word(vocab as u64);
             }
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_or_label_makes_another_digest_and_the_same_data_the_same() {
+    fn digest_changes_with_any_value_or_label() {
         let one = Split { train: table(&[1.0, 2.0, 3.0, 4.0], &[0, 2]), test: table(&[5.0, 6.0], &[1]) };
         assert_eq!(digest(&one), digest(&one.clone()));
         let mut seen = vec![digest(&one)];
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!(&seen[0][..40], "data 2+1 samples of 2 in 3 classes conte");
     }
 
-    /// On any host, and in the next release: else workers of both could not train together.
+    /// The same on any host and in the next release: otherwise workers of both could not train together.
     #[test]
     fn the_digest_of_the_digits_is_what_it_was() {
         let digits = digest(&digits().expect("embedded"));

@@ -9,11 +9,11 @@ use std::path::Path;
 
 const FILE: &[u8] = include_bytes!("../assets/digits.csv.gz");
 const CLASSES: usize = 10;
-/// Pixels run from 0 to 16.
+/// Pixels range from 0 to 16.
 const WHITE: f32 = 16.0;
 
-/// The digits, pixels divided by 16, shape `[1, 8, 8]`. Held out: every fifth image from the first (indices 0,
-/// 5, 10, ...), 360 images; 1,437 remain. The file is in the order of its writers, so this takes some of each.
+/// The digits, pixels divided by 16, shape `[1, 8, 8]`. Every fifth image from the first (indices 0, 5, 10, ...) is
+/// held out: 360 images; 1,437 remain. The file is ordered by writer, so this takes some of each.
 pub fn digits() -> Result<Split, DataError> {
     let name = Path::new("embedded digits.csv.gz");
     let options = CsvOptions { label: LabelColumn::Last, header: Header::No, ..CsvOptions::default() };

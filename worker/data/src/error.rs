@@ -1,9 +1,9 @@
-//! What can be wrong with data, told so that the reader of the message can mend it.
+//! Errors of data, with what the user can do.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why data could not be read or used. All of them mean: fix the input; none is worth a retry.
+/// Why data could not be read or used. In every case the input must be fixed; a retry does not help.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The file cannot be opened or read.
@@ -11,14 +11,14 @@ pub enum DataError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// None of a file's usual names is in the folder.
     #[error("{} holds none of {}; point `path` at the folder with the data set's files, plain or .gz",
         folder.display(), names.join(", "))]
     Missing {
-        /// Where it was looked for.
+        /// The searched folder.
         folder: PathBuf,
         /// The names tried.
         names: Vec<String>,
@@ -28,20 +28,20 @@ pub enum DataError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The place in the file.
         at: Place,
-        /// What is wrong there, with what was expected and what was found.
+        /// The fault there, with the expected and the found content.
         what: String,
         /// What to do.
         remedy: &'static str,
     },
-    /// The data is larger than we are ready to hold in memory.
+    /// The data exceeds the memory limit.
     #[error("{} has or claims {bytes} bytes of content, the limit is {limit}; use a smaller part of it",
         path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// What it holds or its header claims.
+        /// The size of the content, or the size that its header claims.
         bytes: u64,
         /// The limit.
         limit: u64,
@@ -51,7 +51,7 @@ pub enum DataError {
     Option {
         /// The key of the job file.
         key: &'static str,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The parts of a data set do not fit each other.

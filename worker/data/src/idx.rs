@@ -1,4 +1,4 @@
-//! IDX, the format of MNIST and its kin: unsigned bytes behind a small header, plain or gzip.
+//! IDX, the format of MNIST and similar data: unsigned bytes after a small header, plain or gzip.
 //!
 //! ```text
 //!  byte  0        4        8         12       16
@@ -7,7 +7,7 @@
 //! ```
 
 use crate::input::{self, Input, MAX_BYTES};
-use crate::values::{FileValues, Of, Source};
+use crate::values::{FileValues, Source, ValueFormat};
 use crate::{DataError, Dataset, Place, Samples, Split};
 use std::cmp::Ordering;
 use std::fs::File;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 const IMAGES: u32 = 2051;
 const LABELS: u32 = 2049;
-/// What pixels are divided by, as by PyTorch's `ToTensor`.
+/// The divisor of pixels, as in PyTorch's `ToTensor`.
 const WHITE: f32 = 255.0;
-const AGAIN: &str = "fetch the file again";
+const FETCH_AGAIN: &str = "fetch the file again";
 
 /// Reads the four files of a data set from a folder: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and
 /// the same with `t10k`, each plain or with `.gz`; `-idx` may be `.idx`.
@@ -37,7 +37,7 @@ pub fn read_idx_folder(folder: &Path) -> Result<Split, DataError> {
     Ok(Split { train: train.dataset(classes)?, test: test.dataset(classes)? })
 }
 
-/// The four: images and labels to train on, images and labels held out.
+/// The four files: images and labels to train on, images and labels held out.
 pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 4], DataError> {
     let file = |stem: &str, kind: &str| find(folder, stem, kind);
     Ok([
@@ -48,7 +48,7 @@ pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 4], DataError> {
     ])
 }
 
-/// Reads one file of images and the file of their labels. The classes are 0 up to the largest label.
+/// Reads a file of images and the file of their labels. The classes are 0 up to the largest label.
 pub fn read_idx_pair(images: &Path, labels: &Path) -> Result<Dataset, DataError> {
     let parts = read_parts(images, labels)?;
     let classes = parts.classes();
@@ -100,10 +100,10 @@ fn read_parts(images: &Path, labels: &Path) -> Result<Parts, DataError> {
     Ok(Parts { pixels, labels: label_values, shape })
 }
 
-/// From this many bytes on, pixels that are not packed are left in their file.
+/// From this many bytes on, uncompressed pixels stay in their file.
 const LARGE: u64 = 1 << 20;
 
-/// The dimensions of a file of images, and its values: in memory, or where they lie.
+/// The dimensions of a file of images, and its values: in memory, or in place.
 fn read_pixels(path: &Path) -> Result<(Vec<u32>, Samples), DataError> {
     let mut input = input::open(path)?;
     let (dims, claimed) = read_header(&mut input, IMAGES)?;
@@ -116,13 +116,13 @@ fn read_pixels(path: &Path) -> Result<(Vec<u32>, Samples), DataError> {
     let file = File::open(path).map_err(read)?;
     let there = file.metadata().map_err(read)?.len().saturating_sub(at);
     check_length(&input, &dims, claimed, there)?;
-    let of = Of::Bytes { divisor: WHITE };
+    let of = ValueFormat::Bytes { divisor: WHITE };
     let values = FileValues::new(Source::Read(Arc::new(file)), Arc::from(path), at, claimed as usize, of)
         .map_err(read)?;
     Ok((dims, Samples::File(values)))
 }
 
-/// The dimensions of a file of this kind, and the bytes that must follow.
+/// The dimensions of a file of this kind, and the number of following bytes.
 fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), DataError> {
     let rank = (magic & 0xff) as usize;
     let header = input.read_up_to(4 + 4 * rank as u64)?;
@@ -133,7 +133,7 @@ fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), Dat
         LABELS => "labels (2049)",
         _ => "no IDX file of bytes",
     };
-    // The magic comes first: of a short file of another format it says more than that the header is short.
+    // First the magic number: for a short file of another format it says more than the header's length.
     if let Some(&found) = words.first().filter(|&&m| m != magic) {
         let what = format!("expected {}, found {} with magic number {found}", name(magic), name(found));
         return Err(input.malformed(Place::Byte(0), what, "check that images and labels are not mixed up"));
@@ -143,15 +143,15 @@ fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), Dat
         return Err(input.malformed(
             Place::Byte(n as u64),
             format!("the header of {need} bytes is cut off"),
-            AGAIN,
+            FETCH_AGAIN,
         ));
     }
     let dims = words[1..].to_vec();
     if let Some(zero) = dims.iter().position(|&d| d == 0) {
         let at = Place::Byte(4 + 4 * zero as u64);
-        return Err(input.malformed(at, format!("a dimension of {dims:?} is 0"), AGAIN));
+        return Err(input.malformed(at, format!("a dimension of {dims:?} is 0"), FETCH_AGAIN));
     }
-    // Three u32 may not fit a u64.
+    // The product of three u32 may exceed a u64.
     let claimed = dims.iter().fold(1u64, |a, &d| a.saturating_mul(u64::from(d)));
     if claimed > MAX_BYTES {
         return Err(input.too_large(claimed, MAX_BYTES));
@@ -159,14 +159,14 @@ fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), Dat
     Ok((dims, claimed))
 }
 
-/// The values behind the header, as many as it promises.
+/// The values after the header, as many as it claims.
 fn read_values(input: &mut Input<'_>, dims: &[u32], claimed: u64) -> Result<Vec<u8>, DataError> {
     let values = input.read_up_to(claimed + 1)?;
     check_length(input, dims, claimed, values.len() as u64)?;
     Ok(values)
 }
 
-/// Whether as many bytes follow as the header promises.
+/// Checks that as many bytes follow as the header claims.
 fn check_length(input: &Input<'_>, dims: &[u32], claimed: u64, found: u64) -> Result<(), DataError> {
     let end = Place::Byte(4 + 4 * dims.len() as u64 + found.min(claimed));
     let what = match found.cmp(&claimed) {
@@ -174,5 +174,5 @@ fn check_length(input: &Input<'_>, dims: &[u32], claimed: u64, found: u64) -> Re
         Ordering::Less => format!("the header {dims:?} promises {claimed} bytes but only {found} follow"),
         Ordering::Greater => format!("the header {dims:?} promises {claimed} bytes but more follow"),
     };
-    Err(input.malformed(end, what, AGAIN))
+    Err(input.malformed(end, what, FETCH_AGAIN))
 }

@@ -1,5 +1,5 @@
-//! Bytes of a file, plain or gzip (told by the first two bytes, not by the name), with the place in the content
-//! for error messages.
+//! The bytes of a file, plain or gzip (by its first two bytes, not its name), with the position in the content for
+//! error messages.
 
 use crate::{DataError, Place};
 use flate2::bufread::MultiGzDecoder;
@@ -7,13 +7,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Most content we hold of one file. A gzip file may unpack to a thousand times its size, so the size on disk
-/// is no bound.
+/// The maximum content of one file in memory. A gzip file may unpack to a thousand times its size, so its size on
+/// disk is no bound.
 pub(crate) const MAX_BYTES: u64 = 8 << 30;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The content of a file, read front to back.
+/// The content of a file, read sequentially.
 pub(crate) struct Input<'a> {
     path: PathBuf,
     inner: Box<dyn Read + 'a>,
@@ -31,13 +31,13 @@ pub(crate) fn open(path: &Path) -> Result<Input<'static>, DataError> {
     decode(path, BufReader::with_capacity(1 << 16, File::open(path).map_err(read)?))
 }
 
-/// Whether a file is not packed. Of one that can't be read this does not matter.
+/// Whether a file is uncompressed. For an unreadable file the answer does not matter.
 pub(crate) fn is_plain(path: &Path) -> bool {
     let mut head = [0; 2];
     File::open(path).and_then(|mut f| f.read_exact(&mut head)).is_ok() && head != GZIP_MAGIC
 }
 
-/// The content behind `raw`; `path` is for messages.
+/// The content of `raw`; `path` is for messages.
 pub(crate) fn decode<'a>(path: &Path, mut raw: impl BufRead + 'a) -> Result<Input<'a>, DataError> {
     let head = raw.fill_buf().map_err(|source| DataError::Read { path: path.to_owned(), source })?;
     let inner: Box<dyn Read + 'a> =
@@ -46,7 +46,7 @@ pub(crate) fn decode<'a>(path: &Path, mut raw: impl BufRead + 'a) -> Result<Inpu
 }
 
 impl Input<'_> {
-    /// Reads up to `limit` bytes; fewer only at the end. Memory grows with what is there, not with `limit`.
+    /// Reads up to `limit` bytes; fewer only at the end. Memory grows with the content, not with `limit`.
     pub(crate) fn read_up_to(&mut self, limit: u64) -> Result<Vec<u8>, DataError> {
         let mut out = Vec::with_capacity(limit.min(1 << 20) as usize);
         match self.by_ref().take(limit).read_to_end(&mut out) {
@@ -66,7 +66,7 @@ impl Input<'_> {
         DataError::Malformed { path: self.path.clone(), at, what: what.into(), remedy }
     }
 
-    /// More content than `limit`: `bytes` of it are there or claimed.
+    /// The error of content above `limit`: `bytes` exist or are claimed.
     pub(crate) fn too_large(&self, bytes: u64, limit: u64) -> DataError {
         DataError::TooLarge { path: self.path.clone(), bytes, limit }
     }
@@ -76,7 +76,7 @@ impl Input<'_> {
         self.at
     }
 
-    /// What an error of the reader means: a broken gzip stream, or a file that cannot be read.
+    /// Converts an error of the reader: a broken gzip stream, or an unreadable file.
     pub(crate) fn failed(&self, e: std::io::Error) -> DataError {
         let what = match e.kind() {
             ErrorKind::UnexpectedEof => "the gzip stream is cut off here".to_owned(),

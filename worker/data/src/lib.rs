@@ -1,4 +1,4 @@
-//! Training data: read it, cut it in shares, have the next batch ready in time.
+//! Training data: reading, sharing, prefetching.
 //!
 //! ```text
 //!  file or embedded --load--> Split { train, test } --+
@@ -6,12 +6,11 @@
 //!  Sampler: (seed, epoch, rank, world) --> indices ---+
 //! ```
 //!
-//! A host has the data once: large data is left in a file, the user's or one of the [`Cache`], and read a batch at a time;
-//! small data is in memory.
+//! A host holds the data once: large data stays in a file, the user's or one of the [`Cache`], and is read batch by
+//! batch; small data is in memory.
 //!
-//! What it is not: it knows no model and no network. Files come from outside:
-//! a malformed one is an error that names the file, the place and what to do, never a panic, and no header
-//! makes it allocate more than the file holds.
+//! It knows no model and no network. Files come from outside: a malformed one is an error that names the file, the
+//! place and what to do, never a panic, and no header makes it allocate more than the file holds.
 
 mod cache;
 pub mod config;

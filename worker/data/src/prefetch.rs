@@ -1,4 +1,4 @@
-//! Batches prepared on a thread of their own, so that training never waits for data that could be ready.
+//! Batches prepared on their own thread, so that training does not wait for data that could be ready.
 //!
 //! ```text
 //!   data thread:  spare buffer or a new one --> fill --> ready (at most DEPTH)
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Batches that may wait. One hides the usual fill; the second hides a slow one now and then. More would only
-/// hold memory: data that is slower than training on average is late at any depth.
+/// The maximum number of waiting batches. One hides the usual fill; the second hides an occasional slow one. More
+/// would only hold memory: if data is slower than training on average, it is late at any depth.
 const DEPTH: usize = 2;
 
 /// Inputs and labels of some samples, as [`Dataset::fill`] writes them.
@@ -24,9 +24,9 @@ const DEPTH: usize = 2;
 pub struct Minibatch {
     /// `[n, input_len]` row-major.
     pub inputs: Vec<f32>,
-    /// `[n, input_len]` row-major, of a text; empty otherwise.
+    /// `[n, input_len]` row-major, for a text; empty otherwise.
     pub tokens: Vec<u32>,
-    /// `[n]` class labels, of a text one for each token; empty where the data has none.
+    /// `[n]` class labels, for a text one per token; empty if the data has none.
     pub labels: Vec<u32>,
     /// Number of samples.
     pub n: usize,
@@ -34,8 +34,8 @@ pub struct Minibatch {
 
 /// An iterator over buffers of type `B`, filled ahead on another thread.
 ///
-/// A panic or an error of the fill comes out of `next`, once, after the batches filled before it; after that,
-/// `next` goes on to return [`DataError::Stopped`], so that no loop takes a failure for the end of the data.
+/// `next` returns a panic or an error of the fill once, after the batches filled before it. After that it returns
+/// [`DataError::Stopped`], so that no loop takes a failure for the end of the data.
 pub struct Prefetcher<B> {
     ready: Option<Receiver<Result<B, DataError>>>,
     spare: SyncSender<B>,
@@ -44,8 +44,8 @@ pub struct Prefetcher<B> {
 }
 
 impl<B: Default + Send + 'static> Prefetcher<B> {
-    /// Starts the thread. `fill` writes the next batch over what is in the buffer and returns true, or returns
-    /// false when there is none.
+    /// Starts the thread. `fill` overwrites the buffer with the next batch and returns true, or returns false if
+    /// there is none.
     pub fn spawn<F>(fill: F) -> Result<Self, DataError>
     where
         F: FnMut(&mut B) -> Result<bool, DataError> + Send + 'static,
@@ -59,9 +59,9 @@ impl<B: Default + Send + 'static> Prefetcher<B> {
         Ok(Self { ready: Some(ready), spare, thread: Some(thread), failed: false })
     }
 
-    /// Gives a used buffer back, to be filled again.
+    /// Returns a used buffer, to be filled again.
     pub fn recycle(&self, buffer: B) {
-        // Full when the caller brings more than it took, closed when the data has ended: the buffer is freed.
+        // If it is full (the caller returns more than it took) or closed (the data has ended), the buffer is freed.
         let _ = self.spare.try_send(buffer);
     }
 }
@@ -89,7 +89,7 @@ where
 {
     loop {
         let mut buffer = spares.try_recv().unwrap_or_default();
-        // Nothing the closure holds is used after a panic: the thread ends.
+        // After a panic the thread ends, so nothing of the closure is used.
         let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut buffer)));
         let (message, more) = match filled {
             Ok(Ok(true)) => (Ok(buffer), true),
@@ -125,7 +125,7 @@ impl<B> Iterator for Prefetcher<B> {
 
 impl<B> Drop for Prefetcher<B> {
     fn drop(&mut self) {
-        // The receiver goes first: a thread waiting to send then gets an error and ends, and can be joined.
+        // Drop the receiver first: a thread that waits to send then gets an error and ends, and can be joined.
         self.ready = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // its panics were caught and reported

@@ -1,38 +1,37 @@
-//! Who sees which sample when: every epoch a new order, cut into disjoint shares.
+//! The assignment of samples to workers: a new order in every epoch, split into disjoint shares.
 //!
 //! The arithmetic is that of PyTorch's `torch.utils.data.DistributedSampler`: shuffle all indices, make their
 //! number a multiple of `world`, give rank `r` the indices `r, r + world, r + 2 * world, ...`. So all shares are
 //! equally long, which BSP needs: a worker with one batch less would leave the others at the barrier.
 //!
-//! The order depends on the seed and the epoch alone, never on rank or world: workers compute it on their own
-//! and agree, also after one joined or left. The shuffle is Fisher-Yates from the back with ChaCha8 and our own
+//! The order depends only on the seed and the epoch, never on rank or world. So workers compute it independently
+//! and agree, even after one joined or left. The shuffle is Fisher-Yates from the back with ChaCha8 and our own
 //! reduction to a range, so neither the platform nor an update of `rand` changes it (a test pins it).
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Gives each worker its share of the samples, epoch by epoch.
+/// Computes each worker's share of the samples, epoch by epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
     /// Number of samples.
     pub len: u32,
     /// Seed of the order.
     pub seed: u64,
-    /// Whether to shuffle; without, the order is that of the data in every epoch. Default true.
+    /// Whether to shuffle; otherwise every epoch has the data's order. Default true.
     pub shuffle: bool,
-    /// How to make the shares equal when `world` does not divide the samples. False (default): pad by starting
-    /// over from the front of the epoch's order, so that up to `world - 1` samples are seen twice. True: leave
-    /// out up to `world - 1` samples from its end (others in the next epoch).
+    /// How to make the shares equal if `world` does not divide the samples. False (default): pad from the front of
+    /// the epoch's order, so that up to `world - 1` samples are seen twice. True: omit up to `world - 1` samples
+    /// from its end (others in the next epoch).
     pub drop_last: bool,
-    /// Whether a last batch that is not full is left out (true) or short (false, default).
+    /// Whether an incomplete last batch is omitted (true) or short (false, default).
     pub drop_last_batch: bool,
 }
 
 impl Sampler {
     /// A shuffling sampler that pads and keeps the short last batch.
     ///
-    /// # Panics
-    /// When `len` is more than a 32-bit index can name; a [`crate::Dataset`] is never that long.
+    /// # Panics If `len` exceeds a 32-bit index; a [`crate::Dataset`] is never that long.
     pub fn new(len: usize, seed: u64) -> Self {
         let len = u32::try_from(len).expect("a data set has fewer than 2^32 samples");
         Self { len, seed, shuffle: true, drop_last: false, drop_last_batch: false }
@@ -44,7 +43,7 @@ impl Sampler {
         if self.drop_last { len / world } else { len.div_ceil(world) }
     }
 
-    /// Number of batches each rank sees in an epoch.
+    /// Number of batches per rank and epoch.
     pub fn steps(&self, world: usize, batch: usize) -> usize {
         let (share, batch) = (self.share_len(world), batch.max(1));
         if self.drop_last_batch { share / batch } else { share.div_ceil(batch) }
@@ -67,8 +66,7 @@ impl Sampler {
 
     /// The indices of one rank for one epoch, [`Self::share_len`] of them.
     ///
-    /// # Panics
-    /// When `rank` is not below `world`.
+    /// # Panics If `rank` is not below `world`.
     pub fn share(&self, epoch: u64, rank: usize, world: usize) -> Vec<u32> {
         assert!(rank < world, "rank {rank} of {world}");
         let order = self.order(epoch);
@@ -77,16 +75,15 @@ impl Sampler {
         order.iter().copied().cycle().take(total).skip(rank).step_by(world).collect()
     }
 
-    /// Number of chunks of `size` samples (0 is read as 1) in an epoch; the last may be short. Chunks leave nothing out
-    /// and pad nothing: [`Self::drop_last`] is about shares.
+    /// Number of chunks of `size` samples (0 is read as 1) in an epoch; the last may be short. Chunks omit and pad
+    /// nothing: [`Self::drop_last`] concerns shares.
     pub fn chunks(&self, size: usize) -> u64 {
         u64::from(self.len).div_ceil(size.max(1) as u64)
     }
 
     /// One rank's share of one epoch in batches of `batch` indices (0 is read as 1).
     ///
-    /// # Panics
-    /// When `rank` is not below `world`.
+    /// # Panics If `rank` is not below `world`.
     pub fn batches(&self, epoch: u64, rank: usize, world: usize, batch: usize) -> Batches {
         let left = self.steps(world, batch);
         Batches { share: self.share(epoch, rank, world), at: 0, batch: batch.max(1), left }
@@ -101,8 +98,8 @@ pub fn chunk_of(order: &[u32], chunk: u64, size: usize, batch: usize) -> impl It
     rest[..size.max(1).min(rest.len())].chunks(batch.max(1)).map(<[u32]>::to_vec)
 }
 
-/// A uniform number below `n` (1 or more), by Lemire's method: multiply, keep the high half, reject the few
-/// low halves that would favour some results.
+/// A uniform number below `n` (1 or more), by Lemire's method: multiply, keep the high half, reject the few low
+/// halves that would bias the result.
 fn below(rng: &mut ChaCha8Rng, n: u32) -> u32 {
     let reject = n.wrapping_neg() % n;
     loop {
@@ -196,7 +193,7 @@ mod tests {
         assert_ne!(Sampler::new(12, 43).order(1), s.order(1));
     }
 
-    /// Computed by a separate ChaCha8 and Fisher-Yates in Python, so a wrong idea of ours is not pinned with it.
+    /// Computed by a separate ChaCha8 and Fisher-Yates in Python, so that the test does not pin an error of ours.
     const PINNED_0: [u32; 12] = [4, 9, 5, 8, 11, 6, 7, 10, 2, 0, 3, 1];
     const PINNED_1: [u32; 12] = [8, 0, 6, 2, 4, 10, 3, 9, 1, 11, 5, 7];
 

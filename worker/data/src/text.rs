@@ -6,17 +6,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most text we hold: a token takes four bytes, so this is 4 GiB of tokens.
+/// The maximum text in bytes: a token takes four bytes, so this is 4 GiB of tokens.
 const MAX_TEXT: u64 = 1 << 30;
 
-/// What a token is.
+/// The kind of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TextVocab {
-    /// A byte of the UTF-8: 256 tokens, the same for every text.
+    /// A byte of the UTF-8 encoding: 256 tokens for every text.
     #[default]
     Byte,
-    /// A character (Unicode scalar value) that the text contains, numbered in the order of their code points.
+    /// A character (Unicode scalar value) of the text, numbered in code point order.
     Char,
 }
 
@@ -46,7 +46,7 @@ impl Vocab {
         }
     }
 
-    /// The tokens of a text; an error where it has a character the vocabulary lacks.
+    /// The tokens of a text; fails if the vocabulary lacks a character.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -60,8 +60,8 @@ impl Vocab {
         }
     }
 
-    /// The text of some tokens. What is no text (half a character, a token out of range) becomes U+FFFD, since
-    /// a model may well produce it.
+    /// The text of some tokens. Invalid text (half a character, a token out of range) becomes U+FFFD, because a
+    /// model may produce it.
     pub fn decode(&self, tokens: &[u32]) -> String {
         const UNKNOWN: char = char::REPLACEMENT_CHARACTER;
         match self {
@@ -108,8 +108,8 @@ impl TextCorpus {
         Ok(Self { vocab: Arc::new(vocab), tokens, context })
     }
 
-    /// Cuts the last `fraction` (above 0, below 1) off: training part, held-out part. Not spread over the text
-    /// as table rows are, since windows that overlap would carry what is held out into training. Both parts
+    /// Splits off the last `fraction` (above 0, below 1): training part, held-out part. It is not spread over the
+    /// text, as table rows are, because overlapping windows would leak held-out text into training. Both parts
     /// share the vocabulary and must hold at least one window.
     pub fn split(mut self, fraction: f64) -> Result<(Self, Self), DataError> {
         let option = |why| Err(DataError::Option { key: "test_fraction", why });
@@ -127,7 +127,7 @@ impl TextCorpus {
         Ok((self, held_out))
     }
 
-    /// All tokens, the tokens of a window, and how many different tokens there are.
+    /// All tokens, the tokens per window, and the number of distinct tokens.
     pub(crate) fn into_parts(self) -> (Vec<u32>, usize, usize) {
         let vocab = self.vocab.size();
         (self.tokens, self.context, vocab)
@@ -143,7 +143,7 @@ impl TextCorpus {
         &self.tokens
     }
 
-    /// Number of windows: one starts at every token that has `context` tokens after it.
+    /// Number of windows: one starts at every token with `context` tokens after it.
     pub fn len(&self) -> usize {
         self.tokens.len().saturating_sub(self.context)
     }
@@ -153,7 +153,7 @@ impl TextCorpus {
         self.len() == 0
     }
 
-    /// Window `i`: `context` tokens, and for each the token that follows it. `None` past the last.
+    /// Window `i`: `context` tokens, and the successor of each. `None` past the last.
     pub fn window(&self, i: usize) -> Option<(&[u32], &[u32])> {
         let end = i.checked_add(self.context)?;
         Some((self.tokens.get(i..end)?, self.tokens.get(i + 1..end.checked_add(1)?)?))

@@ -1,9 +1,9 @@
-//! Values that stay in a file and are read a sample at a time.
+//! Values that stay in a file and are read sample by sample.
 //!
-//! The page cache is the one copy that all processes of a host share; a batch is decoded from there and what was read is
-//! forgotten. A file of our cache is mapped, so that a sample costs no call; one of the user's is read, since somebody may cut it
-//! short, which is an error of a read and the end of a process that has it mapped. Either is checked when it is opened, and must
-//! stay as it is while a job runs: one whose bytes were changed is other data.
+//! All processes of a host share the page cache's copy; a batch is decoded from there, and its bytes are then
+//! dropped. A file of our cache is mapped, so that a sample costs no system call. A user's file is read, because it
+//! may be truncated, which fails a read but would kill a process that maps it. Either file is checked at opening,
+//! and must not change while a job runs: with other bytes it is other data.
 
 use crate::DataError;
 use paraft_host::Mapped;
@@ -14,19 +14,19 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What lies in the file, one value after another, numbers with the low byte first.
+/// The format of the values in the file, concatenated, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Of {
-    /// A byte each, divided by this.
+pub(crate) enum ValueFormat {
+    /// One byte each, divided by this.
     Bytes { divisor: f32 },
     /// `f32`.
     Floats,
-    /// `u32`, below `vocab`; `context` of them are a sample.
+    /// `u32`, below `vocab`; a sample has `context` of them.
     Tokens { context: usize, vocab: usize },
 }
 
-impl Of {
-    /// Bytes of a value.
+impl ValueFormat {
+    /// Bytes per value.
     pub(crate) fn width(self) -> usize {
         match self {
             Self::Bytes { .. } => 1,
@@ -35,12 +35,12 @@ impl Of {
     }
 }
 
-/// A file whose values are read.
+/// The file of the values.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// Of our cache.
+    /// A file of our cache.
     Mapped(Arc<Mapped>),
-    /// Of the user's.
+    /// A user's file.
     Read(Arc<File>),
 }
 
@@ -60,10 +60,10 @@ pub struct FileValues {
     path: Arc<Path>,
     at: u64,
     len: usize,
-    of: Of,
+    of: ValueFormat,
 }
 
-/// The same values of the same file, as far as its name says.
+/// Equal if they are the same values of the same path.
 impl PartialEq for FileValues {
     fn eq(&self, other: &Self) -> bool {
         (&self.path, self.at, self.len, self.of) == (&other.path, other.at, other.len, other.of)
@@ -71,8 +71,14 @@ impl PartialEq for FileValues {
 }
 
 impl FileValues {
-    /// `len` values from byte `at` on; they must be there.
-    pub(crate) fn new(source: Source, path: Arc<Path>, at: u64, len: usize, of: Of) -> io::Result<Self> {
+    /// `len` values from byte `at` on; they must exist.
+    pub(crate) fn new(
+        source: Source,
+        path: Arc<Path>,
+        at: u64,
+        len: usize,
+        of: ValueFormat,
+    ) -> io::Result<Self> {
         let end = (len as u64).checked_mul(of.width() as u64).and_then(|n| n.checked_add(at));
         let there = source.len()?;
         if end.is_none_or(|end| there < end) {
@@ -85,14 +91,13 @@ impl FileValues {
         self.len
     }
 
-    pub(crate) fn of(&self) -> Of {
+    pub(crate) fn of(&self) -> ValueFormat {
         self.of
     }
 
-    /// The bytes of these values, where they lie or in `room`, whose content they replace.
+    /// The bytes of these values, in place or in `room`, whose content they replace.
     ///
-    /// # Panics
-    /// When the range ends behind the last value.
+    /// # Panics If the range ends after the last value.
     pub(crate) fn bytes<'a>(
         &'a self,
         range: Range<usize>,
@@ -102,7 +107,7 @@ impl FileValues {
         let width = self.of.width();
         let (at, len) = (self.at + (range.start * width) as u64, range.len() * width);
         match &self.source {
-            // It fits, or the file would have been refused; and a file that is mapped fits a usize.
+            // It fits, or the file would have been refused; and a mapped file fits a usize.
             Source::Mapped(mapped) => Ok(&mapped[at as usize..][..len]),
             Source::Read(file) => {
                 room.resize(len, 0);
@@ -113,7 +118,7 @@ impl FileValues {
         }
     }
 
-    /// The bytes of all values, in pieces of a multiple of eight, but for the last.
+    /// The bytes of all values, in pieces of a multiple of eight, except the last.
     pub(crate) fn pieces(&self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), DataError> {
         const VALUES: usize = 1 << 18;
         let mut room = Vec::new();
@@ -125,7 +130,7 @@ impl FileValues {
     }
 }
 
-/// Four bytes each, the low one first.
+/// Little-endian words of four bytes.
 pub(crate) fn words(bytes: &[u8]) -> impl ExactSizeIterator<Item = u32> + '_ {
     bytes.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w))
 }

@@ -1,4 +1,4 @@
-//! Files as they come from outside: each is either read right or refused with a message that helps.
+//! Files from outside: each is either read correctly or refused with a helpful message.
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -68,7 +68,7 @@ fn idx_is_read_plain_and_packed_whatever_the_name_says() {
 }
 
 #[test]
-fn a_large_file_of_the_users_that_is_cut_short_under_a_reader_is_an_error_of_the_read() {
+fn user_file_truncated_while_open_is_a_read_error() {
     let f = Folder::new();
     let d = f.pair(&idx(2051, &[1100, 32, 32], &vec![9; 1100 << 10]), &idx(2049, &[1100], &[3; 1100]));
     let d = d.expect("reads");
@@ -82,7 +82,7 @@ fn a_large_file_of_the_users_that_is_cut_short_under_a_reader_is_an_error_of_the
 }
 
 #[test]
-fn a_folder_is_read_by_its_usual_names_and_a_missing_file_is_named() {
+fn folder_is_read_by_usual_names_and_missing_file_named() {
     let f = Folder::new();
     f.put("train-images-idx3-ubyte.gz", &gzip(&images()));
     f.put("train-labels.idx1-ubyte", &labels());
@@ -129,8 +129,8 @@ fn broken_idx_is_refused_with_its_place() {
     }
 }
 
-/// The header claims 4.7 GB behind which a few bytes of gzip lie. If memory followed the header, this would be
-/// seen; the peak of the process is what Linux counts.
+/// The header claims 4.7 GB, but a few bytes of gzip follow. If memory followed the header, this would show it;
+/// Linux counts the process's peak.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_header_that_lies_costs_no_memory() {

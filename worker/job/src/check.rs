@@ -1,6 +1,6 @@
-//! What a section's check says where something does not fit.
+//! The result of a section's check.
 
-/// Why a job cannot be as it stands: the key, what is wrong, what to do.
+/// Why a job is invalid: the key, the fault, what to do.
 pub(crate) struct Unfit {
     pub key: &'static str,
     pub message: String,

@@ -1,4 +1,4 @@
-//! `[checkpoint]`: how often, how many stay, where.
+//! `[checkpoint]`: interval, number of kept checkpoints, folder.
 
 use crate::{
     Job, SamplerKind,
@@ -11,15 +11,15 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Each time so many steps are done, from 1.
+    /// A checkpoint after each this many steps, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// Each time so many epochs are done, from 1. Where neither key is given: 1.
+    /// A checkpoint after each this many epochs, from 1. If neither key is given: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_epochs: Option<u64>,
-    /// How many stay, from 1; the latest and the best stay in any case.
+    /// How many are kept, from 1; the latest and the best are always kept.
     pub num_to_keep: usize,
-    /// Where they go. Default: `checkpoints` in the run's folder.
+    /// Their folder. Default: `checkpoints` in the run's folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
 }
@@ -31,7 +31,7 @@ impl Default for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// Epochs between two checkpoints, if epochs count.
+    /// Epochs between two checkpoints, if the interval is in epochs.
     pub fn epochs(&self) -> Option<u64> {
         self.every_epochs.or_else(|| self.every_steps.is_none().then_some(1))
     }

@@ -1,4 +1,4 @@
-//! `[cluster]`: servers, replicas, what an acknowledgement means, how long is waited.
+//! `[cluster]`: servers, replicas, the meaning of an acknowledgement, timeouts.
 
 use crate::{
     Exchange, Job,
@@ -11,36 +11,36 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterConfig {
-    /// Server processes; read only where `addresses` is empty (the launcher picks ports).
+    /// Number of server processes, if `addresses` is empty (the launcher picks ports).
     pub servers: u32,
-    /// `host:port` of servers that are started by hand.
+    /// `host:port` of manually started servers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
-    /// Raft groups that share the model. Default: one for each server.
+    /// Raft groups that share the model. Default: one per server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<u32>,
-    /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
+    /// Replicas of each shard: 1 (a lost server loses its state) or 3.
     pub replicas: u32,
-    /// The launcher starts a process that was killed again, at most this often each.
+    /// How often the launcher restarts each killed process at most.
     pub max_restarts: u32,
-    /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
+    /// Bytes per bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
-    /// A follower that hears nothing for three to four times this long stands for election.
+    /// A follower without messages for three to four times this long starts an election.
     pub election_ms: u64,
-    /// The lease of a worker: without a sign of life for so long it is taken out.
+    /// A worker's lease: without a heartbeat for this long it is removed.
     pub grace_ms: u64,
-    /// Workers and servers give up after this long without a leader.
+    /// Workers and servers fail after this long without a leader.
     pub timeout_ms: u64,
-    /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
+    /// What an acknowledgement of a push guarantees: `quorum-disk`, `quorum-memory` or `leader`.
     pub durability: Durability,
-    /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
+    /// `auto` (Unix sockets on the same host, otherwise TCP) or `tcp`.
     pub transport: TransportConfig,
-    /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
+    /// The worker's command in place of `paraft worker`, for a binary with its own model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub worker_command: Vec<String>,
-    /// A script and its arguments, started instead of `paraft worker`. It gets no flags: environment variables say which
-    /// worker it is, so that its own arguments stay its own.
+    /// A script and its arguments, started in place of `paraft worker`. It gets no flags: environment variables
+    /// identify the worker, so that the script's arguments are its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub script: Vec<String>,
 }
@@ -49,7 +49,7 @@ pub struct ClusterConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportConfig {
-    /// Unix sockets on the same host, else TCP.
+    /// Unix sockets on the same host, otherwise TCP.
     #[default]
     Auto,
     /// TCP.
@@ -77,7 +77,7 @@ impl Default for ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// Whether its workers are a program of the user's, which alone knows model and data.
+    /// Whether its workers are a user's program, which alone knows model and data.
     pub fn own_program(&self) -> bool {
         !self.worker_command.is_empty() || !self.script.is_empty()
     }

@@ -1,4 +1,4 @@
-//! `[constraints]`: what parameters are held to behind each update, by their names.
+//! `[constraints]`: constraints on parameters after each update, by name.
 //!
 //! ```toml
 //! [constraints]
@@ -20,26 +20,27 @@ use paraft_common::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// By the name of a tensor, in which a `*` stands for any characters.
+/// By tensor name; `*` matches any characters.
 pub type Constraints = BTreeMap<String, ConstraintConfig>;
 
-/// What a tensor is held to: bounds, one norm, or both, bounds first. Rows are those of its first dimension; a tensor of one dimension is one row.
+/// A tensor's constraints: bounds, one norm, or both, bounds first. Rows are those of its first dimension; a
+/// one-dimensional tensor is one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConstraintConfig {
-    /// Each value is within these bounds, of which `-inf` and `inf` are none.
+    /// Each value lies within these bounds; `-inf` and `inf` mean no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<[f64; 2]>,
-    /// Each row has at most this Euclidean norm, above 0.
+    /// Each row's Euclidean norm is at most this, above 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_norm: Option<f64>,
-    /// Each row has the Euclidean norm 1.
+    /// Each row's Euclidean norm is 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unit_norm: bool,
 }
 
 impl ConstraintConfig {
-    /// The rules, for rows of so many values.
+    /// The rules, for rows of this many values.
     fn rules(self, row: usize) -> impl Iterator<Item = Rule> {
         let clamp = self.clamp.map(|[min, max]| {
             let min = (min != f64::NEG_INFINITY).then_some(min as f32);
@@ -67,7 +68,7 @@ impl ConstraintConfig {
     }
 }
 
-/// As far as it can be told without the model.
+/// Checks everything that does not need the model.
 pub(crate) fn check(job: &Job) -> Check {
     if let Some(why) = job.constraints.iter().find_map(|(name, c)| {
         let why = c.validate().err()?;
@@ -82,10 +83,10 @@ pub(crate) fn check(job: &Job) -> Check {
     Ok(())
 }
 
-/// The rules of a model with these tensors, in the order of the flat vector; of one tensor in the order of the entries' names.
+/// The rules of a model with these tensors, in the order of the flat vector; for one tensor in the order of the
+/// entries' names.
 ///
-/// # Errors
-/// A name is no parameter's, or two rules of rows are for one tensor.
+/// # Errors A name matches no parameter, or a tensor has two rules for rows.
 pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Vec<Constraint>, LayoutError> {
     let bad = |why: String| Err(LayoutError::Constraint(format!("[constraints] {why}")));
     for name in constraints.keys() {
@@ -114,7 +115,7 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
         }
         for rule in rules {
             match all.last_mut() {
-                // A model with many tensors and bounds for all of them has one rule.
+                // A model with equal bounds for adjacent tensors has one rule.
                 Some(Constraint { offset: at, values, rule: last })
                     if *last == rule && rule.row() == 1 && *at + *values == offset =>
                 {
@@ -128,7 +129,7 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
     Ok(all)
 }
 
-/// Whether a pattern is of a name.
+/// Whether a pattern matches a name.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };
@@ -170,7 +171,7 @@ mod tests {
         let bias = Constraint { offset: 24, values: 4, rule: Rule::MaxNorm { row: 4, max: 2.0 } };
         let rows = Constraint { offset: 0, values: 24, rule: Rule::UnitNorm { row: 6 } };
         assert_eq!(of, [clamp(0, 24), rows, clamp(24, 4), bias, clamp(28, 1)]);
-        // As it is written into the run's folder, and as it travels.
+        // In the form of the run's folder and the wire.
         let again = Job::parse(&job.to_toml(), Path::new("job.toml"), &[]).expect("its own");
         assert_eq!(again.constraints, job.constraints);
         let text = job.server_job(&tensors()).to_toml().expect("written");

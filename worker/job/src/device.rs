@@ -1,17 +1,17 @@
-//! `train.device`: on what workers compute. What a machine has is the worker's to find out.
+//! `train.device`: the workers' device. The worker finds out what its machine has.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, str::FromStr};
 
-/// What the job asks for.
+/// The job's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceConfig {
-    /// A GPU where there is one and what it needs, else the CPU.
+    /// A GPU if there is a usable one, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU: this one, or the one of the worker's turn on its host. An error where there is none.
+    /// A GPU: this one, or the one of the worker's local rank. Fails if there is none.
     Cuda(Option<u32>),
 }
 

@@ -1,4 +1,4 @@
-//! `[eval]`: held-out evaluation, and what follows from it.
+//! `[eval]`: held-out evaluation, and its consequences.
 
 use crate::check::{Check, bad};
 use paraft_common::config::EarlyStop;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalConfig {
-    /// Evaluate after each epoch (the final weights are evaluated in any case).
+    /// Evaluate after each epoch (the final weights are always evaluated).
     pub every_epoch: bool,
     /// The accuracy whose time is reported, above 0, at most 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
-//! What is wrong with a key of a job file, in words for whoever wrote it.
+//! Explains to the user what is wrong with a key of a job file.
 //!
-//! Why is said by [`Refused`], and where is the path that `serde_path_to_error` has followed.
+//! [`Refused`] gives the reason; the path of `serde_path_to_error` gives the place.
 
 use crate::{
     keys,
@@ -8,23 +8,23 @@ use crate::{
 };
 use serde_path_to_error::{Path, Segment};
 
-/// Keys that earlier versions had, and what to do without them.
+/// Keys of earlier versions, and what to use instead.
 const GONE: [(&str, &str); 2] = [
     ("cluster.log", "take the key out: cluster.durability decides what enters the log"),
     ("cluster.pull_from", "take the key out: leaders answer the pulls of workers"),
 ];
 
-/// Why a table is no job.
+/// Why a table is not a job.
 pub(crate) struct Problem {
-    /// The whole key, `cluster.durability`; empty where none is to blame.
+    /// The whole key, `cluster.durability`; empty if no key is at fault.
     pub key: String,
-    /// What is wrong, with the key.
+    /// The fault, with the key.
     pub message: String,
     /// What to do.
     pub remedy: Option<String>,
 }
 
-/// What is wrong with what is refused at this place.
+/// The explanation of a refusal at this path.
 pub(crate) fn explain(path: &Path, refused: &Refused) -> Problem {
     let keys = path.iter().map_while(|s| match s {
         Segment::Map { key } => Some(key.as_str()),
@@ -108,7 +108,7 @@ mod tests {
                 "[eval]\nearly_stop = { patience = -1 }",
                 "job.toml:7: eval.early_stop.patience: integer `-1`, where a whole number",
             ),
-            // The first of two mistakes.
+            // Reports the first of two mistakes.
             ("[cluster]\naddresses = 3\nservers = \"x\"", "cluster.addresses: integer `3`, where a list is"),
         ] {
             let said = said(more, &[]);
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// `hidden` is a key of the other model kind: nobody is told that he may have meant it.
+    /// `hidden` is a key of the other model kind, so it must not be proposed.
     #[test]
     fn a_key_of_another_kind_is_not_proposed_where_it_is_refused() {
         let said = said("", &["model.kind=convnet"]);

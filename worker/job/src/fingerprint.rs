@@ -1,15 +1,17 @@
-//! What two workers must agree on and the servers do not see: model, seed, data, and whatever else moves the weights.
+//! What workers must agree on and the servers do not see: model, seed, data, and everything else that affects the
+//! weights.
 //!
-//! It is a list of facts, with commas between, so that a refusal can name those that differ: `seed 1, batch 64, ...`. Tensors are
-//! listed as far as there is room. What is long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
-//! changes what is trained is in here, or in the servers' job itself.
+//! It is a list of facts, separated by commas, so that a refusal can name the differing ones: `seed 1, batch 64,
+//! ...`. Tensors are listed up to a limit. Long facts are included as a named hash. A truncated job file that still
+//! parses has defaults in place of keys; therefore every key that changes the training is included here, or in the
+//! servers' job.
 
 use crate::{Exchange, Job, TrainConfig};
 use paraft_common::{TensorKind, TensorSpec};
 use serde::Serialize;
 use toml::Value;
 
-/// Of a model with these tensors; the data is added by who has it ([`Job::server_job_on`]).
+/// For a model with these tensors. The owner of the data adds its digest ([`Job::server_job_on`]).
 pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     let exchange = match job.train.exchange {
         Exchange::Servers => "servers",
@@ -24,9 +26,10 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         format!("batch {}", job.train.batch),
         format!("epochs {}", job.train.epochs),
         format!("every_epoch {}", job.eval.every_epoch),
-        // What a kernel recomputes changes nothing, and may differ with the memory of hosts.
+        // Recomputation changes no result, and may differ with the hosts' memory.
         format!("[model] {}", table(job.model.as_ref(), &["checkpoint_activations"])),
-        // Threads change no bit. Of `init` its content counts, not where it lies; it and the encoding are in the servers' job. Hardware may be mixed.
+        // Threads change no bit. `init` counts by its content, not its path; it and the encoding are in the
+        // servers' job. Hardware may be mixed.
         format!("[train] {}", table(Some(&one_thread), &["init", "encoding", "device", "precision"])),
         format!("[local] {:016x}", hash(&local(job))),
         match &job.checkpoint {
@@ -34,7 +37,7 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
             None => "no checkpoint".into(),
         },
     ];
-    // Where it is cut the servers know.
+    // The servers know how it is split.
     let p = &job.parallel;
     let pipeline = p.is_cut().then(|| {
         format!("pipeline {} with {} micro-batches, {}", p.pipeline, job.micro_batches(), p.schedule.name())
@@ -42,11 +45,12 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     facts.into_iter().chain(pipeline).chain(listed(tensors)).collect::<Vec<_>>().join(", ")
 }
 
-/// So much of a fingerprint are the tensors, in bytes: those of some fifty. Another model of the same kind differs in its first ones
-/// or in their number.
+/// Maximum bytes of the listed tensors: about fifty. Another model of the same kind differs in its first ones, or
+/// in their number.
 const LISTED: usize = 2048;
 
-/// How many tensors, then each with its place, name and shape; where they are too many, a hash of all and the first.
+/// The number of tensors, then each one's place, name and shape; if they are too many, a hash of all and the first
+/// ones.
 fn listed(tensors: &[TensorSpec]) -> Vec<String> {
     let kind = |t: &TensorSpec| if t.kind == TensorKind::Buffer { " buffer" } else { "" };
     let shape = |t: &TensorSpec| t.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
@@ -65,7 +69,7 @@ fn listed(tensors: &[TensorSpec]) -> Vec<String> {
     [format!("tensors {}{hash}", all.len())].into_iter().chain(first).collect()
 }
 
-/// The servers do not see what moves the workers' own weights.
+/// The servers do not see what changes the workers' own weights.
 fn local(job: &Job) -> String {
     match job.local.is_local() {
         true => format!("{:?} {:?}", job.local, job.local.rule().on_worker(&job.descent())),
@@ -73,7 +77,7 @@ fn local(job: &Job) -> String {
     }
 }
 
-/// A table of the job file by its values, without these keys.
+/// The values of a job file's table, without these keys.
 fn table(table: Option<&impl Serialize>, without: &[&str]) -> String {
     let Some(Ok(Value::Table(mut t))) = table.map(Value::try_from) else { return "none".into() };
     t.retain(|key, _| !without.contains(&key));
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Keys that move the weights, or that make others wait; each other than its default.
+    /// Keys that affect the weights, or that make other workers wait; each differs from its default.
     const JOB: &str = r#"
 seed = 12
 [model]
@@ -138,9 +142,9 @@ weight_decay = 0.125
         Job::parse(text, Path::new("job.toml"), &[]).ok().map(|j| j.server_job(&tensors))
     }
 
-    /// A config volume that is being rewritten gives a worker the first half of its file.
+    /// A config volume during an update may give a worker the first half of its file.
     #[test]
-    fn a_job_file_that_is_cut_off_anywhere_is_no_job_file_or_another_job() {
+    fn truncated_job_file_is_invalid_or_another_job() {
         let whole = servers(JOB).expect("a job");
         let (mut read, mut alike) = (0, Vec::new());
         for end in 0..JOB.trim_end().len() {
@@ -168,7 +172,7 @@ weight_decay = 0.125
     }
 
     #[test]
-    fn workers_of_different_models_have_different_fingerprints_that_say_which_tensor_it_is() {
+    fn other_models_have_other_fingerprints_naming_the_tensor() {
         use paraft_common::config::facts_missing;
         let job = Job::parse(JOB, Path::new("job.toml"), &[]).expect("a job");
         let of = |tensors: &[TensorSpec]| job.server_job(tensors).fingerprint;
@@ -185,7 +189,7 @@ weight_decay = 0.125
             facts_missing(&of(&[second, first]), &a),
             "tensor 1 fc2.weight 10x32, tensor 2 fc1.weight 32x64"
         );
-        // Of many the last ones are hashed.
+        // With many tensors the last ones are only hashed.
         let long = |last| {
             let names = (0..500).map(|i| format!("layers.{i}.weight"));
             let mut all: Vec<_> = names.map(|n| TensorSpec::param(n, &[16, 16])).collect();

@@ -1,4 +1,4 @@
-//! A job: its sections, what follows from them, and the order in which they are checked.
+//! A job: its sections, their consequences, and the order of checks.
 
 use crate::{
     CheckpointConfig, ClusterConfig, Constraints, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig,
@@ -23,43 +23,43 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// Names the run; default: the file's name.
+    /// The run's name; default: the file's name.
     #[serde(default)]
     pub name: String,
-    /// Seeds the initial weights and the order of the samples.
+    /// The seed of the initial weights and the sample order.
     #[serde(default = "one")]
     pub seed: u64,
-    /// What to train; absent where a binary of the user's brings its own model.
+    /// The model; absent if a user's binary supplies its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelConfig>,
-    /// What to train on; likewise.
+    /// The data; likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataConfig>,
-    /// How long, in which steps, how consistent.
+    /// Length, steps and consistency of training.
     #[serde(default)]
     pub train: TrainConfig,
     /// The rule of `train.mode = "auto"`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub auto: AutoConfig,
-    /// What is done about gradients that come late.
+    /// How late gradients are treated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
     /// When a lock-step round closes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub round: RoundConfig,
-    /// What a worker does between two pushes.
+    /// A worker's work between two pushes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: LocalConfig,
-    /// How gradients change weights: on the servers, or on workers that make local steps.
+    /// How gradients change weights: on the servers, or on workers with local steps.
     #[serde(default = "default_optimizer")]
     pub optimizer: OptimizerConfig,
-    /// How the rate changes.
+    /// How the learning rate changes.
     #[serde(default)]
     pub schedule: ScheduleConfig,
     /// Clipping of gradients.
     #[serde(default)]
     pub clip: ClipConfig,
-    /// What the servers hold parameters to behind each update, by their names.
+    /// Constraints on parameters after each update, by name.
     #[serde(default, skip_serializing_if = "is_default")]
     pub constraints: Constraints,
     /// Held-out evaluation.
@@ -74,7 +74,7 @@ pub struct Job {
     /// How the ranks of a worker share its model.
     #[serde(default, skip_serializing_if = "is_default")]
     pub parallel: ParallelConfig,
-    /// Where the run is followed; without this table nowhere but in its folder.
+    /// Where the run is tracked; without this table only in its folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub track: Option<TrackConfig>,
     /// The fleet.
@@ -94,7 +94,7 @@ pub(crate) fn default_optimizer() -> OptimizerConfig {
 }
 
 impl Job {
-    /// Whether a fleet can begin it. The first thing that does not fit is what is said.
+    /// Whether a fleet can start it. Reports the first fault.
     pub(crate) fn check(&self) -> Check {
         if let Err(why) = check_name(&self.name) {
             return bad("name", why, "choose such a `name`; without one it is that of the job file");
@@ -116,12 +116,12 @@ impl Job {
         constraints::check(self)
     }
 
-    /// Whether its model says of a sample to which class it belongs, where the data has classes.
+    /// Whether its model classifies, if the data has classes.
     pub fn classifies(&self) -> bool {
         !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
     }
 
-    /// Processes that train: the ranks of all workers.
+    /// Training processes: the ranks of all workers.
     pub fn ranks(&self) -> u32 {
         self.train.workers.saturating_mul(self.ranks_of_worker())
     }
@@ -135,7 +135,7 @@ impl Job {
         }
     }
 
-    /// On what its workers compute: `train.device`, where `auto` is the CPU if what else the job wants is only there.
+    /// The workers' device: `train.device`, but `auto` is the CPU if other options require it.
     pub fn device(&self) -> DeviceConfig {
         match self.train.device {
             DeviceConfig::Auto if self.by_layers() && self.train.precision == Precision::F16 => {
@@ -145,12 +145,12 @@ impl Job {
         }
     }
 
-    /// Whether a worker's process has some layers of the model at a time.
+    /// Whether a worker holds some layers of the model at a time.
     pub fn by_layers(&self) -> bool {
         self.parallel.is_cut() || self.memory.resident.is_some()
     }
 
-    /// On a GPU a gradient that leaves layer by layer can't be scaled and tried again.
+    /// On a GPU a gradient that leaves layer by layer cannot be scaled and repeated.
     pub(crate) fn check_by_layers(&self) -> Check {
         match self.device() {
             DeviceConfig::Cpu => Ok(()),
@@ -163,26 +163,25 @@ impl Job {
         }
     }
 
-    /// They are to compute on this instead, by a flag.
+    /// Overrides the workers' device, by a flag.
     ///
-    /// # Errors
-    /// What else the job wants is not there; for people.
+    /// # Errors Other options of the job do not support it; the text is for users.
     pub fn compute_on(&mut self, device: DeviceConfig) -> Result<(), String> {
         self.train.device = device;
         self.refused().map_or(Ok(()), Err)
     }
 
-    /// Why it would be refused, as it is now; for people.
+    /// Why the job would be refused now, for users.
     pub fn refused(&self) -> Option<String> {
         self.check().err().map(|Unfit { key, message, remedy }| format!("{key}: {message}; {remedy}"))
     }
 
-    /// Raft groups.
+    /// Number of Raft groups.
     pub fn shards(&self) -> u32 {
         self.cluster.shards.unwrap_or_else(|| self.servers().min(8).max(self.parallel.pipeline))
     }
 
-    /// The text written into the run's folder: every key with the value that was used.
+    /// The text in the run's folder: every key with its value.
     pub fn to_toml(&self) -> String {
         toml::to_string_pretty(self).unwrap_or_else(|e| format!("# cannot be written: {e}\n"))
     }

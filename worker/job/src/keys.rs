@@ -1,17 +1,17 @@
-//! Which keys a job has, asked of the types that read them, so that no second list has to be kept; and which of them may
-//! have been meant.
+//! The keys of a job, queried from the types that read them, so that there is no second list; and proposals for
+//! mistyped keys.
 
 use crate::refused::{Refused, job_of};
 use paraft_common::kind::KIND;
 use strsim::levenshtein;
 use toml::{Table, Value};
 
-/// No key and no word has this name.
+/// A name of no key and no word.
 const PROBE: &str = "?";
-/// Tables in tables, at most.
+/// Maximum depth of nested tables.
 const DEPTH: usize = 3;
 
-/// What is said to a job with only this key, in a table of this kind.
+/// The refusal of a job with only this key, in a table of this kind.
 fn probe(path: &[String], kind: Option<&str>, key: &str) -> Option<Refused> {
     let mut inner = Table::from_iter([(key.to_string(), Value::String(PROBE.into()))]);
     inner.extend(kind.map(|k| (KIND.to_string(), Value::String(k.into()))));
@@ -45,11 +45,12 @@ fn known(path: &[String]) -> Vec<String> {
     keys
 }
 
-/// Which key may have been meant: the same name in another table; a name like it among those that are there; in any.
+/// The probably intended key: the same name in another table; a similar name in this table; a similar name
+/// anywhere.
 pub(crate) fn meant(wrong: &str, parent: &str, there: &[&str]) -> Option<String> {
     let all = known(&[]);
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
-    // Where it stands it is refused, though another kind of the table may have it.
+    // The key is refused at this place, though another kind of the table may have it.
     let elsewhere = |k: &String| k.rsplit_once('.').map_or("", |(p, _)| p) != parent;
     let same = all.iter().filter(|k| last(k) == wrong && elsewhere(k));
     let same: Vec<String> = same.map(|k| format!("`{k}`")).collect();
@@ -57,7 +58,7 @@ pub(crate) fn meant(wrong: &str, parent: &str, there: &[&str]) -> Option<String>
         return Some(same.join(" or "));
     }
     let here = there.iter().map(|w| (levenshtein(wrong, w), w)).min().filter(|(d, _)| *d <= 3);
-    // Elsewhere only what is hardly another word; the same table first.
+    // Elsewhere only a very similar name; first the same table.
     let near = |d: usize| 3 * d <= wrong.len();
     let anywhere = all
         .iter()

@@ -1,20 +1,20 @@
-//! The job file: what to train, on what, how, and on which fleet.
+//! The job file: model, data, training and fleet.
 //!
-//! TOML; every key has a default but `[model] kind` and `[data] kind`. Unknown keys are refused. Read once, checked once;
-//! afterwards nothing about it can fail. docs/configuration.md lists every key.
+//! TOML; every key except `[model] kind` and `[data] kind` has a default. Unknown keys are refused. The file is
+//! read and checked once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 //!
 //! ```text
 //!  text ─▶ toml ─▶ `--set` over it (set) ─▶ serde, with the key that is to blame (refused) ─▶ each section's check ─▶ Job
 //!                                              └─ in words, and what may have been meant (explain, keys), on which line (place)
 //! ```
 //!
-//! One file a section, with its keys and what they go together with: [`train`], [`eval`], [`checkpoint`], [`cluster`], and
-//! `sections` for those whose types are somebody else's ([`[optimizer]`](paraft_common::optim), `[data]` ...). `local` has
-//! what local steps go together with, `servers` the part of a job that travels to the servers, `fingerprint` what workers
-//! must agree on beside it.
+//! Each section has a file, with its keys and their compatibility: [`train`], [`eval`], [`checkpoint`],
+//! [`cluster`], and `sections` for those with types of other crates ([`[optimizer]`](paraft_common::optim),
+//! `[data]` ...). `local` has the compatibility of local steps, `servers` the part of a job that the servers
+//! receive, `fingerprint` the further facts on which workers must agree.
 //!
-//! What it is not: what the servers read ([`paraft_common::config`]: they know no model and no data set), and what a worker
-//! does with a job.
+//! Not here: what the servers read ([`paraft_common::config`]: they know no model and no data set), and how a
+//! worker executes a job.
 
 mod check;
 pub mod checkpoint;

@@ -1,4 +1,4 @@
-//! `[local]` in a job: with what it goes together, and who applies which part of the job.
+//! `[local]`: its compatibility, and which side applies which part of the job.
 
 use crate::{
     Exchange, Job, SamplerKind,
@@ -11,12 +11,12 @@ use paraft_common::{
 };
 
 impl Job {
-    /// How a gradient moves weights in this job.
+    /// How a gradient changes weights in this job.
     pub fn descent(&self) -> Descent {
         Descent { optimizer: self.optimizer.clone(), schedule: self.schedule.clone(), clip: self.clip }
     }
 
-    /// What of it the servers do with a push. Checkpoints hold the state of this optimizer.
+    /// The servers' part, for a push. Checkpoints hold this optimizer's state.
     pub fn on_servers(&self) -> Descent {
         self.local.rule().on_servers(&self.descent())
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_get_their_part_and_two_workers_must_agree_about_the_rest() {
+    fn servers_get_their_part_and_workers_must_agree_on_rest() {
         let tensors = [paraft_common::TensorSpec::param("w", &[8])];
         let servers = |set: &[&str]| parse(set).expect("a job").server_job(&tensors);
         let plain = servers(&["optimizer.lr=0.2", "clip.norm=1.0"]);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// At most so much of the model's weights is in a worker's memory; absent: all of them.
+    /// The maximum of the model's weights in a worker's memory; absent: all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<Resident>,
 }
@@ -20,9 +20,9 @@ pub struct MemoryConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub enum Resident {
-    /// As many layers, each as large as the largest; from 1.
+    /// This many layers, each as large as the largest; from 1.
     Layers(u64),
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
 }
 
@@ -51,7 +51,7 @@ impl TryFrom<Written> for Resident {
 }
 
 impl Resident {
-    /// The values of it, where the largest layer has so many.
+    /// The number of values, if the largest layer has this many.
     pub fn values(self, largest: usize) -> usize {
         match self {
             Self::Layers(n) => largest.saturating_mul(usize::try_from(n).unwrap_or(usize::MAX)),
@@ -64,7 +64,7 @@ impl From<Resident> for Written {
     fn from(resident: Resident) -> Self {
         match resident {
             Resident::Layers(n) => Self::Layers(n),
-            // In whole bytes: a rounded number would be another one.
+            // In whole bytes: a rounded number would differ.
             Resident::Bytes(n) => Self::Size(format!("{n} B")),
         }
     }

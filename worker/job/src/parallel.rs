@@ -13,15 +13,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
-    /// Stages of the model, on a rank each; from 1 to 64.
+    /// Pipeline stages of the model, one per rank; from 1 to 64.
     pub pipeline: u32,
-    /// Slices of each stage's layers, on a rank each, which compute every layer together; from 1 to 64.
+    /// Tensor slices of each stage's layers, one per rank, which compute every layer together; from 1 to 64.
     #[serde(skip_serializing_if = "is_one")]
     pub tensor: u32,
-    /// Micro-batches of a minibatch; default: four for each of several stages, or as many as there are samples.
+    /// Micro-batches per minibatch. Default: four per stage if there are several, at most the number of samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
-    /// In which order a stage computes them.
+    /// The order of a stage's micro-batches.
     #[serde(skip_serializing_if = "is_default")]
     pub schedule: PipelineSchedule,
 }
@@ -44,17 +44,17 @@ impl Job {
         self.train.group_size.saturating_mul(self.parallel.mesh()).max(1)
     }
 
-    /// Ranks of a worker that reduce gradients with each other: by NCCL, where they are on GPUs. Those of a model that is cut send them.
+    /// Ranks of a worker that reduce gradients together, on GPUs by NCCL. Ranks of a split model send them instead.
     pub fn ranks_that_reduce(&self) -> u32 {
         if self.parallel.is_cut() { 1 } else { self.train.group_size }
     }
 
-    /// In how many parts a step's samples are divided.
+    /// Number of parts of a step's samples.
     pub fn shares(&self) -> u32 {
         self.train.workers.saturating_mul(self.train.group_size)
     }
 
-    /// The part of a rank; of a model that is cut it goes with the mesh that the rank is in at the time.
+    /// The part of a rank; in a split model it depends on the rank's current mesh.
     pub fn share_of(&self, rank: u32, mesh: u32) -> u32 {
         match self.parallel.is_cut() {
             false => rank,
@@ -62,7 +62,7 @@ impl Job {
         }
     }
 
-    /// Micro-batches of a minibatch.
+    /// Micro-batches per minibatch.
     pub fn micro_batches(&self) -> usize {
         let most = self.train.batch.max(1);
         let stages = self.parallel.pipeline as usize;
@@ -70,19 +70,17 @@ impl Job {
         self.parallel.micro_batches.unwrap_or(default).min(most)
     }
 
-    /// Whether the slices that it asks for can be cut of a model.
+    /// Checks that a model can be split into the requested slices.
     ///
-    /// # Errors
-    /// They can't; for people.
+    /// # Errors It cannot; the text is for users.
     pub fn check_slices(&self, model: &dyn Model) -> Result<(), String> {
         let of = self.parallel.tensor as usize;
         paraft_models::layers_of_slice(model, of).map(drop).map_err(|e| format!("parallel.tensor: {e}"))
     }
 
-    /// How a model of these layers is cut: where the stage that costs most costs least.
+    /// Splits a model of these layers so that the most expensive stage costs least.
     ///
-    /// # Errors
-    /// It has too few; for people.
+    /// # Errors The model has too few layers; the text is for users.
     pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
         let p = &self.parallel;
         if layers.is_empty() && p.mesh() > 1 {
@@ -95,12 +93,12 @@ impl Job {
 }
 
 impl ParallelConfig {
-    /// Ranks that hold the model together: stages times slices.
+    /// Ranks that hold one model together: stages times slices.
     pub fn mesh(&self) -> u32 {
         self.pipeline.saturating_mul(self.tensor)
     }
 
-    /// Whether each of several ranks holds a part of it.
+    /// Whether the model is split over several ranks.
     pub fn is_cut(&self) -> bool {
         self.mesh() > 1
     }

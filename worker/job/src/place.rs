@@ -1,9 +1,9 @@
-//! On which line of a job file a key stands, by the spans of the TOML parser.
+//! The line of a key in a job file, from the TOML parser's spans.
 
 use toml::de::{DeTable, DeValue};
 
-/// The line, from 1, of the key `a.b` in a TOML text, or of the header of a table of that name. `None` where the text has
-/// no such key, or is no TOML.
+/// The line, from 1, of the key `a.b` in a TOML text, or of the header of that table. `None` if the text has no
+/// such key, or is not TOML.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let table = DeTable::parse(text).ok()?;
     let mut parts = key.split('.').peekable();
@@ -19,7 +19,7 @@ pub fn line_of(text: &str, key: &str) -> Option<usize> {
     None
 }
 
-/// The same, or the line of the table that the key is missing in.
+/// Likewise, or the line of the table that lacks the key.
 pub(crate) fn nearest(text: &str, key: &str) -> Option<usize> {
     let mut at = key;
     loop {
@@ -30,7 +30,7 @@ pub(crate) fn nearest(text: &str, key: &str) -> Option<usize> {
     }
 }
 
-/// The line, from 1, of a place in a text.
+/// The line, from 1, of a byte in a text.
 pub(crate) fn line_at(text: &str, byte: usize) -> usize {
     text.bytes().take(byte).filter(|b| *b == b'\n').count() + 1
 }

@@ -1,4 +1,4 @@
-//! From a text to a job, or to why it is none: which file, which line, which key, what to do.
+//! Reads a job from a text, or explains why it is none: file, line, key, what to do.
 
 use crate::{
     Job,
@@ -12,25 +12,25 @@ use crate::{
 use std::path::{Path, PathBuf};
 use toml::Table;
 
-/// The longest job file: people write them.
+/// The maximum size of a job file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Why a text is no job: which file, which line, what to do.
+/// Why a text is not a job: file, line, what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {message}{}", file.display(), line.map(|l| format!(":{l}")).unwrap_or_default(), remedy.as_deref().map(|r| format!("\n  help: {r}")).unwrap_or_default())]
 pub struct JobError {
     /// The job file.
     pub file: PathBuf,
-    /// The line, from 1, where one is to blame.
+    /// The line, from 1, if one is at fault.
     pub line: Option<usize>,
-    /// What is wrong.
+    /// The fault.
     pub message: String,
     /// What to do.
     pub remedy: Option<String>,
 }
 
 impl Job {
-    /// Reads a job file and lays `--set` assignments over it.
+    /// Reads a job file and applies `--set` assignments.
     pub fn load(path: &Path, set: &[String]) -> Result<Self, JobError> {
         let wrong = |message: String| JobError {
             file: path.to_path_buf(),
@@ -51,7 +51,7 @@ impl Job {
         Self::parse(&text, path, set)
     }
 
-    /// As [`Self::load`], for a text in hand; `path` names it in messages and is where relative paths start.
+    /// Like [`Self::load`], for a given text. `path` names it in messages, and relative paths start there.
     pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<Self, JobError> {
         let error = |line, message: String, remedy: Option<String>| JobError {
             file: path.to_path_buf(),
@@ -66,7 +66,7 @@ impl Job {
         for s in set {
             set::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
         }
-        // Without a kind the keys are of the default one.
+        // Without a kind the keys belong to the default one.
         if let Some(toml::Value::Table(optimizer)) =
             table.get_mut("optimizer").filter(|o| o.get("kind").is_none())
         {

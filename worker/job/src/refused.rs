@@ -1,7 +1,7 @@
-//! How a table becomes a job, and in which parts it is refused.
+//! Converts a table to a job, with structured errors.
 //!
-//! serde says what it met through an error type of the reader's. [`Refused`] is ours and keeps the parts, so that nobody has to
-//! take sentences apart.
+//! serde reports errors through a type of the reader's choice. [`Refused`] keeps their parts, so that no code has
+//! to parse messages.
 
 use crate::Job;
 use paraft_common::kind::Tree;
@@ -12,19 +12,19 @@ use toml::{Table, Value};
 /// Why serde refuses a value.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// The table takes only other keys.
+    /// The table accepts only other keys.
     #[error("unknown key `{key}`; it takes {}", list(takes))]
     Key { key: String, takes: &'static [&'static str] },
-    /// The key takes only other words.
+    /// The key accepts only other words.
     #[error("`{word}` is none of {}", list(of))]
     Word { word: String, of: &'static [&'static str] },
     /// The table needs this key.
     #[error("missing field `{key}`")]
     Missing { key: &'static str },
-    /// The value is of another type, or outside its range.
+    /// The value has another type, or is out of range.
     #[error("{is}, where {wanted} is expected")]
     Value { is: String, wanted: String },
-    /// In the type's own words.
+    /// The type's own message.
     #[error("{0}")]
     Other(String),
 }
@@ -59,12 +59,12 @@ impl serde::de::Error for Refused {
     }
 }
 
-/// Serde's way through a job's table. An error has the path of what is to blame.
+/// Deserializes a job's table. An error has the path of the fault.
 pub(crate) fn job_of(table: Table) -> Result<Job, serde_path_to_error::Error<Refused>> {
     serde_path_to_error::deserialize(Tree::of(&Value::Table(table)))
 }
 
-/// Words in backquotes.
+/// A list of words in backquotes.
 pub(crate) fn list(words: &[&str]) -> String {
     words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! Sections whose types are somebody else's: what each goes together with in a job.
+//! Sections with types of other crates: their compatibility within a job.
 
 use crate::{
     DeviceConfig, Exchange, Job, SamplerKind,
@@ -49,7 +49,7 @@ pub(crate) fn round(job: &Job) -> Check {
     Ok(())
 }
 
-/// `[algorithm]`, and which optimizers it goes with.
+/// `[algorithm]`, and its compatible optimizers.
 pub(crate) fn algorithm(job: &Job) -> Check {
     job.algorithm.algorithm().validate(&job.optimizer).or_else(|e| match e {
         AlgorithmError::Option(e) => bad("algorithm.kind", e.to_string(), SEE),
@@ -96,7 +96,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_gpus_have_no_kernel_of_is_refused_where_ranks_apply_their_gradients() {
+    fn all_reduce_refuses_what_gpus_have_no_kernel_for() {
         let parse = |optimizer: &str, set: &[&str]| {
             let text = format!(
                 "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[optimizer]\nkind = \"{optimizer}\"\n"

@@ -1,4 +1,4 @@
-//! The part of a job that travels to the servers, and the layout that it fixes.
+//! The part of a job that the servers receive, and the layout that it determines.
 
 use crate::{Exchange, Job, constraints, fingerprint};
 use paraft_common::{
@@ -10,16 +10,16 @@ use paraft_common::{
     placement,
 };
 
-/// What a shard should have, where there are too few buckets for as many as were asked for.
+/// The size of a shard, if there are too few buckets for the requested number of shards.
 const SHARD_BYTES: usize = 1 << 20;
 
 impl Job {
-    /// As [`Self::server_job`], for this data: workers with other data are refused.
+    /// Like [`Self::server_job`], for this data: workers with other data are refused.
     pub fn server_job_on(&self, tensors: &[TensorSpec], data: &dyn std::fmt::Display) -> ServerJob {
         self.server_job_cut_on(tensors, Cuts::default(), data)
     }
 
-    /// As [`Self::server_job_cut`], for this data.
+    /// Like [`Self::server_job_cut`], for this data.
     pub fn server_job_cut_on(
         &self,
         tensors: &[TensorSpec],
@@ -31,8 +31,8 @@ impl Job {
         job
     }
 
-    /// Takes shards back where this model has too few buckets for them: what is left has about a MiB in each, since a
-    /// Raft group costs more than a small bucket. Buckets stay as long as they were.
+    /// Reduces the number of shards if the model has too few buckets: each remaining shard has about one MiB,
+    /// because a Raft group costs more than a small bucket. Bucket lengths do not change.
     pub fn only_shards_with_buckets(&mut self, layout: &Layout) {
         let buckets = layout.buckets().len() as u32;
         if buckets > 0 && buckets < self.shards() {
@@ -42,19 +42,20 @@ impl Job {
         }
     }
 
-    /// The longest bucket of a model with so many trained values, in values.
+    /// The maximum bucket length of a model with this many trained values, in values.
     fn bucket_len(&self, params_len: usize) -> usize {
         let of_shards = || placement::default_bucket_len(params_len, self.shards());
         self.cluster.bucket_bytes.map_or_else(of_shards, |bytes| bytes / F32_BYTES)
     }
 
-    /// What the servers need to know, for a model with these tensors.
+    /// The servers' job, for a model with these tensors.
     pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
         self.server_job_cut(tensors, Cuts::default())
     }
 
-    /// Likewise, with trained tensors in groups that have rates and decays of their own, and in stages. The former are those of the
-    /// optimizer on the servers, which local steps make another than the job file's. What constraints do not fit, [`Self::layout_cut`] says.
+    /// Likewise, with parameter groups with their own rates and decays, and with stages. The groups belong to the
+    /// servers' optimizer, which differs from the job file's with local steps. [`Self::layout_cut`] reports
+    /// incompatible constraints.
     pub fn server_job_cut(&self, tensors: &[TensorSpec], cuts: Cuts) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
         let params_len: usize = len(TensorKind::Param);
@@ -93,7 +94,7 @@ impl Job {
         self.layout_cut(tensors, Cuts::default())
     }
 
-    /// That of [`Self::server_job_cut`].
+    /// The layout of [`Self::server_job_cut`].
     pub fn layout_cut(&self, tensors: Vec<TensorSpec>, cuts: Cuts) -> Result<Layout, LayoutError> {
         let constraints = constraints::of(&self.constraints, &tensors)?;
         let bucket_len = self.server_job(&tensors).bucket_len;

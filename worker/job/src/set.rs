@@ -6,14 +6,14 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--set {assignment}: {why}")]
 pub struct SetError {
-    /// As given.
+    /// The assignment.
     pub assignment: String,
-    /// What is wrong with it.
+    /// The fault.
     pub why: String,
 }
 
-/// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); what is no TOML is
-/// taken as text, so `train.mode=ssp:4` needs no quotes. Missing tables are made.
+/// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); anything else is text,
+/// so `train.mode=ssp:4` needs no quotes. Missing tables are created.
 pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     let bad = |why: &str| SetError { assignment: assignment.into(), why: why.into() };
     let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
@@ -29,7 +29,7 @@ pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     Ok(())
 }
 
-/// A dotted key's parts; one in quotes may have dots itself: `constraints."fc1.weight".max_norm`.
+/// A dotted key's parts; a quoted part may contain dots: `constraints."fc1.weight".max_norm`.
 fn parts(path: &str) -> Option<Vec<&str>> {
     let (mut parts, mut rest) = (Vec::new(), path);
     loop {
@@ -53,7 +53,7 @@ fn value(text: &str) -> Value {
     parsed.unwrap_or_else(|| Value::String(text.to_string()))
 }
 
-/// Whether this assignment sets the key, or a table that it is in.
+/// Whether this assignment sets the key, or a table that contains it.
 pub fn is_of(assignment: &str, key: &str) -> bool {
     let path = assignment.split('=').next().unwrap_or_default().trim();
     !path.is_empty() && key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

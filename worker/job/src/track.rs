@@ -1,4 +1,4 @@
-//! `[track]`: where a run is followed beside its own record.
+//! `[track]`: where a run is tracked, in addition to its own record.
 
 use crate::check::{Check, bad};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct TrackConfig {
     /// An MLflow server, as `http://host:5000`.
     pub mlflow: String,
-    /// The experiment that the run is in there; default: the job's name.
+    /// The run's experiment there; default: the job's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experiment: Option<String>,
 }
@@ -18,7 +18,7 @@ impl TrackConfig {
     pub(crate) fn check(&self) -> Check {
         let rest = ["http://", "https://"].iter().find_map(|scheme| self.mlflow.strip_prefix(scheme));
         let host = rest.unwrap_or_default().split(['/', '?', '#']).next().unwrap_or_default();
-        // It would lie in the run's folder, and be a parameter of the run.
+        // It would appear in the run's folder and parameters.
         if host.contains('@') {
             let why = "a user in the address";
             let remedy = "take it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN";

@@ -1,4 +1,4 @@
-//! `[train]`: how long, in which steps, how consistent, who computes where.
+//! `[train]`: length, steps, consistency, devices.
 
 use crate::{
     DeviceConfig, Job,
@@ -10,10 +10,10 @@ use paraft_models::Precision;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// More than a product of matrices can be cut into with use.
+/// A matrix product cannot use more threads.
 const MAX_THREADS: usize = 256;
-/// Minibatches of a chunk of the leased sampler: beside so many asking for the next chunk costs little, and a worker
-/// that dies leaves no more than these to be trained again.
+/// Minibatches per chunk of the leased sampler. With this many, asking for the next chunk costs little, and a dead
+/// worker leaves at most these to be trained again.
 const CHUNK_BATCHES: usize = 16;
 
 /// `[train]`
@@ -22,15 +22,15 @@ const CHUNK_BATCHES: usize = 16;
 pub struct TrainConfig {
     /// Workers, 1 to 65536; each a process, or a group of them.
     pub workers: u32,
-    /// Ranks of each worker, 1 to 1024: processes that average their gradients among themselves and act as one worker.
+    /// Ranks of each worker, 1 to 1024: processes that average their gradients and act as one worker.
     #[serde(skip_serializing_if = "is_one")]
     pub group_size: u32,
-    /// Who applies the gradients.
+    /// Which side applies the gradients.
     #[serde(skip_serializing_if = "is_default")]
     pub exchange: Exchange,
     /// `bsp`, `ssp:S`, `asp`, or `auto`.
     pub mode: ModeChoice,
-    /// Samples in a minibatch of each worker, or of each rank of its group.
+    /// Samples per minibatch of each worker, or of each rank of its group.
     pub batch: usize,
     /// Passes over the training data.
     pub epochs: u64,
@@ -39,26 +39,27 @@ pub struct TrainConfig {
     pub max_steps: Option<u64>,
     /// Reshuffle the samples each epoch.
     pub shuffle: bool,
-    /// Drop the last samples of an epoch that fill no whole minibatch on every worker (else the share is
-    /// padded from its start, as PyTorch's DistributedSampler does, and the last minibatch may be short).
+    /// Drop the last samples of an epoch that do not fill a whole minibatch on every worker (otherwise the share is
+    /// padded from its start, like PyTorch's DistributedSampler, and the last minibatch may be short).
     pub drop_last: bool,
-    /// Who sees which sample: each worker a share of its own, or chunks that the servers lease out.
+    /// The assignment of samples: a share per worker, or chunks that the servers lease.
     #[serde(skip_serializing_if = "is_default")]
     pub sampler: SamplerKind,
     /// How pushes carry the gradients of trained values.
     #[serde(skip_serializing_if = "is_default")]
     pub encoding: Encoding,
-    /// Threads on which each worker, or each rank of its group, computes where it does so on the CPU, 1 to 256. They change no bit of
-    /// what is trained, and need not be as many on all.
+    /// CPU threads of each worker, or of each rank of its group, 1 to 256. They change no bit of the result, and
+    /// may differ between workers.
     pub threads: usize,
-    /// On what workers compute: `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`. Need not be the same on all.
+    /// The workers' device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`. It may differ between
+    /// workers.
     #[serde(skip_serializing_if = "is_default")]
     pub device: DeviceConfig,
-    /// In which numbers a GPU computes.
+    /// The numbers in which a GPU computes.
     #[serde(skip_serializing_if = "is_default")]
     pub precision: Precision,
-    /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's; or `job:NAME`, another job of the
-    /// same fleet.
+    /// A safetensors file with PyTorch's names with the initial weights, in place of the seed's; or `job:NAME`,
+    /// another job of the same fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
 }
@@ -85,30 +86,30 @@ impl Default for TrainConfig {
     }
 }
 
-/// Who applies the gradients, and keeps weights and optimizer state while training goes on.
+/// Which side applies the gradients, and keeps weights and optimizer state during training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exchange {
     /// The servers: workers push and pull.
     #[default]
     Servers,
-    /// Every rank of the one group that the job is, for itself. The servers keep who is there and which checkpoints there are.
+    /// Each rank of the job's one group, for itself. The servers keep the membership and the list of checkpoints.
     AllReduce,
 }
 
-/// Who sees which sample when.
+/// The assignment of samples to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SamplerKind {
-    /// Each worker has its share of every epoch, whoever else is there.
+    /// Each worker has a fixed share of every epoch.
     #[default]
     Static,
-    /// Workers take chunks of an epoch from the servers; what one leaves behind, another takes.
+    /// Workers lease chunks of an epoch from the servers. A chunk that a worker leaves unfinished goes to another.
     Leased,
 }
 
 impl TrainConfig {
-    /// Samples of a chunk of the leased sampler.
+    /// Samples per chunk of the leased sampler.
     pub fn chunk(&self) -> usize {
         self.batch.saturating_mul(CHUNK_BATCHES)
     }
@@ -144,7 +145,7 @@ impl TrainConfig {
         }
     }
 
-    /// The job of the same fleet whose weights this one begins with.
+    /// The job of the same fleet that supplies the initial weights.
     pub fn init_job(&self) -> Option<&str> {
         self.init.as_deref()?.to_str()?.strip_prefix(OF_JOB)
     }
@@ -192,7 +193,8 @@ impl TrainConfig {
 }
 
 impl Job {
-    /// What to say of workers on one host that ask for more threads than that has processors. One thread each is nobody's wish.
+    /// A warning for workers on one host with more threads than processors. One thread per worker is never
+    /// reported: the user did not ask for it.
     pub fn oversubscribes(&self, processors: usize) -> Option<String> {
         let (ranks, threads) = (self.ranks() as usize, self.train.threads);
         (threads > 1 && ranks * threads > processors).then(|| {
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_none_or_absurdly_many_are_refused_with_key_and_remedy() {
+    fn zero_or_absurd_threads_are_refused_with_key_and_remedy() {
         for threads in [0, 257, 1_000_000] {
             let said = job(threads).expect_err("refused");
             for part in ["train.threads", &format!("{threads} threads"), "use 1 to 256", "3"] {
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_more_than_the_processors_are_said_and_one_each_never() {
+    fn more_threads_than_processors_warns_but_one_each_never() {
         let oversubscribes = |threads, processors| job(threads).expect("a job").oversubscribes(processors);
         assert_eq!(oversubscribes(1, 2), None, "the default");
         assert_eq!(oversubscribes(2, 6), None);

@@ -1,4 +1,4 @@
-//! Training samples per second of each built-in model, for comparison with other engines and of numbers of threads.
+//! Training samples per second of each built-in model, to compare engines and numbers of threads.
 //!
 //! `cargo run --release -p paraft-models --example step_speed [seconds a model] [threads, 1] [model]`
 
@@ -6,10 +6,10 @@ use paraft_common::layout::Layout;
 use paraft_models::{Batch, DataShape, Model, ModelConfig, NormKind, Sample};
 use std::time::{Duration, Instant};
 
-/// Tokens of a sample of text.
+/// Tokens per sample of text.
 const TIME: usize = 128;
 
-/// Numbers that look random, in 0..1, with four of five of them zero as in a scanned digit.
+/// Pseudo-random numbers in 0..1, four of five of them zero, as in a scanned digit.
 fn pixels(count: usize) -> Vec<f32> {
     let mut state = 1u32;
     let mut next = || {
@@ -36,7 +36,7 @@ fn measure(
         let t = Instant::now();
         model.step(&params, &mut grads, batch, &mut |_, _| {})?;
         times.push(t.elapsed());
-        // A small step, so that the numbers move as in training.
+        // A small step, so that the numbers change as in training.
         for (p, g) in params.iter_mut().zip(&grads) {
             *p -= 1e-4 * g;
         }

@@ -1,8 +1,8 @@
-//! An autoencoder: linear layers, a ReLU after every one of them, the last included, and the mean squared
-//! error against the input.
+//! An autoencoder: linear layers, each followed by a ReLU, including the last, and the mean squared error against
+//! the input.
 
-use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
+use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -12,12 +12,12 @@ use paraft_compute::{Device, shape::Activation};
 pub struct Autoencoder<D: Device> {
     stack: Stack<D>,
     width: usize,
-    /// Of each slot.
+    /// Inputs of each slot.
     inputs: Vec<D::Values>,
 }
 
 impl<D: Device> Autoencoder<D> {
-    /// `inputs` values a sample, hidden layers of these widths, and as many outputs as inputs.
+    /// `inputs` values per sample, hidden layers of these widths, and as many outputs as inputs.
     pub fn new(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
         let widths: Vec<usize> = [&[inputs], hidden, &[inputs]].concat();
         if widths.contains(&0) {
@@ -43,8 +43,8 @@ where
         self.stack.init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
-        Takes { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
+    fn takes(&self) -> InputSpec {
+        InputSpec { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
     }
 
     fn layers(&self) -> Vec<Layer> {
@@ -67,12 +67,12 @@ where
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, 0, &part)?;
             let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut There(params), &pass)?;
+            self.through(device, &mut WholeParams(params), &pass)?;
         }
         self.evaluated(device, batch.n)
     }
 
-    /// The loss of a sample is its mean squared error; nothing is classified.
+    /// A sample's loss is its mean squared error; there is no classification.
     fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
         let loss_sum = device.sums()?.loss / self.width as f64;
         Ok(Evaluation { loss_sum, correct: 0, count: n as u64 })
@@ -100,7 +100,7 @@ where
     ) -> NetResult<Option<Vec<f32>>> {
         let inputs = &self.inputs[pass.slot];
         if gradient.is_none() {
-            // What the forward pass made of it may be of another slot by now.
+            // The forward pass's result may belong to another slot by now.
             let (output, delta) = self.stack.output_and_delta(pass.slot);
             device.mse(output, inputs, delta)?;
         }
@@ -114,7 +114,7 @@ impl<D: Device> Autoencoder<D> {
         self.inputs.extend(more);
     }
 
-    /// Forward through a pass, up to the loss where that is behind it.
+    /// The forward pass, including the loss if the pass contains the last layer.
     fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
         let inputs = &self.inputs[pass.slot];
         self.stack.forward(device, weights, inputs, pass)?;

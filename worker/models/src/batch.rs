@@ -1,25 +1,24 @@
-//! What goes into a model and what comes out, and the checks on both.
+//! A model's inputs and outputs, and their checks.
 
 use paraft_compute::DeviceError;
 
 /// One minibatch, or a part of the held-out set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// `[n, d]` row-major, `d` values a sample; empty where samples are tokens.
+    /// `[n, d]` row-major, `d` values per sample; empty if samples are tokens.
     pub inputs: Vec<f32>,
-    /// `[n, t]` row-major, `t` tokens a sample; empty where samples are values.
+    /// `[n, t]` row-major, `t` tokens per sample; empty if samples are values.
     pub tokens: Vec<u32>,
-    /// `[n]` class labels, or `[n, t]` next tokens; empty where the data has none.
+    /// `[n]` class labels, or `[n, t]` next tokens; empty if the data has none.
     pub labels: Vec<u32>,
     /// Number of samples.
     pub n: usize,
 }
 
 impl Batch {
-    /// The samples `range` of it.
+    /// The samples `range`.
     ///
-    /// # Panics
-    /// When it has not so many.
+    /// # Panics If the batch has fewer samples.
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         fn rows<T: Clone>(of: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
             let row = of.len() / n.max(1);
@@ -33,24 +32,24 @@ impl Batch {
         }
     }
 
-    /// Parts of at most so many samples each.
+    /// Parts of at most this many samples each.
     pub(crate) fn parts(&self, most: usize) -> impl Iterator<Item = Self> {
         (0..self.n).step_by(most).map(move |at| self.part(at..self.n.min(at + most)))
     }
 }
 
-/// Sums over a part of the held-out set; parts add up.
+/// Sums over a part of the held-out set. The sums of parts add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evaluation {
     /// Sum of the loss over the samples (of a language model, over the tokens); divide by `count` for the mean.
     pub loss_sum: f64,
-    /// Samples (of a language model, tokens) classified right; 0 for models that do not classify.
+    /// Correctly classified samples (for a language model, tokens); 0 for models that do not classify.
     pub correct: u64,
-    /// Samples, or tokens, seen.
+    /// Number of samples, or tokens.
     pub count: u64,
 }
 
-/// What a model or its data did wrong.
+/// An error of a model or its data.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct ModelError {
@@ -58,16 +57,16 @@ pub struct ModelError {
     group: bool,
 }
 
-/// Most samples that an evaluation takes at once: it bounds the workspace.
+/// The maximum number of samples that an evaluation computes at once. It bounds the workspace.
 pub(crate) const EVALUATION_CHUNK: usize = 256;
 
 impl ModelError {
-    /// With this text.
+    /// An error with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), group: false }
     }
 
-    /// Whether it is the group of ranks that broke: the same step may succeed in another group, or alone.
+    /// Whether the group of ranks broke: the same step may succeed in another group, or alone.
     pub fn is_group(&self) -> bool {
         self.group
     }
@@ -79,33 +78,33 @@ impl From<DeviceError> for ModelError {
     }
 }
 
-/// What a sample is.
+/// The kind of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sample {
-    /// So many values, with one label where the model has classes.
+    /// This many values, with one label if the model has classes.
     Values(usize),
-    /// So many tokens below `vocab`, each with the one that follows it as its label.
+    /// This many tokens below `vocab`, each labelled with its successor.
     Tokens {
-        /// Tokens of a sample.
+        /// Tokens per sample.
         time: usize,
-        /// Tokens are below this.
+        /// All tokens are below this number.
         vocab: usize,
     },
 }
 
-/// What a model takes: the checks of a step and of an evaluation.
+/// A model's input: checks for steps and evaluations.
 #[derive(Clone, Copy, Debug)]
-pub struct Takes {
-    /// Values of the flat vector.
+pub struct InputSpec {
+    /// Length of the flat vector.
     pub len: usize,
-    /// What a sample is.
+    /// The kind of a sample.
     pub sample: Sample,
     /// Labels must be below this; `None` for models without labels.
     pub classes: Option<usize>,
 }
 
-impl Takes {
-    /// Whether a training step can be made of this.
+impl InputSpec {
+    /// Checks the input of a training step.
     pub fn check_step(&self, params: &[f32], grads: &[f32], batch: &Batch) -> Result<(), ModelError> {
         if grads.len() != self.len {
             return Err(ModelError::new(format!(
@@ -120,7 +119,7 @@ impl Takes {
         self.check_step_batch(batch)
     }
 
-    /// Whether a training step can be made of a batch.
+    /// Checks the batch of a training step.
     pub fn check_step_batch(&self, batch: &Batch) -> Result<(), ModelError> {
         if batch.n == 0 {
             return Err(ModelError::new("a training batch needs at least one sample"));
@@ -128,7 +127,7 @@ impl Takes {
         self.check_batch(batch)
     }
 
-    /// Whether an evaluation can be made of this.
+    /// Checks the input of an evaluation.
     pub fn check(&self, params: &[f32], batch: &Batch) -> Result<(), ModelError> {
         if params.len() != self.len {
             return Err(ModelError::new(format!(
@@ -140,7 +139,7 @@ impl Takes {
         self.check_batch(batch)
     }
 
-    /// Whether a batch is what the model takes.
+    /// Checks that a batch fits the model.
     pub fn check_batch(&self, batch: &Batch) -> Result<(), ModelError> {
         let n = batch.n;
         let labels = match self.sample {

@@ -1,20 +1,21 @@
-//! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer perceptron.
+//! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer
+//! perceptron.
 
-use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, There, Weights};
-use crate::slice::{Among, NetSlice, Slice, SliceRanks};
+use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
+use crate::slice::{NetSlice, Slice, SliceMember, SliceRanks};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{Device, shape::Activation};
 use std::sync::Arc;
 
-/// How PyTorch names a stack's layers.
+/// PyTorch's names of a stack's layers.
 #[derive(Clone, Copy, Debug)]
 enum Names {
     /// A single `nn.Linear`.
     Module,
-    /// `nn.Sequential`: the ReLUs between take the odd numbers.
+    /// `nn.Sequential`: the ReLUs take the odd indices.
     Sequential,
 }
 
@@ -27,12 +28,12 @@ enum Names {
 /// ```
 pub struct Classifier<D: Device> {
     stack: Stack<D>,
-    takes: Takes,
+    takes: InputSpec,
     classes: usize,
     names: Names,
-    /// Of the input, of each layer, and of the output.
+    /// Widths of the input, each layer and the output.
     widths: Vec<usize>,
-    /// Of each slot.
+    /// Inputs and labels of each slot.
     loaded: Vec<(D::Values, D::Ids)>,
 }
 
@@ -46,10 +47,10 @@ impl<D: Device> Classifier<D> {
         Self::among(widths, names, None)
     }
 
-    fn among(widths: &[usize], names: Names, among: Option<Among>) -> Result<Self, ModelError> {
+    fn among(widths: &[usize], names: Names, among: Option<SliceMember>) -> Result<Self, ModelError> {
         let (inputs, classes) = (widths[0], widths[widths.len() - 1]);
         let stack = Stack::among(widths, Activation::None, among);
-        let takes = Takes { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
+        let takes = InputSpec { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
         Ok(Self { stack, takes, classes, names, widths: widths.to_vec(), loaded: vec![Default::default()] })
     }
 
@@ -58,7 +59,7 @@ impl<D: Device> Classifier<D> {
         Self::new(&[inputs, classes], Names::Module)
     }
 
-    /// `inputs` values a sample, hidden layers of these widths (none is fine), `classes` outputs.
+    /// `inputs` values per sample, hidden layers of these widths (possibly none), `classes` outputs.
     pub fn mlp(inputs: usize, hidden: &[usize], classes: usize) -> Result<Self, ModelError> {
         Self::new(&[&[inputs], hidden, &[classes]].concat(), Names::Sequential)
     }
@@ -72,7 +73,7 @@ where
         if let Some(width) = self.widths[1..].iter().find(|w| **w < slice.of) {
             return Err(ModelError::new(format!("{} slices of a layer of width {width}", slice.of)));
         }
-        let net = Self::among(&self.widths, self.names, Some(Among { slice, ranks }))?;
+        let net = Self::among(&self.widths, self.names, Some(SliceMember { slice, ranks }))?;
         let runs = net.stack.runs(&self.widths, slice);
         Ok((Box::new(net), runs))
     }
@@ -88,7 +89,7 @@ where
         self.stack.init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         self.takes
     }
 
@@ -114,7 +115,7 @@ where
         for part in batch.parts(EVALUATION_CHUNK) {
             self.load(device, 0, &part)?;
             let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut There(params), &pass)?;
+            self.through(device, &mut WholeParams(params), &pass)?;
         }
         self.evaluated(device, batch.n)
     }
@@ -155,7 +156,7 @@ impl<D: Device> Classifier<D> {
         self.loaded.extend(more);
     }
 
-    /// Forward through a pass, up to the loss where that is behind it.
+    /// The forward pass, including the loss if the pass contains the last layer.
     fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
         let (inputs, labels) = &self.loaded[pass.slot];
         self.stack.forward(device, weights, inputs, pass)?;

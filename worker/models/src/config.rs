@@ -11,7 +11,7 @@ use paraft_compute::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Which model, and what of its shape the data does not decide.
+/// The model's type, and the part of its shape that the data does not determine.
 ///
 /// ```
 /// use paraft_models::{DataShape, ModelConfig, Sample};
@@ -46,12 +46,12 @@ pub enum ModelConfig {
         width: usize,
         /// `layer` (default) or `rms`.
         norm: NormKind,
-        /// Keep only the inputs of blocks, and compute each a second time in the backward pass. Default false.
+        /// Keep only the inputs of blocks, and recompute each block in the backward pass. Default false.
         checkpoint_activations: bool,
     },
 }
 
-/// The options of models that are a list of widths.
+/// Options of models that are a list of widths.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Widths {
@@ -93,12 +93,12 @@ fn width() -> usize {
     128
 }
 
-/// What a model must know of the data.
+/// The shape of the data, as a model needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataShape {
-    /// What a sample is.
+    /// The kind of a sample.
     pub sample: Sample,
-    /// Labels are below this; `None` where there are none.
+    /// All labels are below this number; `None`: no labels.
     pub classes: Option<usize>,
 }
 
@@ -114,24 +114,24 @@ impl ModelConfig {
         }
     }
 
-    /// The model for this data, on one thread of the CPU. An error says what of the data or of the configuration does not fit.
+    /// The model for this data, on one CPU thread. An error says what does not fit.
     pub fn build(&self, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
         self.build_with(1, data)
     }
 
-    /// The same on several threads, which are started. An error may also say that they can't be.
+    /// Likewise on several threads, which it starts. Fails also if they cannot start.
     pub fn build_with(&self, threads: usize, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
         let device = CpuDevice::with(Threads::new(Cpu::detect(), threads)?);
         let net = self.net(&device, data)?;
         Ok(Box::new(OnCpu::on(net, device)))
     }
 
-    /// The same on a GPU. An error may also say what of that is missing.
+    /// Likewise on a GPU. Fails also if a requirement of the GPU is missing.
     pub fn build_on(&self, gpu: CudaOptions, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
         Ok(Box::new(OnCuda::new(gpu, |device| self.net(device, data))?))
     }
 
-    /// The same where a process has some layers at a time: as many of their parameters as `keep` says are on the GPU.
+    /// Likewise for a process with some layers at a time: `keep` says how many of their parameters stay on the GPU.
     pub fn build_layered(
         &self,
         gpu: CudaOptions,

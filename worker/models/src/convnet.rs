@@ -5,13 +5,13 @@
 //!            --conv 5x5--> 32 x S/2 x S/2 --norm, relu, pool--> 32 x S/4 x S/4 --linear--> classes
 //! ```
 //!
-//! Names count as in PyTorch's `nn.Sequential(Unflatten, Conv2d, BatchNorm2d, ReLU, MaxPool2d, Conv2d,
+//! Names are numbered as in PyTorch's `nn.Sequential(Unflatten, Conv2d, BatchNorm2d, ReLU, MaxPool2d, Conv2d,
 //! BatchNorm2d, ReLU, MaxPool2d, Flatten, Linear)`; `num_batches_tracked` is left out.
 //!
-//! The running statistics are buffers. Their "gradient" is `momentum * (running - batch)`, so that subtracting
-//! it is PyTorch's update, and averaging it over workers averages the workers' statistics.
+//! The running statistics are buffers. Their "gradient" is `momentum * (running - batch)`, so that subtracting it
+//! is PyTorch's update, and averaging it over workers averages the workers' statistics.
 
-use crate::batch::{Sample, Takes};
+use crate::batch::{InputSpec, Sample};
 use crate::init::Init;
 use crate::net::{Flat, Layer, Net, NetResult};
 use crate::{Batch, Evaluation, ModelError};
@@ -24,7 +24,7 @@ use paraft_compute::{
 const KERNEL: usize = 5;
 const PAD: usize = 2;
 const CHANNELS: [usize; 2] = [16, 32];
-/// Smaller than for other models: a sample's planes take a hundred times its input.
+/// Smaller than for other models: a sample's planes take a hundred times the memory of its input.
 const EVALUATION_CHUNK: usize = 128;
 
 /// One convolution with its norm, ReLU and pooling: its place in the flat vector and its workspace.
@@ -39,12 +39,12 @@ impl<D: Device> Stage<D> {
         ConvShape { inputs, outputs, kernel: KERNEL, pad: PAD }
     }
 
-    /// Values of weight, bias, gamma and beta.
+    /// Number of values of weight, bias, gamma and beta.
     fn params_len(shape: ConvShape) -> usize {
         shape.weight_len() + 3 * shape.outputs
     }
 
-    /// Where gamma lies.
+    /// The place of gamma.
     fn norm(&self) -> usize {
         self.at.params + self.shape.weight_len() + self.shape.outputs
     }
@@ -89,7 +89,8 @@ pub struct ConvNet<D: Device> {
 }
 
 impl<D: Device> ConvNet<D> {
-    /// For images of `input_len` values, the square of a side that is divisible by 4. `device` is where it will compute.
+    /// For images of `input_len` values, the square of a side that is divisible by 4. `device` is where it will
+    /// compute.
     pub fn new(device: &D, input_len: usize, classes: usize) -> Result<Self, ModelError> {
         let side = input_len.isqrt();
         if side * side != input_len || side == 0 || !side.is_multiple_of(4) {
@@ -105,7 +106,7 @@ impl<D: Device> ConvNet<D> {
         let (one, two) = (Stage::<D>::conv(1, CHANNELS[0]), Stage::<D>::conv(CHANNELS[0], CHANNELS[1]));
         let features = CHANNELS[1] * (side / 4) * (side / 4);
 
-        // Parameters of both stages, the head, then the buffers of both stages: `tensors` has the same order.
+        // The parameters of both stages and the head, then the buffers of both stages, as in `tensors`.
         let weight = Stage::<D>::params_len(one) + Stage::<D>::params_len(two);
         let bias = weight + features * classes;
         let buffers = bias + classes;
@@ -134,7 +135,7 @@ impl<D: Device> ConvNet<D> {
         LinearShape { n, inputs: self.features, outputs: self.classes }
     }
 
-    /// Computes the logits of what was loaded. `train` says whose statistics the norms use.
+    /// Computes the logits of the loaded batch. `train`: the norms use the batch's statistics.
     fn forward(&mut self, device: &mut D, params: &D::Params, n: usize, train: bool) -> NetResult {
         device.conv_block_forward(&mut self.first.block, &self.input, n, params, train)?;
         let x = D::conv_block_output(&self.first.block);
@@ -168,12 +169,12 @@ where
         init.uniform(self.features, &mut params[bias..bias + self.classes]);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         let sample = Sample::Values(self.side * self.side);
-        Takes { len: self.len, sample, classes: Some(self.classes) }
+        InputSpec { len: self.len, sample, classes: Some(self.classes) }
     }
 
-    /// One: its images are many, its parameters few.
+    /// One layer: the images are large, the parameters few.
     fn layers(&self) -> Vec<Layer> {
         vec![Layer::of(0..self.len, 1.0, 0)]
     }

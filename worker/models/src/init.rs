@@ -1,13 +1,13 @@
-//! Initial weights, distributed as PyTorch's `nn.Linear` and `nn.Conv2d` draw theirs.
+//! Initial weights, distributed like those of PyTorch's `nn.Linear` and `nn.Conv2d`.
 //!
-//! Kaiming-uniform with a = sqrt(5) comes down to U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for the weight and for
-//! the bias. The stream is our own (ChaCha8, tensor by tensor), so the values are not PyTorch's for one seed.
+//! Kaiming-uniform with a = sqrt(5) is U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for the weight and the bias. The random
+//! stream is our own (ChaCha8, tensor by tensor), so the values differ from PyTorch's for the same seed.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::thread;
 
-/// Values that a thread draws at least; even, since normal ones come in pairs.
+/// The minimum number of values per thread; even, because normal values come in pairs.
 const PART: usize = 1 << 20;
 
 /// Draws tensors one after another.
@@ -18,7 +18,7 @@ impl Init {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// Fills a weight or a bias of a layer whose outputs each see `fan_in` values.
+    /// Fills a weight or bias of a layer with `fan_in` inputs per output.
     pub fn uniform(&mut self, fan_in: usize, tensor: &mut [f32]) {
         let bound = 1.0 / (fan_in as f32).sqrt();
         self.draw(tensor, |stream, part| {
@@ -32,7 +32,7 @@ impl Init {
     pub fn normal(&mut self, deviation: f32, tensor: &mut [f32]) {
         self.draw(tensor, |stream, part| {
             for pair in part.chunks_mut(2) {
-                // Above 0, or there is no logarithm.
+                // Above 0, because of the logarithm.
                 let (a, b) = (1.0 - f64::from(unit(stream)), f64::from(unit(stream)));
                 let radius = (-2.0 * a.ln()).sqrt() * f64::from(deviation);
                 let (sin, cos) = (b * std::f64::consts::TAU).sin_cos();
@@ -43,7 +43,8 @@ impl Init {
         });
     }
 
-    /// Each value, or pair of them, takes as many numbers of the stream: threads that begin where theirs do draw what one would.
+    /// Each value, or pair, consumes the same number of random numbers. So threads that start at their own
+    /// positions draw the values of one thread.
     fn draw(&mut self, tensor: &mut [f32], fill: impl Fn(&mut ChaCha8Rng, &mut [f32]) + Sync) {
         let threads = thread::available_parallelism().map_or(1, usize::from).min(tensor.len() / PART);
         if threads < 2 {
@@ -74,7 +75,7 @@ impl Init {
     }
 }
 
-/// From 0 to 1, without 1. 24 bits: every value is exact, and none depends on how a library makes floats.
+/// From 0 to 1, without 1. With 24 bits every value is exact, independent of a library's float conversion.
 fn unit(stream: &mut ChaCha8Rng) -> f32 {
     (stream.next_u32() >> 8) as f32 / (1u32 << 24) as f32
 }
@@ -90,7 +91,7 @@ mod tests {
         let n = v.len() as f32;
         let mean = v.iter().sum::<f32>() / n;
         let moment = |p: i32| v.iter().map(|x| (x / 0.02).powi(p)).sum::<f32>() / n;
-        // Of the standard normal distribution: 1 and 3; the deviation of the means is 0.0045 and 0.03.
+        // The moments of the standard normal distribution are 1 and 3. The standard errors are 0.0045 and 0.03.
         assert!(mean.abs() < 3e-4 && (moment(2) - 1.0).abs() < 0.02 && (moment(4) - 3.0).abs() < 0.15);
     }
 
@@ -113,7 +114,7 @@ mod tests {
                 }
             }
             assert!(one.iter().zip(&many).all(|(a, b)| a.to_bits() == b.to_bits()), "normal: {normal}");
-            // What comes next too.
+            // The following values agree too.
             stream.set_word_pos(begin.0.get_word_pos());
             assert_eq!(unit(&mut stream), unit(&mut by_threads.0.clone()));
         }

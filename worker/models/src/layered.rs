@@ -1,6 +1,6 @@
-//! A net on a GPU that has some layers there at a time, for a worker that has the parameters in the host's memory: some of them
-//! (`memory.resident`), or those of its stages (`parallel`). Each layer is brought to the device before it is computed; its gradient comes
-//! back while the device goes on with the next one.
+//! A net on a GPU that holds some layers at a time. The worker keeps the parameters in host memory: some layers
+//! (`memory.resident`), or those of its stages (`parallel`). Each layer is uploaded before its computation. Its
+//! gradient is downloaded while the device computes the next layer.
 
 use crate::{
     Batch, Evaluation, Flat, Forward, Layer, Model, ModelError, Pass, Slice, SliceRanks, Sliced, Weights,
@@ -15,7 +15,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 /// See the module.
 pub struct Layered<N> {
-    // In the order in which they are given back: the device last.
+    // Declared in drop order: the device last.
     net: N,
     shelf: Shelf,
     layers: Vec<Layer>,
@@ -28,7 +28,7 @@ pub struct Layered<N> {
 }
 
 impl<N: Net<CudaDevice>> Layered<N> {
-    /// Opens the device; `build` makes the net for it. `keep`: how much of its layers' parameters stays there.
+    /// Opens the device; `build` creates its net. `keep`: how many of the layers' parameters stay there.
     pub fn new(
         options: CudaOptions,
         keep: impl FnOnce(&[Layer]) -> Keep,
@@ -52,7 +52,7 @@ impl<N: Net<CudaDevice>> Layered<N> {
         Ok(Self { net, shelf, layers, largest: 1, evaluations: 0, options, keep, device })
     }
 
-    /// Makes a step or a way back of it, and brings all of the gradient to the host's.
+    /// Runs a step, or its backward pass, and downloads the whole gradient.
     fn with_gradient<T>(
         &mut self,
         flat: &mut dyn Flat<CpuDevice>,
@@ -62,20 +62,20 @@ impl<N: Net<CudaDevice>> Layered<N> {
         let Self { net, shelf, device, layers, .. } = self;
         shelf.begin()?;
         let ready = layers.iter().flat_map(|l| &l.params).map(|p| p.end).max().unwrap_or_default();
-        let mut back = Back { host: flat, shelf, waits: VecDeque::new(), ready, sent: 0, come: 0 };
+        let mut back = BackwardBuffers { host: flat, shelf, waits: VecDeque::new(), ready, sent: 0, come: 0 };
         let made = compute(net, device, &mut back)?;
         back.end(first)?;
         Ok(made)
     }
 }
 
-/// Parameters on their way to the device.
-struct Forth<'a> {
+/// Uploads parameters.
+struct ForwardWeights<'a> {
     host: &'a mut dyn Weights<CpuDevice>,
     shelf: &'a mut Shelf,
 }
 
-impl Weights<CudaDevice> for Forth<'_> {
+impl Weights<CudaDevice> for ForwardWeights<'_> {
     fn params(&mut self, layer: usize) -> NetResult<&Params> {
         bring(self.host, self.shelf, layer)
     }
@@ -91,26 +91,26 @@ fn bring<'s, W: Weights<CpuDevice> + ?Sized>(
     shelf.bring(layer, edition, weights)
 }
 
-/// The same with the gradient on its way back.
-struct Back<'a> {
+/// Uploads parameters and downloads the gradient.
+struct BackwardBuffers<'a> {
     host: &'a mut dyn Flat<CpuDevice>,
     shelf: &'a mut Shelf,
-    /// Offsets from which on the host's gradient is complete once so many parts have come.
+    /// Number of parts after whose arrival the host's gradient is complete from this offset on.
     waits: VecDeque<(usize, usize)>,
-    /// The last of them.
+    /// The last such offset.
     ready: usize,
-    /// Parts that were sent, and that have come.
+    /// Parts sent, and parts received.
     sent: usize,
     come: usize,
 }
 
-impl Weights<CudaDevice> for Back<'_> {
+impl Weights<CudaDevice> for BackwardBuffers<'_> {
     fn params(&mut self, layer: usize) -> NetResult<&Params> {
         bring(&mut *self.host, self.shelf, layer)
     }
 }
 
-impl Flat<CudaDevice> for Back<'_> {
+impl Flat<CudaDevice> for BackwardBuffers<'_> {
     fn layer(&mut self, layer: usize) -> NetResult<(&Params, &mut Gradient)> {
         bring(&mut *self.host, self.shelf, layer)?;
         self.take(layer, false)?;
@@ -119,7 +119,7 @@ impl Flat<CudaDevice> for Back<'_> {
 
     fn ready(&mut self, offset: usize) -> NetResult {
         self.sent += self.shelf.send(offset)?;
-        // A part that lies across it is not complete.
+        // A part across the offset is incomplete.
         let from = self.shelf.complete_from(offset);
         if from < self.ready {
             self.ready = from;
@@ -129,8 +129,8 @@ impl Flat<CudaDevice> for Back<'_> {
     }
 }
 
-impl Back<'_> {
-    /// What has come of the gradient is the host's. `layer` is in hand.
+impl BackwardBuffers<'_> {
+    /// Writes the received parts to the host's gradient, for `layer`.
     fn take(&mut self, layer: usize, all: bool) -> NetResult {
         while let Some(come) = self.shelf.come(all)? {
             come.write(self.host.layer(layer)?.1);
@@ -141,7 +141,7 @@ impl Back<'_> {
         if all { self.tell() } else { Ok(()) }
     }
 
-    /// What is complete on the host by now.
+    /// Reports what is complete on the host.
     fn tell(&mut self) -> NetResult {
         while let Some((offset, sent)) = self.waits.front().copied()
             && sent <= self.come
@@ -154,13 +154,13 @@ impl Back<'_> {
 
     fn end(mut self, first: usize) -> NetResult {
         self.take(first, true)?;
-        // What others own of it: nobody says when that is complete.
+        // For parameters that other stages own there is no report of completion.
         self.shelf.send_all()?;
         self.take(first, true)
     }
 }
 
-/// Parameters that are the host's, all of one edition.
+/// The host's parameters, all of one edition.
 struct All<'a>(&'a [f32], u64);
 
 impl Weights<CpuDevice> for All<'_> {
@@ -232,7 +232,7 @@ impl<N: Net<CudaDevice>> Model for Layered<N> {
         batch: &Batch,
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
-        let mut forth = Forth { host: weights, shelf: &mut self.shelf };
+        let mut forth = ForwardWeights { host: weights, shelf: &mut self.shelf };
         forward_pass(&mut self.net, &mut self.device, &mut forth, pass, (batch, input))
     }
 

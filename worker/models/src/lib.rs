@@ -1,8 +1,8 @@
 //! Models: the trait a model implements, and the built-in ones.
 //!
-//! A model sees one flat parameter buffer and one flat gradient buffer (see [`paraft_common::layout`]), and
-//! says when a part of the gradient is ready, last layer first, so that its push overlaps the rest of the
-//! backward pass. No network, no files.
+//! A model sees one flat parameter buffer and one flat gradient buffer (see [`paraft_common::layout`]). It reports
+//! each completed part of the gradient, last layer first, so that its push overlaps the rest of the backward pass.
+//! No network, no files.
 //!
 //! | model | file | tensors (PyTorch's names) |
 //! |---|---|---|
@@ -12,9 +12,10 @@
 //! | [`ConvNet`] | `convnet.rs` | `1.weight`, ..., `10.bias`, then the running statistics |
 //! | [`Transformer`] | `transformer.rs` | `transformer.wte.weight`, ..., `transformer.ln_f.bias` (nanoGPT's) |
 //!
-//! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The built-in models are [`Net`]s:
-//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`], [`OnCuda`] and [`Layered`] make a [`Model`] of one. They
-//! keep their workspaces: after the first step of a batch size nothing is allocated.
+//! [`ModelConfig`] is the job file's section; it builds the model for the data. The built-in models are [`Net`]s,
+//! written once over the operators of [`paraft_compute::Device`], for all devices. [`OnCpu`], [`OnCuda`] and
+//! [`Layered`] turn a net into a [`Model`]. They keep their workspaces: after the first step of a batch size they
+//! allocate nothing.
 
 mod autoencoder;
 mod batch;
@@ -33,7 +34,7 @@ mod stages;
 mod transformer;
 
 pub use autoencoder::Autoencoder;
-pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
+pub use batch::{Batch, Evaluation, InputSpec, ModelError, Sample};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
@@ -57,17 +58,16 @@ pub trait Model: Send {
     /// The tensors, parameters first, then buffers, with PyTorch's names and shapes.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// Writes the initial weights for `seed`. Must depend on nothing but the model and the seed: every worker
-    /// computes them, and the first to arrive gives them to the servers.
+    /// Writes the initial weights for `seed`. It must depend only on the model and the seed: every worker computes
+    /// them, and the first to arrive sends them to the servers.
     fn init(&self, seed: u64, params: &mut [f32]);
 
-    /// One training step: the mean loss over the batch, its gradient in `grads` (every value is written; for a
-    /// buffer, the amount to subtract from it).
+    /// One training step: returns the mean loss over the batch, and writes every value of the gradient in `grads`
+    /// (for a buffer, the amount to subtract from it).
     ///
-    /// `ready(offset, grads)` says that `grads[offset..]` of what was not yet reported will not change any
-    /// more. It is called with falling offsets, last layer first; the last call must pass 0. Buffers lie at
-    /// the end of the vector, so they belong to the first call's part: write them before the first call, or
-    /// make the first call only when they are written.
+    /// `ready(offset, grads)` reports that the unreported part of `grads[offset..]` is final. The model calls it
+    /// with falling offsets, last layer first; the last call must pass 0. Buffers lie at the end of the vector, so
+    /// they belong to the first call's part: write them before the first call.
     fn step(
         &mut self,
         params: &[f32],
@@ -79,26 +79,26 @@ pub trait Model: Send {
     /// Loss and accuracy on a part of the held-out set, in inference mode.
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError>;
 
-    /// What is computed at once, in the order of the forward pass. Empty: the model isn't divided, and a worker holds all of it.
+    /// The layers, each computed as one unit, in forward order. Empty: the model is not divided, and a worker holds
+    /// all of it.
     fn layers(&self) -> Vec<Layer> {
         Vec::new()
     }
 
-    /// As [`Self::step`], for a worker that has the parameters of some layers at a time: each is asked for where it is used, forward
-    /// and backward. For models with [`Self::layers`].
+    /// Like [`Self::step`], for a worker that holds the parameters of some layers at a time. The model asks for
+    /// each layer where it uses it, forward and backward. For models with [`Self::layers`].
     ///
-    /// # Errors
-    /// As of [`Self::step`], and what `flat` says. The gradient is of no use then.
+    /// # Errors Those of [`Self::step`], and of `flat`. The gradient is then invalid.
     fn step_by_layers(&mut self, _flat: &mut dyn Flat<CpuDevice>, _batch: &Batch) -> Result<f32, ModelError> {
         Err(ModelError::new("this model isn't divided in layers: it has no Model::step_by_layers"))
     }
 
-    /// A pass of some layers forward, for a worker whose ranks have some layers each: from what the layer before gave for these samples, or
-    /// from the batch, to what the next one takes, or to the loss. What it keeps for the way back lies in the pass's slot. For models with
-    /// [`Self::layers`].
+    /// The forward pass of some layers, for a worker whose ranks have some layers each. It computes from the
+    /// previous layer's output for these samples, or from the batch, to the next layer's input, or to the loss. The
+    /// pass's slot keeps the activations for the backward pass. For models with [`Self::layers`].
     ///
-    /// # Errors
-    /// As of [`Self::step`], and what `weights` says; the input is not as long as the layer before says.
+    /// # Errors Those of [`Self::step`], and of `weights`; or the input does not have the previous layer's output
+    /// length.
     fn forward_pass(
         &mut self,
         _weights: &mut dyn Weights<CpuDevice>,
@@ -109,11 +109,11 @@ pub trait Model: Send {
         Err(ModelError::new("this model isn't computed layer by layer: it has no Model::forward_pass"))
     }
 
-    /// The way back of [`Self::forward_pass`]: from the gradient of what the pass gave, or from the loss, to that of what it took (`None`: the
-    /// batch). What its layers share with others that are not in it is zero in the gradient before.
+    /// The backward pass of [`Self::forward_pass`]: from the gradient of the pass's output, or from the loss, to
+    /// the gradient of its input (`None`: the batch). The gradient of parameters shared with layers outside the
+    /// pass must be zero before.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors Those of [`Self::forward_pass`].
     fn backward_pass(
         &mut self,
         _flat: &mut dyn Flat<CpuDevice>,
@@ -123,19 +123,20 @@ pub trait Model: Send {
         Err(ModelError::new("this model isn't computed layer by layer: it has no Model::backward_pass"))
     }
 
-    /// One slice of it, where several ranks compute each layer together: over flat vectors of its own. `ranks` are those with the others.
+    /// One tensor slice of the model, if several ranks compute each layer together, with its own flat vectors.
+    /// `ranks` have the other slices.
     ///
-    /// # Errors
-    /// It can't be cut in slices, or not in so many.
+    /// # Errors The model cannot be split into slices, or not into this many.
     fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<Sliced, ModelError> {
         Err(ModelError::new("this model isn't cut in tensor slices: it has no Model::slice"))
     }
 
-    /// From now on, in training, statistics of a batch (BatchNorm's) are those of the batches of all ranks of a group, if the model
-    /// has any. Ranks call [`Self::step`] at the same time, with batches of their own. On a device of its own it does so anyway.
+    /// From now on, in training, batch statistics (BatchNorm's) cover the batches of all ranks of a group, if the
+    /// model has any. All ranks call [`Self::step`] at the same time, each with its own batch. A model on its own
+    /// device does so anyway.
     fn share_statistics(&mut self, _ranks: Option<Arc<dyn RankSums>>) {}
 
-    /// Where the model keeps parameters and gradients on a device of its own, the way to them that spares copies.
+    /// Access without copies, if the model keeps parameters and gradients on its own device.
     fn resident(&mut self) -> Option<&mut dyn Resident> {
         None
     }

@@ -1,125 +1,123 @@
-//! What a built-in model is: arithmetic over a [`Device`], written once for all of them; and [`OnCpu`], which makes a
-//! [`Model`] of it.
+//! The interface of a built-in model: arithmetic over a [`Device`], written once for all devices; and [`OnCpu`],
+//! which turns a net into a [`Model`].
 
 use crate::{
     Batch, Evaluation, Model, ModelError,
-    batch::Takes,
+    batch::InputSpec,
     slice::{NetSlice, Slice, SliceRanks, Sliced},
 };
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{CpuDevice, Device, DeviceError, collective::RankSums, device::Buffers};
 use std::{ops::Range, sync::Arc};
 
-/// Of a net's work on its device.
+/// The result of a net's work on its device.
 pub type NetResult<T = ()> = Result<T, DeviceError>;
 
-/// Says that the flat gradient from an offset on is (or, once what was begun is done, will be) complete.
+/// Reports that the flat gradient from an offset on is complete, or will be when pending work is done.
 pub type Ready<'a, D> = dyn FnMut(usize, &<D as Buffers>::Grads) -> NetResult + 'a;
 
-/// A part of a model that is computed at once, with the parameters that it needs there.
+/// A part of a model that is computed as one unit, with its parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layer {
-    /// Where they are in the flat vector, in rising order. What layers share is in each of them.
+    /// Their ranges in the flat vector, in rising order. Shared parameters appear in each layer.
     pub params: Vec<Range<usize>>,
-    /// What its forward pass of one sample takes, in floating-point operations or anything that is as much for the others.
+    /// Cost of a sample's forward pass: floating-point operations, or any unit that is proportional for all layers.
     pub cost: f64,
-    /// Values that it gives to the next layer, of one sample.
+    /// Output values per sample.
     pub outputs: usize,
-    /// Values that it keeps of one sample between its forward and its backward pass.
+    /// Values per sample that it keeps between forward and backward pass.
     pub keeps: usize,
-    /// Values beside, of one sample, that layers of a rank use one after the other.
+    /// Additional values per sample that a rank's layers use one after another.
     pub works: usize,
-    /// Values that a tensor slice of it gives each of the others, forward and back, of one sample; none of the layer as a whole.
+    /// Values per sample that a tensor slice sends to each other slice, forward and backward; 0 for a whole layer.
     pub sums: usize,
 }
 
 impl Layer {
-    /// With parameters in one range, keeping what it gives.
+    /// A layer with parameters in one range, which keeps its output.
     pub fn of(params: Range<usize>, cost: f64, outputs: usize) -> Self {
         Self { params: std::iter::once(params).collect(), cost, outputs, keeps: outputs, works: 0, sums: 0 }
     }
 }
 
-/// What a forward pass ends with.
+/// The result of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Forward {
-    /// What its last layer gives to the next one: `[n, outputs]`.
+    /// The last layer's output: `[n, outputs]`.
     Edge(Vec<f32>),
     /// The mean loss over the samples.
     Loss(f32),
-    /// Of an evaluation.
+    /// The result of an evaluation.
     Evaluated(Evaluation),
 }
 
-/// A pass of some samples through some layers, forward or back. What the first leaves for the second lies in a slot, of which a model has
-/// as many as are named.
+/// A forward or backward pass of some samples through some layers. A slot keeps the forward pass's activations for
+/// the backward pass; a model has as many slots as passes name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Of [`Model::layers`].
+    /// Indices into [`Model::layers`].
     pub layers: Range<usize>,
-    /// Of these samples, until they are back.
+    /// The slot of these samples until their backward pass.
     pub slot: usize,
     /// Samples.
     pub n: usize,
-    /// There is no way back: losses are added up as in an evaluation.
+    /// No backward pass follows: losses are summed as in an evaluation.
     pub evaluates: bool,
 }
 
-/// The flat parameters, as a net goes through its layers.
+/// The flat parameters, for a net that visits its layers.
 pub trait Weights<D: Buffers> {
-    /// The vector, in which the parameters of this layer ([`Net::layers`]) are there.
+    /// The vector, with the parameters of this layer ([`Net::layers`]) present.
     ///
-    /// # Errors
-    /// They can't be brought.
+    /// # Errors They cannot be loaded.
     fn params(&mut self, layer: usize) -> NetResult<&D::Params>;
 
-    /// Has them there, and says which they are: with the same number, which rises, the same. 0: they may be others each time.
+    /// Loads them and returns their version: equal, rising numbers mean equal parameters. 0: they may differ each
+    /// time.
     ///
-    /// # Errors
-    /// They can't be brought.
+    /// # Errors They cannot be loaded.
     fn edition(&mut self, _layer: usize) -> NetResult<u64> {
         Ok(0)
     }
 }
 
-/// What a step reads and writes.
+/// A step's parameters and gradient.
 pub trait Flat<D: Buffers>: Weights<D> {
-    /// As [`Weights::params`], with the flat gradient.
+    /// Like [`Weights::params`], with the flat gradient.
     ///
-    /// # Errors
-    /// The parameters can't be brought.
+    /// # Errors The parameters cannot be loaded.
     fn layer(&mut self, layer: usize) -> NetResult<(&D::Params, &mut D::Grads)>;
 
-    /// The gradient from this offset on is complete, or will be once what was begun is done. Offsets fall; the last one is 0.
+    /// The gradient from this offset on is complete, or will be when pending work is done. Offsets fall; the last
+    /// one is 0.
     ///
-    /// # Errors
-    /// It can't be handed on.
+    /// # Errors It cannot be passed on.
     fn ready(&mut self, offset: usize) -> NetResult;
 }
 
-/// Parameters that are all there.
-pub(crate) struct There<'a, D: Buffers>(pub &'a D::Params);
+/// Parameters that are all present.
+pub(crate) struct WholeParams<'a, D: Buffers>(pub &'a D::Params);
 
-impl<D: Buffers> Weights<D> for There<'_, D> {
+impl<D: Buffers> Weights<D> for WholeParams<'_, D> {
     fn params(&mut self, _: usize) -> NetResult<&D::Params> {
         Ok(self.0)
     }
 }
 
-/// Both vectors whole.
-pub(crate) struct Whole<'a, 'r, D: Buffers> {
+/// Complete parameters and gradient.
+pub(crate) struct WholeVectors<'a, 'r, D: Buffers> {
     pub params: &'a D::Params,
     pub grads: &'a mut D::Grads,
     pub ready: &'a mut Ready<'r, D>,
 }
 
-impl<D: Buffers> Weights<D> for Whole<'_, '_, D> {
+impl<D: Buffers> Weights<D> for WholeVectors<'_, '_, D> {
     fn params(&mut self, _: usize) -> NetResult<&D::Params> {
         Ok(self.params)
     }
 }
 
-impl<D: Buffers> Flat<D> for Whole<'_, '_, D> {
+impl<D: Buffers> Flat<D> for WholeVectors<'_, '_, D> {
     fn layer(&mut self, _: usize) -> NetResult<(&D::Params, &mut D::Grads)> {
         Ok((self.params, self.grads))
     }
@@ -129,20 +127,20 @@ impl<D: Buffers> Flat<D> for Whole<'_, '_, D> {
     }
 }
 
-/// A model's arithmetic on a device. The flat vectors are those of [`Model`]; batches are as [`Net::takes`] wants them.
+/// A model's arithmetic on a device. The flat vectors are those of [`Model`]; batches must match [`Net::takes`].
 pub trait Net<D: Device>: Send {
     /// See [`Model::tensors`].
     fn tensors(&self) -> Vec<TensorSpec>;
     /// See [`Model::init`].
     fn init(&self, seed: u64, params: &mut [f32]);
-    /// What batches must be like.
-    fn takes(&self) -> Takes;
-    /// What is computed at once, in the order of the forward pass.
+    /// The requirements on batches.
+    fn takes(&self) -> InputSpec;
+    /// The layers, in forward order.
     fn layers(&self) -> Vec<Layer>;
-    /// Brings a training batch to the device.
+    /// Copies a training batch to the device.
     fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult;
-    /// See [`Model::step`], for the `n` samples that were loaded; the loss is read from the device. It begins the same work for
-    /// every batch of a size: it is written down, and begun again without this being called.
+    /// See [`Model::step`], for the `n` loaded samples; the loss is read from the device. It must start the same
+    /// work for every batch of a size: a CUDA graph records that work and replays it without this call.
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult;
     /// The mean loss of the last step; waits for it.
     fn loss(&mut self, device: &mut D) -> NetResult<f32> {
@@ -150,14 +148,15 @@ pub trait Net<D: Device>: Send {
     }
     /// See [`Model::evaluate`].
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
-    /// The sums of the evaluation of so many samples.
+    /// The sums of the evaluation of this many samples.
     fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
-    /// One slice of it, over flat vectors of its own, and where their values are in this net's. Its [`Net::tensors`] are those of the whole.
+    /// One tensor slice of the net, with its own flat vectors, and the places of its values in this net's. Its
+    /// [`Net::tensors`] are those of the whole net.
     fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
         Err(not_in_slices())
     }
-    /// Some layers' forward pass: from what the layer before has given, or from what was loaded, to what the next one takes, or to the
-    /// loss.
+    /// The forward pass of some layers: from the previous layer's output, or the loaded batch, to the next layer's
+    /// input, or the loss.
     fn forward_pass(
         &mut self,
         _device: &mut D,
@@ -167,8 +166,8 @@ pub trait Net<D: Device>: Send {
     ) -> NetResult<Option<Vec<f32>>> {
         Err(whole_only())
     }
-    /// Their backward pass: from the gradient of what they gave, or from the loss, to that of what they took. What a layer of the pass
-    /// shares with one that isn't in it is zero in the gradient before.
+    /// The backward pass of some layers: from the gradient of their output, or the loss, to the gradient of their
+    /// input. The gradient of parameters shared with layers outside the pass must be zero before.
     fn backward_pass(
         &mut self,
         _device: &mut D,
@@ -197,7 +196,7 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
         (**self).init(seed, params);
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         (**self).takes()
     }
 
@@ -258,12 +257,12 @@ pub struct OnCpu<N> {
 }
 
 impl<N> OnCpu<N> {
-    /// On what the machine can do best.
+    /// Uses the machine's best instruction set.
     pub fn new(net: N) -> Self {
         Self::on(net, CpuDevice::default())
     }
 
-    /// On a device in hand.
+    /// On a given device.
     pub fn on(net: N, device: CpuDevice) -> Self {
         Self { net, device }
     }
@@ -291,7 +290,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
             Ok(())
         };
         self.net.load(&mut self.device, 0, batch)?;
-        self.net.step(&mut self.device, &mut Whole { params, grads, ready: &mut ready }, batch.n)?;
+        self.net.step(&mut self.device, &mut WholeVectors { params, grads, ready: &mut ready }, batch.n)?;
         Ok(self.net.loss(&mut self.device)?)
     }
 
@@ -363,7 +362,7 @@ pub(crate) fn forward_pass<D: Device, N: Net<D>>(
     })
 }
 
-/// Whether there are as many values as pass between the layers before and from `layer` on, which may come from another process.
+/// Checks the number of values between two layers, which may come from another process.
 pub(crate) fn check_edge(
     values: Option<&[f32]>,
     layers: &[Layer],

@@ -1,5 +1,5 @@
-//! A net on a GPU: its parameters and its gradient stay there, and only what goes to or comes from the servers passes through
-//! the host.
+//! A net on a GPU: parameters and gradient stay there, and only data to or from the servers passes through the
+//! host.
 
 use crate::{
     Batch, Evaluation, Model, ModelError,
@@ -12,47 +12,48 @@ use paraft_common::{
     optim::{self, Hyper, OptimizerConfig, norm_factor},
 };
 use paraft_compute::cuda::{
-    CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, Rule, Slots,
-    StepResult, UniqueId, Update, Wire,
+    CudaDevice, CudaOptions, Gradient, GradientPart, Inbox, Nccl, Outbox, PinnedBytes, Precision, Rule,
+    Slots, StepResult, UniqueId, Update, Wire,
 };
 use paraft_compute::{DeviceError, device::Losses};
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-/// A part of the flat gradient that is pushed by itself, and how. Encodings that keep something of each push
-/// ([`Encoding::feeds_back`]) are the host's: what is pushed so leaves the device as f32.
+/// A part of the flat gradient that is pushed as one unit, and its encoding. Encodings that keep a residual
+/// ([`Encoding::feeds_back`]) run on the host: such parts leave the device as f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its values.
+    /// Its range of values.
     pub range: Range<usize>,
-    /// How they are written.
+    /// Its encoding.
     pub encoding: Encoding,
 }
 
-/// A model whose parameters and gradient are on a device. What is pulled lands in [`Self::host_mut`]; what is to be pushed is
-/// ready for the network where the device has copied it to.
+/// A model with parameters and gradient on a device. Pulled weights go to [`Self::host_mut`]. Gradients to push
+/// arrive on the host ready for the network.
 ///
-/// In a group several ranks, with a device each, make one step together. All of them call [`Self::landed`] and
-/// [`Self::step_resident`], in the same order and with the same ranges and parts; what differs is the batch. Only rank 0 has
-/// parameters to give and gradients to push. When a rank is gone the others wait on their devices until somebody calls
-/// [`Nccl::abort`] from another thread; what they were about then ends with an error that [`ModelError::is_group`], and the model
+/// In a group several ranks, with a device each, compute one step together. All of them call [`Self::landed`] and
+/// [`Self::step_resident`], in the same order and with the same ranges and parts, but different batches. Only rank
+/// 0 provides parameters and pushes gradients. When a rank is gone, the others wait on their devices until another
+/// thread calls [`Nccl::abort`]. Their call then ends with an error that [`ModelError::is_group`], and the model
 /// can be used in another group, or alone.
 ///
-/// A job without servers in its steps has its parameters on the devices alone: [`Self::set_state`] on rank 0,
-/// [`Self::share_state`], then [`Self::step_local`] and [`Self::optimize`] in turn, on all ranks alike.
+/// In a job without servers in its steps the parameters are only on the devices: rank 0 calls [`Self::set_state`],
+/// then all ranks call [`Self::share_state`], and [`Self::step_local`] and [`Self::optimize`] in turn.
 pub trait Resident {
-    /// The parameters as the last pull left them; in a group, on rank 0 only.
+    /// The parameters of the last pull; in a group, on rank 0 only.
     fn host(&self) -> &[f32];
 
-    /// The same, for the next pull to write.
+    /// The same memory, for the next pull to write.
     fn host_mut(&mut self) -> Result<&mut [f32], ModelError>;
 
-    /// These parts of [`Self::host_mut`] are new. They are used from the next step or evaluation on. In a group it is rank 0's
-    /// host that has them, for all ranks.
+    /// These parts of [`Self::host_mut`] are new. The next step or evaluation uses them. In a group all ranks
+    /// receive them from rank 0's host.
     fn landed(&mut self, ranges: &[Range<usize>]) -> Result<(), ModelError>;
 
-    /// One training step; see [`Model::step`]. `parts` cover the vector, in its order; `push(i, bytes)` is called once for each,
-    /// the last one first, as soon as its gradient is on the host, while the device goes on with the others. In a group that is
-    /// the mean of the ranks' gradients; only rank 0 is called to push it. The loss is this rank's.
+    /// One training step; see [`Model::step`]. `parts` cover the vector, in its order. `push(i, bytes)` is called
+    /// once for each, the last one first, as soon as its gradient is on the host, while the device computes the
+    /// others. In a group that gradient is the ranks' mean, and only rank 0's `push` is called. The loss is this
+    /// rank's.
     fn step_resident(
         &mut self,
         batch: &Batch,
@@ -60,13 +61,13 @@ pub trait Resident {
         push: &mut dyn FnMut(usize, PinnedBytes),
     ) -> Result<f32, ModelError>;
 
-    /// One training step whose gradient stays on the device; in a group it becomes the mean over the ranks. The loss is this
-    /// rank's.
+    /// One training step whose gradient stays on the device; in a group it becomes the mean over the ranks. The
+    /// loss is this rank's.
     fn step_local(&mut self, batch: &Batch) -> Result<f32, ModelError>;
 
-    /// Applies the gradient of the last [`Self::step_local`], once: to the parameters by the optimizer, whose slots are made when
-    /// they are missing; from the buffers it is subtracted. With `clip_norm` it is brought to that norm first, as
-    /// [`norm_factor`] has it. A gradient that is not finite is an error, and nothing is changed then.
+    /// Applies the gradient of the last [`Self::step_local`], once. The optimizer updates the parameters, and
+    /// creates missing slots; from the buffers the gradient is subtracted. With `clip_norm` the gradient is first
+    /// clipped to that norm, by [`norm_factor`]. A gradient that is not finite is an error and changes nothing.
     fn optimize(
         &mut self,
         optimizer: &OptimizerConfig,
@@ -74,24 +75,25 @@ pub trait Resident {
         clip_norm: Option<f32>,
     ) -> Result<(), ModelError>;
 
-    /// The parameters, buffers included, and the optimizer's slots, each as long as the trained part; none where it has not
-    /// begun. After a broken step they are those of before it.
+    /// The parameters, including buffers, and the optimizer's slots, each as long as the trained part; no slots
+    /// before the first update. After a failed step it is the state before it.
     fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError>;
 
-    /// The reverse: from now on these, on this rank alone. Without slots the optimizer begins anew.
+    /// Sets this state on this rank only. Without slots the optimizer restarts.
     fn set_state(&mut self, weights: &[f32], slots: &[Vec<f32>]) -> Result<(), ModelError>;
 
-    /// All ranks of the group get rank 0's parameters and slots; waits for them. Rank 0 needs parameters of its own: from
-    /// [`Self::set_state`], an earlier group that did not have servers, or what has landed in this one. Alone nothing is done.
-    /// When it fails, rank 0 still has its state.
+    /// Copies rank 0's parameters and slots to all ranks of the group, and waits for the copy. Rank 0 needs its own
+    /// parameters: from [`Self::set_state`], an earlier group without servers, or landed weights. Without a group
+    /// it does nothing. After a failure rank 0 still has its state.
     fn share_state(&mut self, optimizer: &OptimizerConfig) -> Result<(), ModelError>;
 
-    /// Loss and accuracy with what has landed; see [`Model::evaluate`]. Each rank of a group does it by itself.
+    /// Loss and accuracy with the landed weights; see [`Model::evaluate`]. Each rank of a group evaluates by
+    /// itself.
     fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError>;
 
-    /// From now on it is a rank of this group, or of none. What it has begun in the group before is over: [`Nccl::leave`] that
-    /// one first, or abort it. In a new group, and alone after one that broke, all parameters have to land, be set or be shared
-    /// before they are used: those on the device are nobody's.
+    /// Makes this a rank of the given group, or of none. Its work in the former group must be over: call
+    /// [`Nccl::leave`] there first, or abort it. In a new group, and alone after a broken one, all parameters must
+    /// land, be set or be shared before use: those on the device are invalid.
     fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError>;
 
     /// Forms a group with its device ([`Nccl::form`]) and joins it.
@@ -104,18 +106,18 @@ pub trait Resident {
     ) -> Result<Arc<Nccl>, ModelError>;
 }
 
-/// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. Halved when a
-/// gradient overflows, and the step is made again; doubled after as many good steps.
+/// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. The
+/// scale is halved when a gradient overflows, and the step is repeated; it is doubled after this many good steps.
 const FIRST_SCALE: f32 = 65_536.0;
 const GOOD_STEPS: u32 = 2_000;
 
-/// Values of the parts that a group reduces in one collective, unless one part alone has more: to begin one takes about as long as
-/// to reduce a mebibyte, and what waits for the end of a long one could be on its way to the host.
-const REDUCED_AT_ONCE: usize = 2 << 20;
+/// Values that a group reduces in one collective, unless one part has more. Starting a collective takes about as
+/// long as reducing one mebibyte; and during a long collective finished parts could already be downloaded.
+const REDUCE_VALUES: usize = 2 << 20;
 
 /// A net on a GPU.
 pub struct OnCuda<N> {
-    // In the order in which they are given back: the device last.
+    // Declared in drop order: the device last.
     net: N,
     replays: Replays,
     inbox: Inbox,
@@ -124,17 +126,17 @@ pub struct OnCuda<N> {
     params_len: usize,
     scale: f32,
     good: u32,
-    /// Of the optimizer, where this rank has one.
+    /// The optimizer's slots, if this rank has an optimizer.
     slots: Option<Slots>,
-    /// Of a gradient that has not been applied.
+    /// The result of a step that is not applied.
     pending: Option<StepResult>,
-    /// The device's parameters and slots are whole and this rank's own, whatever becomes of its group.
+    /// Whether parameters and slots are complete and valid on this rank, whatever happens to its group.
     own: bool,
     device: CudaDevice,
 }
 
 impl<N: Net<CudaDevice>> OnCuda<N> {
-    /// Opens the device and makes room there; `build` makes the net for it.
+    /// Opens the device and allocates memory there; `build` creates its net.
     pub fn new(
         options: CudaOptions,
         build: impl FnOnce(&CudaDevice) -> Result<N, ModelError>,
@@ -165,14 +167,14 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         &self.device
     }
 
-    /// Has these parameters on their way to the device, on this rank alone.
+    /// Starts to copy these parameters to the device, on this rank only.
     fn take(&mut self, params: &[f32]) -> Result<(), ModelError> {
         self.inbox.host_mut()?.copy_from_slice(params);
         self.own = false;
         Ok(self.inbox.landed(&self.device, 0..params.len(), None)?)
     }
 
-    /// Begins the step; `ready` as in [`Net::step`], but only where the gradient comes past a cut.
+    /// Starts the step. `ready` as in [`Net::step`], but only where the gradient passes a cut.
     fn begin(
         &mut self,
         batch: &Batch,
@@ -192,14 +194,14 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         replays.step(net, device, inbox.params(), gradient, batch.n, scale, cuts, &mut ready)
     }
 
-    /// In f16 the gradient is scaled, and known to be good, before any of it may leave. A group's ranks count what is bad
-    /// together, and began with the same scale: they decide alike.
+    /// In f16 the gradient is scaled, and checked before any part leaves. A group's ranks sum the number of bad
+    /// values, and started with the same scale, so they all decide alike.
     fn scaled_step(&mut self, batch: &Batch) -> NetResult {
         loop {
             self.device.set_loss_scale(self.scale);
             self.begin(batch, &Cuts::default(), &mut |_, _, _| Ok(()))?;
             let bad = self.device.unscale(&mut self.gradient, self.params_len, 1.0 / self.scale)?;
-            // At scale 1 the gradient is what it is, and the servers refuse what is not finite.
+            // At scale 1 no smaller scale helps, and the servers refuse values that are not finite.
             if bad == 0 || self.scale <= 1.0 {
                 break;
             }
@@ -220,7 +222,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         self.outbox.mark(&stream)
     }
 
-    /// The slots, made where there are none.
+    /// The slots, created if missing.
     fn slots(&mut self, optimizer: &OptimizerConfig) -> Result<&Slots, ModelError> {
         if self.slots.as_ref().is_some_and(|s| s.len() != optimizer.slots()) {
             return Err(ModelError::new(format!(
@@ -238,7 +240,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     }
 }
 
-/// An update's rule, as the device's kernels take it.
+/// An update's rule, for the device's kernels.
 fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, ModelError> {
     Ok(match optimizer.rule(hyper) {
         optim::Rule::Sgd { lr } => Rule::Sgd { lr },
@@ -277,7 +279,7 @@ fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, ModelError> 
     })
 }
 
-/// Those of the parts, in runs of at most so many values (or one part), the last one first.
+/// The parts in `of`, in runs of at most `most` values (or one part), the last one first.
 fn runs(parts: &[Part], of: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in of.rev() {
@@ -327,13 +329,13 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
     ) -> Result<f32, ModelError> {
         self.net.takes().check_step_batch(batch)?;
         self.pending = None;
-        let mut parcels: VecDeque<(usize, Parcel)> = VecDeque::with_capacity(parts.len());
+        let mut parcels: VecDeque<(usize, GradientPart)> = VecDeque::with_capacity(parts.len());
         let mut next = parts.len();
         let group = self.device.group().cloned();
         let mut send = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| {
             let complete = parts[..next].partition_point(|p| p.range.start < offset)..next;
             next = complete.start;
-            for run in runs(parts, complete, REDUCED_AT_ONCE) {
+            for run in runs(parts, complete, REDUCE_VALUES) {
                 if let Some(group) = &group {
                     let range = parts[run.start].range.start..parts[run.end - 1].range.end;
                     outbox.reduce(gradient, range, group)?;
@@ -386,8 +388,8 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             self.scaled_step(batch)?;
             reduce(&mut self.outbox, 0, &self.gradient)?;
         } else {
-            // The same on all ranks, whether they begin graphs or not. Alone nothing leaves.
-            let behind = (1..).map(|i| i * REDUCED_AT_ONCE).take_while(|b| *b < len).map(|b| len - b);
+            // Equal on all ranks, whether or not they use graphs. Without a group nothing leaves.
+            let behind = (1..).map(|i| i * REDUCE_VALUES).take_while(|b| *b < len).map(|b| len - b);
             let mut cuts: Vec<usize> = behind.chain([0]).filter(|_| group.is_some()).collect();
             cuts.reverse();
             self.begin(batch, &Cuts(cuts), &mut reduce)?;
@@ -395,7 +397,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         if group.is_some() && next > 0 {
             return Err(ModelError::new("it did not report its whole gradient as ready"));
         }
-        // What reads the gradient on the device's stream waits until it is reduced.
+        // Work on the device's stream that reads the gradient waits until it is reduced.
         self.outbox.begin(self.device.stream())?;
         let result = self.device.step_result(&self.gradient, self.params_len)?;
         self.pending = Some(result);
@@ -427,7 +429,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             rule: rule(optimizer, hyper)?,
         };
         self.pending = None;
-        // Where a launch fails half of it may be done.
+        // A failed launch may have done half of the work.
         self.own = false;
         self.device.update(&mut self.inbox, &self.gradient, self.params_len, slots, &update)?;
         self.own = true;
@@ -439,7 +441,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             self.inbox.swap(&self.device)?;
         }
         let slots = self.slots.as_ref().map_or(Ok(Vec::new()), |s| s.read(&self.device, &mut self.inbox))?;
-        // The host's copy is of the parameters again.
+        // The host's copy has the parameters again.
         let weights = self.inbox.fetch(&self.device)?.to_vec();
         if !self.own {
             self.device.check_group()?;
@@ -505,13 +507,13 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             self.inbox.distrust();
         }
         if group.is_some() {
-            // The same on all ranks, some of which may have only just begun.
+            // Equal on all ranks, some of which may be new.
             (self.scale, self.good) = (FIRST_SCALE, 0);
         } else if self.own {
-            // Nothing of a group's is in them.
+            // They contain nothing of a former group.
             self.inbox.trust();
         }
-        // Norms may be over others now.
+        // The norms' group may have changed.
         self.replays.clear();
         self.device.join(group);
         Ok(())
@@ -532,15 +534,15 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
 
 impl<N> Drop for OnCuda<N> {
     fn drop(&mut self) {
-        // Streams are waited for next, and collectives on them may be without their other ranks.
+        // The streams are waited for next, and their collectives may lack other ranks.
         if let Some(group) = self.device.group() {
             group.abort();
         }
     }
 }
 
-/// With parameters and gradients of the host's: everything is copied, in one piece. In a group each rank uses the parameters
-/// that it is given, and gets the mean of the gradients.
+/// With parameters and gradients in host memory: each is copied in one piece. In a group each rank uses its given
+/// parameters, and receives the mean of the gradients.
 impl<N: Net<CudaDevice>> Model for OnCuda<N> {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.net.tensors()

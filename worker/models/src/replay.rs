@@ -1,51 +1,52 @@
-//! Steps of a net as CUDA graphs: the first of a shape begins its kernels one by one and makes room, the second is written down,
-//! and from then on what is written down is begun at once.
+//! Steps of a net as CUDA graphs. The first step of a shape starts its kernels one by one and allocates memory, the
+//! second is recorded, and later steps replay the graph.
 //!
-//! What is written down ends where a part of the gradient has to leave: in between the host has its turn, as it has in a
-//! step that is not written down. So the two are the same work in the same order, and the same bits.
+//! A recording ends where a part of the gradient has to leave: there the host runs, as in a step that is not
+//! recorded. So both do the same work in the same order, and produce the same bits.
 
-use crate::net::{Net, NetResult, Whole};
+use crate::net::{Net, NetResult, WholeVectors};
 use paraft_compute::cuda::{CudaDevice, Gradient, Graph, Params, Recording};
 
-/// Shapes, with either buffer of parameters, that are kept at most; others are not written down.
-const MOST: usize = 8;
+/// The maximum number of kept shapes, with either parameter buffer; further ones are not recorded.
+const MAX_SHAPES: usize = 8;
 
-/// Where a backward pass lets go of what is ready of the gradient: where it has come past one more of these offsets, which rise.
+/// The cuts of a backward pass: each time it passes one of these offsets, which rise, the completed gradient is
+/// sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cuts(pub Vec<usize>);
 
 impl Cuts {
-    /// Whether to let go, with the gradient ready from `offset` on; `left` are the cuts that it has not come past.
+    /// Whether to send the gradient that is ready from `offset` on; `left`: the number of cuts not yet passed.
     fn past(&self, left: &mut usize, offset: usize) -> bool {
         let now = self.0.partition_point(|c| *c < offset);
         now < std::mem::replace(left, now.min(*left))
     }
 }
 
-/// What decides which work a step is.
+/// The properties that determine a step's work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Shape {
     samples: usize,
-    /// Of the loss, as bits.
+    /// The loss scale's bits.
     scale: u32,
     cuts: Cuts,
 }
 
-/// Steps as they were written down.
+/// A recorded step.
 #[derive(Debug)]
 struct Replay {
     shape: Shape,
-    /// The parameters have two buffers in turn.
+    /// The index of the parameter buffer.
     params: u64,
-    /// Each with what is ready of the gradient behind it, where that is to leave.
+    /// Each graph with the offset of the gradient to send after it, if any.
     pieces: Vec<(Option<Graph>, Option<usize>)>,
     step_values: usize,
 }
 
-/// Those of a net on a device.
+/// The recorded steps of a net on a device.
 #[derive(Debug, Default)]
 pub(crate) struct Replays {
-    /// Of the device's memory, when they were written down.
+    /// The device's memory layout of the recordings.
     layout: u64,
     seen: Vec<Shape>,
     refused: Vec<Shape>,
@@ -53,12 +54,12 @@ pub(crate) struct Replays {
 }
 
 impl Replays {
-    /// Forgets everything, as when other ranks have a part in the step from now on. Nothing of it may be under way.
+    /// Drops all recordings, for example when the group changes. No replay may be in progress.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// One step of what was loaded, on the device's stream. `ready` is called at the cuts.
+    /// One step of the loaded batch, on the device's stream. Calls `ready` at the cuts.
     #[expect(clippy::too_many_arguments, reason = "what a step needs")]
     pub fn step<N: Net<CudaDevice>>(
         &mut self,
@@ -75,25 +76,25 @@ impl Replays {
             return eager(net, device, params, gradient, samples, cuts, ready);
         }
         if self.layout != device.layout() {
-            // The addresses may be others. Nothing is under way: steps end with their loss on the host.
+            // Addresses may have changed. No replay is in progress: steps end with their loss on the host.
             self.kept.clear();
             self.refused.clear();
             self.layout = device.layout();
         }
         let shape = Shape { samples, scale: scale.to_bits(), cuts: cuts.clone() };
-        // An old scale does not come back soon.
+        // An old scale does not return soon.
         self.kept.retain(|r| r.shape.scale == shape.scale);
         self.seen.retain(|s| s.scale == shape.scale);
         let at = params.address();
         let known = self.kept.iter().position(|r| r.shape == shape && r.params == at);
         let known = match known {
             None if !self.seen.contains(&shape) => {
-                if self.seen.len() < MOST {
+                if self.seen.len() < MAX_SHAPES {
                     self.seen.push(shape);
                 }
                 None
             }
-            None if self.kept.len() < 2 * MOST && !self.refused.contains(&shape) => {
+            None if self.kept.len() < 2 * MAX_SHAPES && !self.refused.contains(&shape) => {
                 match record(net, device, params, gradient, samples, cuts) {
                     Ok(pieces) => {
                         let step_values = device.step_values();
@@ -101,8 +102,8 @@ impl Replays {
                         Some(self.kept.len() - 1)
                     }
                     Err(error) => {
-                        // If it is the device that fails, it does so again.
-                        tracing::debug!(%error, samples, "this step is not begun as a CUDA graph");
+                        // If the device itself fails, the plain step fails too.
+                        tracing::debug!(%error, samples, "this step runs without a CUDA graph");
                         self.refused.push(shape);
                         None
                     }
@@ -123,7 +124,7 @@ impl Replays {
     }
 }
 
-/// A step whose kernels are begun one by one.
+/// A step whose kernels start one by one.
 fn eager<N: Net<CudaDevice>>(
     net: &mut N,
     device: &mut CudaDevice,
@@ -137,10 +138,10 @@ fn eager<N: Net<CudaDevice>>(
     let mut ready = |offset: usize, gradient: &Gradient| {
         if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
     };
-    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)
+    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)
 }
 
-/// Writes a step down; nothing of it is done.
+/// Records a step without running it.
 fn record<N: Net<CudaDevice>>(
     net: &mut N,
     device: &mut CudaDevice,
@@ -160,7 +161,7 @@ fn record<N: Net<CudaDevice>>(
         }
         Ok(())
     };
-    net.step(device, &mut Whole { params, grads: gradient, ready: &mut ready }, samples)?;
+    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)?;
     pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
     Ok(pieces)
 }

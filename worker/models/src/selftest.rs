@@ -1,5 +1,5 @@
-//! Whether this machine's GPU computes what it should: every operator ([`parity`]), a step of each model against the CPU, and the
-//! same bits from the same steps, with all layers there or one at a time. `paraft doctor --selftest`.
+//! Checks this machine's GPU: every operator ([`parity`]), a step of each model against the CPU, and identical bits
+//! from identical steps, with all layers present or one at a time. `paraft doctor --selftest`.
 
 use crate::{
     Batch, CudaOptions, DataShape, Flat, Keep, Model, ModelConfig, ModelError, NetResult, NormKind, Part,
@@ -12,8 +12,8 @@ use paraft_compute::{
     parity::{self, Case},
 };
 
-/// What is allowed of a model's gradient, as a part of its length: some operators in a row, each with its rounding, and values
-/// behind a maximum or a ReLU that another rounding sends elsewhere.
+/// The allowed error of a model's gradient, relative to its length. Consecutive operators round, and different
+/// rounding moves values behind a maximum or a ReLU.
 fn allowed(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 1e-4,
@@ -23,8 +23,8 @@ fn allowed(precision: Precision) -> f64 {
     }
 }
 
-/// Runs everything on one device in one precision. An error is a device that cannot do what it is asked; a result that is wrong
-/// is a [`Case`].
+/// Runs everything on one device in one precision. An error means that the device cannot do a request; a wrong
+/// result is a [`Case`].
 pub fn run(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     let mut cases = parity::operators(&mut CudaDevice::new(options)?, Some(options.precision), seed)?;
     cases.extend(steps(options, seed)?);
@@ -35,7 +35,7 @@ pub fn run(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     Ok(cases)
 }
 
-/// The built-in models in small, and data for each.
+/// Small versions of the built-in models, with data.
 fn models() -> Vec<(ModelConfig, DataShape)> {
     let values = DataShape { sample: Sample::Values(64), classes: Some(10) };
     let text = DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
@@ -110,7 +110,7 @@ pub fn steps(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
             let what = format!("{}, {n} samples, {what}", config.name());
             cases.push(Case { what, error, allowed });
         };
-        // A second, smaller batch after the first: workspaces are larger than they need to be.
+        // A second, smaller batch: the workspaces are larger than it needs.
         for n in [5, 3] {
             let b = noise.batch(data, n);
             let (mut want, mut got) = (vec![f32::NAN; len], vec![f32::NAN; len]);
@@ -129,7 +129,7 @@ pub fn steps(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     Ok(cases)
 }
 
-/// Ten steps of each model, twice, the second time without CUDA graphs: the same bits.
+/// Ten steps of each model, twice, the second time without CUDA graphs: identical bits.
 pub fn repeats(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     let mut cases = Vec::new();
     for (config, data) in models() {
@@ -142,7 +142,7 @@ pub fn repeats(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError>
     Ok(cases)
 }
 
-/// The host's flat vectors, for a model that has some layers on its device.
+/// The host's flat vectors, for a model with some layers on its device.
 struct Host<'a> {
     weights: &'a [f32],
     edition: u64,
@@ -169,7 +169,7 @@ impl Flat<CpuDevice> for Host<'_> {
     }
 }
 
-/// Steps of each model with one layer on the device at a time: the bits of those with all of them.
+/// Steps of each model with one layer on the device at a time: the bits of steps with all layers.
 pub fn by_layers(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     let mut cases = Vec::new();
     for (config, data) in models() {
@@ -196,7 +196,7 @@ pub fn by_layers(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelErro
     Ok(cases)
 }
 
-/// The weights after ten steps of plain SGD, by the way that a worker takes.
+/// The weights after ten steps of plain SGD, through a worker's calls.
 pub fn ten_steps(
     options: CudaOptions,
     config: &ModelConfig,
@@ -216,7 +216,7 @@ pub fn ten_steps(
     for step in 0..10 {
         let host = gpu.host_mut()?;
         let mut changed = Vec::new();
-        // As a pull does: all of it at first, and then what changed. Some buckets stay as they were.
+        // Like pulls: everything at first, then what changed. Some buckets stay.
         let kept = |i: usize| step > 0 && (i + step).is_multiple_of(3);
         for (_, p) in parts.iter().enumerate().filter(|(i, _)| !kept(*i)) {
             host[p.range.clone()].copy_from_slice(&weights[p.range.clone()]);

@@ -1,14 +1,17 @@
-//! Tensor slices (Shoeybi et al., 2019, "Megatron-LM"): some ranks compute each layer together, each with a part of its parameters.
+//! Tensor slices (Shoeybi et al., 2019, "Megatron-LM"): some ranks compute each layer together, each with a part of
+//! its parameters.
 //!
 //! ```text
 //!  x ──▶ columns 0 ─▶ act ─▶ rows 0 ──▶ partial 0 ─┐
 //!  x ──▶ columns 1 ─▶ act ─▶ rows 1 ──▶ partial 1 ─┴─▶ sum = y, on both        (and back: the gradient of x is such a sum)
 //! ```
 //!
-//! A slice has a flat vector of its own: its parts of the tensors that are cut, and what it needs whole of the others. [`Run`]s say where its
-//! values are in the model's. What is of no run is zero and stays so: a bias that another slice adds, a row for the tokens of others.
+//! A slice has its own flat vector: its parts of the split tensors, and complete copies of the others that it
+//! needs. [`Run`]s map its values to the model's vector. Values outside all runs are always zero: a bias that
+//! another slice adds, a row for other slices' tokens.
 //!
-//! All that goes between slices is [`SliceRanks::gather`]: each adds up what it got in the order of the slices, so all have the same bits.
+//! Slices communicate only through [`SliceRanks::gather`]: each sums what it receives in the order of the slices,
+//! so all obtain the same bits.
 
 use crate::{
     Layer, Model, ModelError,
@@ -17,61 +20,60 @@ use crate::{
 use paraft_compute::{Device, DeviceError, device::Sums};
 use std::{fmt::Debug, ops::Range, sync::Arc};
 
-/// Which part of a model, of how many.
+/// One of the slices of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// From 0.
+    /// Its index, from 0.
     pub at: usize,
-    /// One or more.
+    /// The number of slices, at least one.
     pub of: usize,
 }
 
 impl Slice {
-    /// Its part of so many things in a row.
+    /// Its part of `n` consecutive items.
     pub fn part(&self, n: usize) -> Range<usize> {
         n * self.at / self.of..n * (self.at + 1) / self.of
     }
 
-    /// Whether it has what only one of them has.
+    /// Whether this is the first slice, which also holds the unsliced parts.
     pub fn is_first(&self) -> bool {
         self.at == 0
     }
 }
 
-/// The ranks that have the slices of one model. Each calls it at the same place of the same program.
+/// The ranks with the slices of one model. All call it at the same points of the same program.
 pub trait SliceRanks: Send + Sync + Debug {
-    /// What each slice has, in their order; all of one length.
+    /// The values of each slice, in slice order; all of one length.
     ///
-    /// # Errors
-    /// A rank is gone, or has sent something else.
+    /// # Errors A rank is gone, or has sent something else.
     fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError>;
 }
 
-/// Values of a slice that are in the model's flat vector: rows of one length, next to each other in the slice's.
+/// A slice's values that exist in the model's flat vector: rows of one length, adjacent in the slice's vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The first, in the model's.
+    /// First index in the model's vector.
     pub whole: usize,
-    /// The first, in the slice's.
+    /// First index in the slice's vector.
     pub local: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Values of a row.
+    /// Values per row.
     pub len: usize,
-    /// From one row to the next, in the model's.
+    /// Distance of rows in the model's vector.
     pub stride: usize,
-    /// All slices have it, and the gradient of it: that of the first one counts.
+    /// All slices have these values and their gradient; the first slice's counts.
     pub shared: bool,
 }
 
 impl Run {
-    /// Values that are all there, where they are in the model's.
+    /// Values that are all present, at their places in the model's vector.
     pub fn whole(values: Range<usize>) -> Self {
         let (at, len) = (values.start, values.len());
         Self { whole: at, local: at, rows: 1, len, stride: len, shared: false }
     }
 
-    /// Whether the first row of another one is the next of this one.
+    /// Whether the first row of `next` continues this run.
     pub fn goes_on_with(&self, next: &Self) -> bool {
         let whole = self.whole + self.rows * self.stride;
         let local = self.local + self.rows * self.len;
@@ -79,7 +81,7 @@ impl Run {
             == (next.whole, next.local, next.len, next.stride, next.shared)
     }
 
-    /// Each row: where it is in the model's vector, and in the slice's.
+    /// Each row's range in the model's vector and in the slice's.
     pub fn each(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let Self { whole, local, len, stride, .. } = *self;
         (0..self.rows).map(move |row| {
@@ -89,25 +91,24 @@ impl Run {
     }
 }
 
-/// A slice of a net, and where its values are in the net's.
+/// A slice of a net, and the places of its values in the net's vector.
 pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
 
-/// The layers of a model as the first of so many slices has them, in the slice's flat vector.
+/// The layers of a model as the first of `of` slices has them, in the slice's flat vector.
 ///
-/// # Errors
-/// It can't be cut so; for people.
+/// # Errors The model cannot be split so; the text is for users.
 pub fn layers_of_slice(model: &dyn Model, of: usize) -> Result<Vec<Layer>, ModelError> {
     match of {
         1 => Ok(model.layers()),
-        _ => Ok(model.slice(Slice { at: 0, of }, Arc::new(Nobody))?.model.layers()),
+        _ => Ok(model.slice(Slice { at: 0, of }, Arc::new(NoRanks))?.model.layers()),
     }
 }
 
-/// Of a slice that computes nothing.
+/// For a slice that computes nothing.
 #[derive(Debug)]
-struct Nobody;
+struct NoRanks;
 
-impl SliceRanks for Nobody {
+impl SliceRanks for NoRanks {
     fn gather(&self, _: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
         Err(DeviceError::Group("a slice without the others".into()))
     }
@@ -115,23 +116,23 @@ impl SliceRanks for Nobody {
 
 /// One slice of a model.
 pub struct Sliced {
-    /// Computes it: [`Model::forward_pass`] and [`Model::backward_pass`], over the slice's flat vectors.
+    /// Computes the slice: [`Model::forward_pass`] and [`Model::backward_pass`], over the slice's flat vectors.
     pub model: Box<dyn Model>,
-    /// Values of the slice's flat vector.
+    /// Length of the slice's flat vector.
     pub len: usize,
-    /// What of it is in the model's.
+    /// Its values' places in the model's vector.
     pub runs: Vec<Run>,
 }
 
 impl Sliced {
-    /// The slice's part of the model's values.
+    /// Copies the slice's part of the model's values.
     pub fn cut(&self, whole: &[f32], local: &mut [f32]) {
         for (from, to) in self.runs.iter().flat_map(Run::each) {
             local[to].copy_from_slice(&whole[from]);
         }
     }
 
-    /// Puts the slice's part of a gradient where it belongs in the model's.
+    /// Copies the slice's part of a gradient to its place in the model's vector.
     pub fn join(&self, slice: Slice, local: &[f32], whole: &mut [f32]) {
         let own = self.runs.iter().filter(|r| slice.is_first() || !r.shared);
         for (to, from) in own.flat_map(Run::each) {
@@ -140,17 +141,17 @@ impl Sliced {
     }
 }
 
-/// The runs of a slice, as its tensors are found.
+/// Collects the runs of a slice, tensor by tensor.
 #[derive(Debug, Default)]
 pub(crate) struct Runs(pub Vec<Run>);
 
 impl Runs {
-    /// Values that follow each other in both.
+    /// Values that are consecutive in both vectors.
     pub fn part(&mut self, whole: usize, local: usize, len: usize) {
         self.rows((whole, len), local, 1, len);
     }
 
-    /// Likewise, of which all slices have the whole.
+    /// Likewise, for values that all slices hold completely.
     pub fn shared(&mut self, whole: usize, local: usize, len: usize) {
         self.part(whole, local, len);
         self.0.iter_mut().rev().take(1).for_each(|run| run.shared = true);
@@ -164,21 +165,21 @@ impl Runs {
     }
 }
 
-/// A slice with those who have the others.
+/// A slice, and the ranks with the other slices.
 #[derive(Clone, Debug)]
-pub(crate) struct Among {
+pub(crate) struct SliceMember {
     pub slice: Slice,
     pub ranks: Arc<dyn SliceRanks>,
 }
 
-impl Among {
-    /// Each value becomes the sum over the slices.
+impl SliceMember {
+    /// Replaces each value by its sum over the slices.
     pub fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
         let sum = self.sum_of(&d.read(values)?)?;
         d.load_values(&sum, values)
     }
 
-    /// The same of values on the host.
+    /// Likewise, for values on the host.
     pub fn sum_of(&self, own: &[f32]) -> NetResult<Vec<f32>> {
         let mut all = self.gather(own)?.into_iter();
         let mut sum = all.next().unwrap_or_default();
@@ -188,7 +189,7 @@ impl Among {
         Ok(sum)
     }
 
-    /// Rows of which each slice has a part, whole on all.
+    /// Assembles rows of which each slice has a part, on all slices.
     pub fn columns(&self, own: &[f32], cols: usize) -> NetResult<Vec<f32>> {
         let part = self.slice.part(cols);
         let rows = own.len() / part.len().max(1);
@@ -199,7 +200,7 @@ impl Among {
         self.sum_of(&all)
     }
 
-    /// The part of this slice of such rows.
+    /// This slice's part of such rows.
     pub fn own_columns(&self, all: &[f32], cols: usize) -> Vec<f32> {
         let part = self.slice.part(cols);
         all.chunks_exact(cols.max(1)).flat_map(|row| &row[part.clone()]).copied().collect()
@@ -218,9 +219,9 @@ impl Among {
     }
 }
 
-impl Among {
-    /// Softmax and cross-entropy over the classes of all slices, of which this one has `classes`: `logits` is `[rows, classes]`, and becomes the
-    /// gradient of the mean loss.
+impl SliceMember {
+    /// Softmax and cross-entropy over the classes of all slices. This slice has `classes` of them: `logits` is
+    /// `[rows, classes]`, and becomes the gradient of the mean loss.
     pub fn cross_entropy(
         &self,
         logits: &mut [f32],
@@ -230,7 +231,7 @@ impl Among {
         let cols = classes.len();
         let of = |label: u32| (label as usize).checked_sub(classes.start).filter(|at| *at < cols);
         let rows = || logits.chunks_exact(cols.max(1));
-        // Of each row the largest value and where it is (exact: there are fewer than 2^24 classes), and that of the label.
+        // For each row the largest value, its index (exact: fewer than 2^24 classes), and the label's logit.
         let mut own = Vec::with_capacity(3 * labels.len());
         for (row, &label) in rows().zip(labels) {
             let mut best = 0;
@@ -277,14 +278,14 @@ mod tests {
     use super::*;
     use crate::{
         Batch, DataShape, Evaluation, Forward, ModelConfig, Pass, Sample,
-        net::{There, Whole},
+        net::{WholeParams, WholeVectors},
     };
     use std::{
         sync::{Barrier, Mutex},
         thread,
     };
 
-    /// Ranks that are threads.
+    /// Ranks as threads.
     #[derive(Debug)]
     struct Table {
         parts: Mutex<Vec<Vec<f32>>>,
@@ -292,9 +293,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Seat(Arc<Table>, usize);
+    struct ThreadRank(Arc<Table>, usize);
 
-    impl SliceRanks for Seat {
+    impl SliceRanks for ThreadRank {
         fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
             let Self(table, at) = self;
             table.parts.lock().expect("no panic")[*at] = own.to_vec();
@@ -307,7 +308,7 @@ mod tests {
 
     fn seats(of: usize) -> Vec<Arc<dyn SliceRanks>> {
         let table = Arc::new(Table { parts: Mutex::new(vec![Vec::new(); of]), meets: Barrier::new(of) });
-        (0..of).map(|at| Arc::new(Seat(table.clone(), at)) as Arc<dyn SliceRanks>).collect()
+        (0..of).map(|at| Arc::new(ThreadRank(table.clone(), at)) as Arc<dyn SliceRanks>).collect()
     }
 
     fn tokens(n: usize, time: usize, vocab: usize) -> Batch {
@@ -326,7 +327,7 @@ mod tests {
         toml::from_str::<ModelConfig>(text).expect("a model").build(data).expect("fits")
     }
 
-    /// What a slice comes to: loss, gradient in the model's vector, evaluation. Its layers are passes of their own where `cut`.
+    /// A slice's result: loss, gradient in the model's vector, evaluation. With `cut` each layer is its own pass.
     fn of_slice(
         whole: &dyn Model,
         params: &[f32],
@@ -347,7 +348,7 @@ mod tests {
             for layers in &cuts {
                 let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates };
                 match model
-                    .forward_pass(&mut There(&local[..]), &pass, batch, edge.as_deref())
+                    .forward_pass(&mut WholeParams(&local[..]), &pass, batch, edge.as_deref())
                     .expect("forward")
                 {
                     Forward::Edge(values) => edge = Some(values),
@@ -362,10 +363,10 @@ mod tests {
         for layers in cuts.iter().rev() {
             let pass = Pass { layers: layers.clone(), slot: 0, n: batch.n, evaluates: false };
             let mut ready = |_: usize, _: &[f32]| Ok(());
-            let mut flat = Whole { params: &local[..], grads: &mut grads[..], ready: &mut ready };
+            let mut flat = WholeVectors { params: &local[..], grads: &mut grads[..], ready: &mut ready };
             edge = sliced.model.backward_pass(&mut flat, &pass, edge.as_deref()).expect("back");
         }
-        // Nothing of a step is in the sums of an evaluation.
+        // The evaluation's sums must not include the step.
         let again = forward(&mut *sliced.model, true);
         assert_eq!(again, Forward::Evaluated(evaluation), "{slice:?} behind a step");
         let mut joined = vec![f32::NAN; params.len()];
@@ -378,7 +379,7 @@ mod tests {
         let len = whole.tensors().iter().map(|t| t.len()).sum();
         let mut params = vec![0.0; len];
         whole.init(3, &mut params);
-        // Biases that count.
+        // Nonzero biases.
         params.iter_mut().enumerate().for_each(|(i, p)| *p += ((i % 13) as f32 - 6.0) * 2e-3);
         let mut want = vec![0.0; len];
         let loss = whole.step(&params, &mut want, batch, &mut |_, _| {}).expect("a step");

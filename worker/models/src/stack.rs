@@ -1,24 +1,25 @@
-//! A stack of linear layers with ReLUs: what [`crate::Linear`], [`crate::Mlp`] and [`crate::Autoencoder`]
-//! share. The loss is theirs.
+//! A stack of linear layers with ReLUs, shared by [`crate::Linear`], [`crate::Mlp`] and [`crate::Autoencoder`].
+//! They add the loss.
 
 use crate::init::Init;
 use crate::net::{Flat, Layer as Piece, NetResult, Pass, Weights};
-use crate::slice::{Among, Run, Runs, Slice};
+use crate::slice::{Run, Runs, Slice, SliceMember};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
     shape::{Activation, LinearAt, LinearShape},
 };
 
-/// What a slice has of a layer. Columns and rows take turns: what a layer of columns gives stays cut, and the next one's rows take it so.
+/// A slice's part of a layer. Columns and rows alternate: a column layer's output stays split, and the next row
+/// layer takes it split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Whole,
     /// Some of its outputs.
     Columns,
-    /// What some of its inputs add to each output.
+    /// The contribution of some of its inputs to each output.
     Rows,
-    /// Some of its outputs, of which there are so many, and all slices get all.
+    /// Some of its outputs (this is the total number); all slices receive all outputs.
     Gathered(usize),
 }
 
@@ -27,7 +28,7 @@ enum Part {
 struct Layer {
     inputs: usize,
     outputs: usize,
-    /// Of the weight; the bias follows it.
+    /// Offset of the weight; the bias follows.
     offset: usize,
     activation: Activation,
     part: Part,
@@ -51,36 +52,36 @@ impl Layer {
     }
 }
 
-/// Where the gradient of the output is when the backward pass begins.
+/// The place of the output's gradient at the start of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gradient {
-    /// In the output's place; the last layer has no activation then.
+    /// In place of the output. The last layer then has no activation.
     InPlace,
-    /// In [`Stack::output_and_delta`]'s second.
+    /// In the second value of [`Stack::output_and_delta`].
     Apart,
 }
 
 /// Layers and their workspaces.
 pub(crate) struct Stack<D: Device> {
     layers: Vec<Layer>,
-    /// Of each slot the outputs of each layer, after its activation, `[n, outputs]`.
+    /// For each slot, the outputs of each layer after its activation, `[n, outputs]`.
     outputs: Vec<Vec<D::Values>>,
-    /// Gradients of a layer's output and of its input, in turn.
+    /// Gradients of a layer's output and input, alternating.
     deltas: [D::Values; 2],
-    /// The slice that it is, with the others.
-    among: Option<Among>,
-    /// Of a slice's part of what all get.
+    /// This slice, and the ranks with the others.
+    among: Option<SliceMember>,
+    /// A slice's part of values that all slices receive.
     scratch: D::Values,
 }
 
 impl<D: Device> Stack<D> {
-    /// `widths` are the values of the input, of each hidden layer and of the output: at least two numbers.
+    /// `widths`: input, each hidden layer, and output; at least two numbers.
     pub fn new(widths: &[usize], last: Activation) -> Self {
         Self::among(widths, last, None)
     }
 
-    /// A slice of it, where that is given.
-    pub fn among(widths: &[usize], last: Activation, among: Option<Among>) -> Self {
+    /// The stack, or a slice of it.
+    pub fn among(widths: &[usize], last: Activation, among: Option<SliceMember>) -> Self {
         let mut offset = 0;
         let mut layers = Vec::with_capacity(widths.len());
         for (i, pair) in widths.windows(2).enumerate() {
@@ -109,7 +110,7 @@ impl<D: Device> Stack<D> {
         stack
     }
 
-    /// Where the values of a slice of a stack with these widths are in the whole one's flat vector.
+    /// The places of a slice's values in the whole stack's flat vector.
     pub fn runs(&self, widths: &[usize], slice: Slice) -> Vec<Run> {
         let (whole, mut runs) = (Self::new(widths, Activation::None), Runs::default());
         for (from, to) in whole.layers.iter().zip(&self.layers) {
@@ -132,7 +133,7 @@ impl<D: Device> Stack<D> {
         runs.0
     }
 
-    /// Values of the flat vector.
+    /// Length of the flat vector.
     pub fn len(&self) -> usize {
         self.layers.iter().map(Layer::len).sum()
     }
@@ -155,17 +156,17 @@ impl<D: Device> Stack<D> {
         self.layers.iter().enumerate().map(piece).collect()
     }
 
-    /// How many.
+    /// Number of layers.
     pub fn depth(&self) -> usize {
         self.layers.len()
     }
 
-    /// All of it, in the first slot.
+    /// A pass through all layers, in the first slot.
     pub fn whole(&self, n: usize) -> Pass {
         Pass { layers: 0..self.layers.len(), slot: 0, n, evaluates: false }
     }
 
-    /// There is room for what a slot keeps.
+    /// Allocates a slot's buffers.
     pub fn has_slot(&mut self, slot: usize) {
         let layers = self.layers.len();
         let room = || (0..layers).map(|_| D::Values::default()).collect();
@@ -194,7 +195,7 @@ impl<D: Device> Stack<D> {
         }
     }
 
-    /// Brings what the layer before a pass has given.
+    /// Takes the output of the layer before a pass.
     pub fn take(&mut self, device: &mut D, pass: &Pass, input: Option<&[f32]>) -> NetResult {
         self.has_slot(pass.slot);
         match (input, pass.layers.start.checked_sub(1)) {
@@ -203,7 +204,7 @@ impl<D: Device> Stack<D> {
         }
     }
 
-    /// What a pass gives to the next layer; `None`: it was the last.
+    /// A pass's output for the next layer; `None`: it was the last.
     pub fn give(&mut self, device: &mut D, pass: &Pass) -> NetResult<Option<Vec<f32>>> {
         let inner = pass.layers.end < self.layers.len();
         inner.then(|| device.read(&self.outputs[pass.slot][pass.layers.end - 1])).transpose()
@@ -256,14 +257,15 @@ impl<D: Device> Stack<D> {
         self.output_and_delta(slot).0
     }
 
-    /// The same, and room for its gradient.
+    /// Likewise, with memory for its gradient.
     pub fn output_and_delta(&mut self, slot: usize) -> (&mut D::Values, &mut D::Values) {
         let last = self.layers.len() - 1;
         (&mut self.outputs[slot][last], &mut self.deltas[0])
     }
 
-    /// Turns the gradient of a pass's output into that of its weights, last layer first, and of its input, which it gives where there is
-    /// a layer before. `inputs` are the model's; the gradient of an inner layer's output is `given`.
+    /// Turns the gradient of a pass's output into that of its weights, last layer first, and of its input; returns
+    /// the latter if a layer precedes. `inputs` are the model's; `given` is the gradient of an inner layer's
+    /// output.
     pub fn backward(
         &mut self,
         device: &mut D,
@@ -297,7 +299,7 @@ impl<D: Device> Stack<D> {
             };
             device.linear_backward_weight(l.shape(pass.n), x, delta, l.at(), flat.layer(i)?.1)?;
             flat.ready(l.offset)?;
-            // Nobody asks for the gradient of the data.
+            // The data's gradient is not needed.
             if i > 0 {
                 device.linear_backward_input(l.shape(pass.n), delta, flat.params(i)?, l.at(), next)?;
                 if let Some(among) = self.among.as_ref().filter(|_| l.part != Part::Rows) {

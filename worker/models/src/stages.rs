@@ -1,7 +1,8 @@
-//! How a model is cut in stages: runs of its layers, each of which a rank of a worker holds.
+//! Splits a model into pipeline stages: runs of its layers, each held by a rank of a worker.
 //!
-//! A stage owns the parameters that its layers are the first to name, which lie together in the flat vector. What a later stage names of
-//! them (a tied embedding) it borrows: the owner sends the weights, and gets the gradient.
+//! A stage owns the parameters that its layers are the first to use; they are contiguous in the flat vector. A
+//! later stage that uses some of them (a tied embedding) borrows them: the owner sends the weights, and receives
+//! the gradient.
 
 use crate::net::Layer;
 use std::ops::Range;
@@ -15,22 +16,21 @@ pub struct Stages {
     costs: Vec<f64>,
 }
 
-/// Parameters that a stage uses and another one owns.
+/// Parameters that one stage uses and another owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loan {
-    /// In the flat vector.
+    /// Their range in the flat vector.
     pub range: Range<usize>,
     /// The stage that pulls and pushes them.
     pub owner: usize,
-    /// The stage that uses them too, behind it.
+    /// The later stage that uses them too.
     pub user: usize,
 }
 
 impl Stages {
-    /// So many, cut where the one that costs most costs least.
+    /// This many stages, split so that the most expensive one costs least.
     ///
-    /// # Errors
-    /// The model has fewer layers, or they do not say which parameters are whose.
+    /// # Errors The model has fewer layers, or they do not say which parameters they own.
     pub fn even(layers: &[Layer], stages: usize) -> Result<Self, String> {
         if stages == 0 || stages > layers.len() {
             return Err(format!("{stages} stages of a model of {} layers: each needs one", layers.len()));
@@ -38,10 +38,10 @@ impl Stages {
         Self::of(layers, &even(layers, stages))
     }
 
-    /// With so many layers each.
+    /// Stages with these numbers of layers.
     ///
-    /// # Errors
-    /// They are not as many as the model's, or do not say which parameters are whose.
+    /// # Errors The numbers do not add up to the model's layers, or the layers do not say which parameters they
+    /// own.
     pub fn given(layers: &[Layer], counts: &[usize]) -> Result<Self, String> {
         let sum = counts.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
         if sum != layers.len() || counts.contains(&0) {
@@ -62,7 +62,7 @@ impl Stages {
             })
             .collect();
         let stage_of = |layer: usize| ranges.iter().position(|r| r.contains(&layer)).unwrap_or_default();
-        // Of each layer what it owns.
+        // The parameters that each layer owns.
         let mut owned: Vec<Range<usize>> = Vec::with_capacity(layers.len());
         let (mut end, mut loans) = (0, Vec::new());
         for (i, layer) in layers.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Stages {
         Ok(Self { layers: ranges, own, loans, costs })
     }
 
-    /// How many.
+    /// Number of stages.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
@@ -103,40 +103,41 @@ impl Stages {
         self.layers.is_empty()
     }
 
-    /// The layers of each.
+    /// The layers of each stage.
     pub fn layers(&self) -> &[Range<usize>] {
         &self.layers
     }
 
-    /// The parameters of each, in the flat vector: they follow each other.
+    /// Each stage's own parameters in the flat vector, in order and contiguous.
     pub fn own(&self) -> &[Range<usize>] {
         &self.own
     }
 
-    /// What stages use of others.
+    /// The loans between stages.
     pub fn loans(&self) -> &[Loan] {
         &self.loans
     }
 
-    /// What each costs, as [`Layer::cost`] says.
+    /// The cost of each stage, in the unit of [`Layer::cost`].
     pub fn costs(&self) -> &[f64] {
         &self.costs
     }
 
-    /// The values of each, as a server's job names them; none where there is one stage.
+    /// The number of values of each stage, as in a server's job; empty for a single stage.
     pub fn values(&self) -> Vec<usize> {
         if self.len() == 1 { Vec::new() } else { self.own.iter().map(Range::len).collect() }
     }
 }
 
-/// How many layers each of so many stages has, where the largest cost of one is the least.
+/// The number of layers of each stage that minimizes the largest cost.
 fn even(layers: &[Layer], stages: usize) -> Vec<usize> {
     let mut sums = vec![0.0];
     for layer in layers {
         sums.push(sums.last().copied().unwrap_or(0.0) + layer.cost.max(0.0));
     }
     let n = layers.len();
-    // `best[i]`: the least that the first `i` layers cost in the stages so far, and where the last of these begins, by stage.
+    // `best[i]`: the smallest maximum cost of the first `i` layers in the stages so far; and the start of the last
+    // of these, by stage.
     let mut best: Vec<f64> = (0..=n).map(|i| if i == 0 { 0.0 } else { f64::INFINITY }).collect();
     let mut begins: Vec<Vec<usize>> = Vec::new();
     for stage in 0..stages {
@@ -202,7 +203,7 @@ mod tests {
             let cut = Stages::even(&layers(&costs), stages).expect("it can be");
             let counts: Vec<usize> = cut.layers().iter().map(Range::len).collect();
             let found = most(&costs, &counts);
-            // All other ways: which of the edges between layers are cut.
+            // All other splits: which of the boundaries between layers are used.
             for edges in 0u32..1 << (costs.len() - 1) {
                 if edges.count_ones() as usize != stages - 1 {
                     continue;
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_do_not_say_whose_parameters_are_whose_are_refused() {
+    fn layers_without_clear_parameter_owners_are_refused() {
         let gap = [Layer::of(0..4, 1.0, 1), Layer::of(5..9, 1.0, 1)];
         assert!(Stages::even(&gap, 2).expect_err("a gap").contains("layer 1"));
         let overlaps = [Layer::of(0..4, 1.0, 1), Layer::of(2..9, 1.0, 1)];

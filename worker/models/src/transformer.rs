@@ -1,5 +1,5 @@
-//! A decoder-only transformer for text, as GPT-2 (Radford et al., 2019) and nanoGPT: pre-norm blocks, causal self-attention, a
-//! GELU between two linear layers, and a head that shares the token embedding's weight.
+//! A decoder-only transformer for text, as GPT-2 (Radford et al., 2019) and nanoGPT: pre-norm blocks, causal
+//! self-attention, a GELU between two linear layers, and a head that shares the token embedding's weight.
 //!
 //! ```text
 //!  tokens ─▶ wte + wpe ─▶ x₀
@@ -9,20 +9,20 @@
 //!
 //! Names and shapes are nanoGPT's (`transformer.h.0.attn.c_attn.weight` is `[3 width, width]`). There is no dropout.
 //!
-//! A block's activations are kept for the backward pass; with `checkpoint_activations` only its input is, and the block is
-//! computed a second time (Chen et al., 2016): a third more arithmetic for memory that does not grow with the layers.
+//! The backward pass uses kept activations. With `checkpoint_activations` only a block's input is kept and the
+//! block is recomputed (Chen et al., 2016): a third more arithmetic for memory that does not grow with the layers.
 
 mod block;
 mod places;
 
 use crate::{
     Batch, Evaluation, ModelError,
-    batch::{Sample, Takes},
+    batch::{InputSpec, Sample},
     init::Init,
-    net::{Flat, Layer, Net, NetResult, Pass, There, Weights},
-    slice::{Among, NetSlice, Run, Slice, SliceRanks},
+    net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams},
+    slice::{NetSlice, Run, Slice, SliceMember, SliceRanks},
 };
-use block::{Back, Room, block_backward, block_forward};
+use block::{BackwardBuffers, BlockActivations, block_backward, block_forward};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -33,7 +33,7 @@ use places::{Places, Sizes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Which norm the blocks have.
+/// The norm of the blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormKind {
@@ -47,9 +47,9 @@ pub enum NormKind {
 /// The transformer's sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransformerShape {
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub time: usize,
-    /// Tokens are below this.
+    /// All tokens are below this number.
     pub vocab: usize,
     /// Blocks.
     pub layers: usize,
@@ -63,16 +63,16 @@ pub struct TransformerShape {
     pub checkpoint_activations: bool,
 }
 
-/// What a micro-batch has between its forward and its backward pass.
+/// A micro-batch's data between its forward and backward pass.
 struct Slot<D: Device> {
     tokens: D::Ids,
     labels: D::Ids,
-    /// On the host, where classes are cut in slices.
+    /// On the host, if slices split the classes.
     host_labels: Vec<u32>,
     /// The inputs of the blocks, and of the last norm.
     inputs: Vec<D::Values>,
     /// One for each block, or one for all.
-    rooms: Vec<Room<D>>,
+    rooms: Vec<BlockActivations<D>>,
     normed: D::Values,
     stats: D::Floats,
     logits: D::Values,
@@ -86,7 +86,7 @@ impl<D: Device> Slot<D> {
             labels: Default::default(),
             host_labels: Vec::new(),
             inputs: (0..=s.layers).map(|_| Default::default()).collect(),
-            rooms: (0..rooms).map(|_| Room::default()).collect(),
+            rooms: (0..rooms).map(|_| BlockActivations::default()).collect(),
             normed: Default::default(),
             stats: Default::default(),
             logits: Default::default(),
@@ -102,24 +102,24 @@ impl<D: Device> Slot<D> {
 pub struct Transformer<D: Device> {
     shape: TransformerShape,
     places: Places,
-    /// From one.
+    /// At least one.
     slots: Vec<Slot<D>>,
-    back: Back<D>,
-    /// The slice that it is, with the others.
-    among: Option<Among>,
-    /// In a slice, over the classes of all slices: of an evaluation.
+    back: BackwardBuffers<D>,
+    /// This slice, and the ranks with the others.
+    among: Option<SliceMember>,
+    /// In a slice: the evaluation's sums over the classes of all slices.
     sums: Sums,
-    /// Likewise the mean loss of a step's last pass.
+    /// In a slice: the mean loss of a step's last pass.
     loss: f32,
 }
 
 impl<D: Device> Transformer<D> {
-    /// An error says which size does not do.
+    /// Fails with the unsuitable size.
     pub fn new(shape: TransformerShape) -> Result<Self, ModelError> {
         Self::among(shape, None)
     }
 
-    /// One slice of it, and where its values are in the model's. An error says why it can't be cut so.
+    /// One slice, and the places of its values in the model's vector. Fails if it cannot be split so.
     pub fn slice(
         shape: TransformerShape,
         slice: Slice,
@@ -131,12 +131,12 @@ impl<D: Device> Transformer<D> {
                 slice.of, shape.heads, shape.vocab
             )));
         }
-        let net = Self::among(shape, Some(Among { slice, ranks }))?;
+        let net = Self::among(shape, Some(SliceMember { slice, ranks }))?;
         let runs = net.places.runs(shape, slice);
         Ok((net, runs))
     }
 
-    fn among(shape: TransformerShape, among: Option<Among>) -> Result<Self, ModelError> {
+    fn among(shape: TransformerShape, among: Option<SliceMember>) -> Result<Self, ModelError> {
         let TransformerShape { time, vocab, layers, heads, width, .. } = shape;
         if [time, vocab, layers, heads, width].contains(&0) {
             return Err(ModelError::new(format!(
@@ -156,7 +156,7 @@ impl<D: Device> Transformer<D> {
             sums: Sums::default(),
             loss: 0.0,
             slots: vec![Slot::new(shape)],
-            back: Back {
+            back: BackwardBuffers {
                 next: Default::default(),
                 hidden: Default::default(),
                 normed: Default::default(),
@@ -186,7 +186,7 @@ impl<D: Device> Transformer<D> {
         d.load_ids(&tokens, &mut slot.tokens)
     }
 
-    /// Computes the logits of what was loaded, without what a backward pass needs: all blocks share what one of them has.
+    /// Computes the logits of the loaded batch, without a backward pass: all blocks share one block's activations.
     fn infer(&mut self, d: &mut D, weights: &mut dyn Weights<D>, n: usize) -> NetResult {
         let (s, all) = (self.shape, self.shape.layers + 1);
         let Self { places, slots, among, .. } = self;
@@ -204,7 +204,7 @@ impl<D: Device> Transformer<D> {
         self.head(d, weights.params(all)?, 0, s.layers % 2, n)
     }
 
-    /// The last norm of an input and the logits.
+    /// The last norm of an input, and the logits.
     fn head(&mut self, d: &mut D, params: &D::Params, slot: usize, input: usize, n: usize) -> NetResult {
         let slot = &mut self.slots[slot];
         let norm = NormShape { rows: n * self.shape.time, cols: self.shape.width };
@@ -214,7 +214,7 @@ impl<D: Device> Transformer<D> {
         d.linear(shape, normed, params, at, Activation::None, logits, None)
     }
 
-    /// From the layer behind `pass` to its first one: what [`Net::backward_pass`] does, with the gradient where it belongs.
+    /// From the layer after `pass` to its first one, as in [`Net::backward_pass`], with the gradient in place.
     fn back(&mut self, d: &mut D, flat: &mut dyn Flat<D>, pass: &Pass) -> NetResult {
         let (s, n) = (self.shape, pass.n);
         let Self { places, slots, back, among, .. } = self;
@@ -238,7 +238,7 @@ impl<D: Device> Transformer<D> {
             let block = layer - 1;
             let (of, room) = (places.block(s, block, n, among), slot.room(block));
             let (x, room) = (&slot.inputs[block], &mut slot.rooms[room]);
-            // What the last block has left in the common room is its own.
+            // The shared activations still hold the last block's.
             if s.checkpoint_activations && layer + 1 < last {
                 block_forward(d, of, flat.params(layer)?, x, room)?;
             }
@@ -253,7 +253,7 @@ impl<D: Device> Transformer<D> {
         Ok(())
     }
 
-    /// What [`Net::forward_pass`] does, with the inputs where they belong; the loss is the step's.
+    /// As in [`Net::forward_pass`], with the inputs in place; the loss is a step's.
     fn forth(&mut self, d: &mut D, weights: &mut dyn Weights<D>, pass: &Pass) -> NetResult {
         let (s, n) = (self.shape, pass.n);
         let Self { places, slots, among, .. } = self;
@@ -340,8 +340,8 @@ where
         all
     }
 
-    /// As GPT-2: normal with a deviation of 0.02, that of what is added to the residual stream divided by √(2 layers); biases
-    /// zero; norms the identity.
+    /// As in GPT-2: normal with a deviation of 0.02, divided by √(2 layers) for what is added to the residual
+    /// stream; zero biases; identity norms.
     fn init(&self, seed: u64, params: &mut [f32]) {
         const DEVIATION: f32 = 0.02;
         let residual = DEVIATION / ((2 * self.shape.layers) as f32).sqrt();
@@ -359,9 +359,9 @@ where
         }
     }
 
-    fn takes(&self) -> Takes {
+    fn takes(&self) -> InputSpec {
         let TransformerShape { time, vocab, .. } = self.shape;
-        Takes { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
+        InputSpec { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
     }
 
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
@@ -370,17 +370,19 @@ where
         let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
         let ends = begins.clone().skip(1);
         let first = blocks.first().map_or(0, |b| b.norm1.gamma());
-        // Multiplications and additions of products of matrices; what is beside them is little.
+        // Multiplications and additions of matrix products; the rest is negligible.
         let Sizes { vocab, heads, inner, hidden, .. } = self.places.sizes;
         let (time, width) = (s.time as f64, s.width as f64);
         let (edge, attended, hidden) = (s.time * s.width, s.time * inner, s.time * hidden);
         let block = 4.0 * width * (2.0 * attended as f64 + hidden as f64) + 4.0 * time * attended as f64;
         let logits = 2.0 * time * width * vocab as f64;
-        // Beside its result, a block keeps what [`Room`] has: norms, attention, the two inner linear layers; on its way back it uses [`Back`].
+        // In addition to its output, a block keeps [`BlockActivations`]: norms, attention, the two inner linear
+        // layers. Its backward pass uses [`BackwardBuffers`].
         let room = 5 * edge + 4 * attended + 2 * hidden + s.time * (heads + 4);
         let back = 3 * edge + 4 * attended + hidden;
         let (keeps, works) = if s.checkpoint_activations { (edge, room + back) } else { (edge + room, back) };
-        // Two sums forward and two back; and two more where a block is computed again. Of the logits: maximum, sum, and the label's.
+        // Two sums forward and two backward, and two more if a block is recomputed. For the logits: maximum, sum,
+        // and the label's.
         let of_slices = |values: usize| if self.among.is_some() { values } else { 0 };
         let sums = of_slices(if s.checkpoint_activations { 6 } else { 4 } * edge);
         let head = Layer {
@@ -447,13 +449,13 @@ where
         (pass.layers.start > 0).then(|| d.read(&self.back.next)).transpose()
     }
 
-    /// Losses and hits are counted by token.
+    /// Losses and hits are counted per token.
     fn evaluate(&mut self, d: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
-        // As many tokens at once as a small training batch has: logits take `vocab` values for each.
+        // As many tokens at once as in a small training batch: logits take `vocab` values per token.
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
             self.load_tokens(d, 0, &part)?;
-            self.infer(d, &mut There(params), part.n)?;
+            self.infer(d, &mut WholeParams(params), part.n)?;
             let (rows, slot) = (part.n * self.shape.time, &self.slots[0]);
             d.cross_entropy_sum(rows, self.shape.vocab, &slot.logits, &slot.labels)?;
         }

@@ -1,5 +1,5 @@
-//! What every model promises: `ready` covers the vector once, same inputs give the same bits, wrong inputs are
-//! errors, evaluation adds up, configurations say what is wrong.
+//! Every model's contract: `ready` covers the vector once, equal inputs give equal bits, wrong inputs are errors,
+//! evaluations add up, configurations report errors.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn all() -> Vec<(ModelConfig, Box<dyn Model>)> {
 }
 
 #[test]
-fn ready_covers_the_vector_once_with_falling_offsets_and_final_values() {
+fn ready_covers_vector_once_with_falling_final_offsets() {
     for (config, mut model) in all() {
         let b = batch(1, 19, INPUTS, Some(10));
         let p = params(model.as_ref(), 2);
@@ -58,7 +58,7 @@ fn the_same_inputs_give_the_same_bits_whatever_came_before() {
         let first = step(model.as_mut(), &p, &small);
         step(model.as_mut(), &p, &large);
         model.evaluate(&p, &large).expect("a valid evaluation");
-        // Left-overs of the larger batch in the workspaces must not show.
+        // Data of the larger batch left in the workspaces must not matter.
         assert_eq!(step(model.as_mut(), &p, &small), first, "{}", config.name());
         let mut fresh =
             config.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid");
@@ -98,7 +98,7 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
-fn initial_weights_depend_on_the_seed_only_and_buffers_come_last() {
+fn initial_weights_depend_only_on_seed_and_buffers_come_last() {
     for (config, model) in all() {
         assert_eq!(params(model.as_ref(), 1), params(model.as_ref(), 1), "{}", config.name());
         assert_ne!(params(model.as_ref(), 1), params(model.as_ref(), 2), "{}", config.name());
@@ -163,7 +163,7 @@ fn evaluation_adds_up_over_parts() {
 }
 
 #[test]
-fn a_configuration_reads_as_in_a_job_file_and_refuses_what_it_does_not_know() {
+fn configuration_reads_as_job_file_and_refuses_unknown_keys() {
     let read = serde_json::from_str::<ModelConfig>;
     assert_eq!(read(r#"{"kind":"logistic-regression"}"#).expect("valid"), ModelConfig::LogisticRegression);
     let mlp = read(r#"{"kind":"mlp","hidden":[256,128]}"#).expect("valid");

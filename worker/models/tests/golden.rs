@@ -1,9 +1,9 @@
 //! One training step and one evaluation of each model against PyTorch's results, made by
 //! `tools/golden/models.py`.
 //!
-//! Tolerance: 1e-5 of a tensor's largest value. PyTorch's own f32 results are within 2e-6 of its double ones
-//! here; the rest is room for another order of summation. Where the true gradient is zero (a bias before a
-//! BatchNorm) what is left is rounding, below 1e-6.
+//! Tolerance: 1e-5 of a tensor's largest value. PyTorch's own f32 results are within 2e-6 of its double ones here;
+//! the rest allows another order of summation. If the true gradient is zero (a bias before a BatchNorm), only
+//! rounding remains, below 1e-6.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Gradients of the models against double-precision versions of them, and those against finite differences.
+//! The models' gradients against double-precision versions, and those against finite differences.
 
 mod support;
 
@@ -6,7 +6,7 @@ use paraft_compute::{Cpu, CpuDevice};
 use paraft_models::{Autoencoder, Classifier, ConvNet, Model, OnCpu};
 use support::{batch, close, convnet, dense, layout, params, step, wide};
 
-/// Rounding of f32 sums over some thousand terms; each tensor by its own largest value. 1e-6 is for tensors
+/// Rounding of f32 sums over some thousand terms, relative to each tensor's largest value. 1e-6 is for tensors
 /// whose true gradient is zero (a convolution's bias before a norm).
 const TOLERANCE: f64 = 2e-5;
 const FLOOR: f64 = 2e-6;
@@ -23,7 +23,7 @@ fn same_gradient(model: &dyn Model, what: &str, got: (f32, &[f32]), want: (f64, 
     }
 }
 
-/// The derivative of `loss` along some coordinates, by central differences, is the gradient there.
+/// Compares the gradient with central differences of `loss` along some coordinates.
 fn differences(what: &str, at: &[f64], loss: impl Fn(&[f64]) -> f64, grads: &[f64]) {
     // In double precision a step of 1e-5 leaves errors near 1e-10; a kink (ReLU, pooling) within the step
     // would show, but is unlikely, and the seed is fixed.
@@ -66,7 +66,7 @@ fn the_plain_models_gradients_are_their_finite_differences() {
     differences("convnet", &p, loss, &convnet(8, 4, &p, &x, &labels).1);
 }
 
-/// A model, its widths, and the labels that it looks at.
+/// A model, its widths, and its labels.
 type Case<'a> = (Box<dyn Model>, Vec<usize>, &'a [u32]);
 
 #[test]
@@ -102,7 +102,7 @@ fn convnet_case(cpu: Cpu, side: usize, n: usize) {
     let mut model = on(cpu, side * side, 10);
     let b = batch(9, n, side * side, Some(10));
     let mut p = params(&model, 10);
-    // Gains of both signs and shifts: a norm as after some training.
+    // Gains of both signs, and shifts, as after some training.
     let layout = layout(&model);
     for (i, t) in layout.tensors().iter().enumerate() {
         if t.shape.len() == 1
@@ -143,7 +143,7 @@ fn the_convnet_has_the_plain_gradient_at_every_batch_size() {
 }
 
 #[test]
-fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
+fn convnet_gradient_matches_plain_with_every_instruction_set() {
     for cpu in Cpu::every() {
         convnet_case(cpu, 8, 21);
         convnet_case(cpu, 12, 5);
@@ -151,7 +151,7 @@ fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
 }
 
 #[test]
-fn a_step_against_the_gradient_lowers_the_loss_as_much_as_it_says() {
+fn step_against_gradient_lowers_loss_as_predicted() {
     let mut models: Vec<(&str, Box<dyn Model>)> = vec![
         ("linear", Box::new(OnCpu::new(Classifier::linear(64, 10).expect("valid")))),
         ("mlp", Box::new(OnCpu::new(Classifier::mlp(64, &[32], 10).expect("valid")))),
@@ -164,7 +164,7 @@ fn a_step_against_the_gradient_lowers_the_loss_as_much_as_it_says() {
         let trained = layout(model.as_ref()).params_len();
         let (_, grads) = step(model.as_mut(), &p, &b);
         let square: f64 = wide(&grads[..trained]).iter().map(|g| g * g).sum();
-        // Move the loss by about 1e-3: far above f32's rounding, far below where the loss bends.
+        // Changes the loss by about 1e-3: far above f32's rounding, far below its curvature.
         let lr = (5e-4 / square) as f32;
         let moved = |sign: f32| {
             let mut q = p.clone();

@@ -1,4 +1,4 @@
-//! A model that is computed stage by stage, micro-batch by micro-batch, makes what it makes as a whole.
+//! A model computed stage by stage, micro-batch by micro-batch, gives the results of the whole model.
 
 use paraft_models::{
     Batch, CpuDevice, DataShape, Flat, Forward, Model, ModelConfig, NetResult, Pass, Sample, Stages, Weights,
@@ -47,7 +47,7 @@ const fn tokens() -> DataShape {
     DataShape { sample: Sample::Tokens { time: 5, vocab: 11 }, classes: Some(11) }
 }
 
-/// Samples that differ.
+/// Distinct samples.
 fn batch(shape: DataShape, n: usize, seed: usize) -> Batch {
     let number = |i: usize| (i * 2_654_435_761 + seed * 40_503) % 1009;
     let ids = |n: usize, below: usize| (0..n).map(|i| (number(i) % below) as u32).collect();
@@ -71,8 +71,8 @@ fn build(text: &str, shape: DataShape) -> Box<dyn Model> {
     toml::from_str::<ModelConfig>(text).expect("a model").build(shape).expect("it builds")
 }
 
-/// Forward and back through all stages, all micro-batches forward first; the losses, and the gradient of each micro-batch with what was
-/// lent added.
+/// Forward and backward through all stages, all micro-batches forward first. Returns the losses, and the gradient
+/// of each micro-batch including loans.
 fn staged(
     text: &str,
     shape: DataShape,
@@ -80,7 +80,7 @@ fn staged(
     stages: &Stages,
     batches: &[Batch],
 ) -> (Vec<f32>, Vec<Vec<f32>>) {
-    // A process each.
+    // One model per process.
     let mut models: Vec<_> = (0..stages.len()).map(|_| build(text, shape)).collect();
     let pass = |stage: usize, slot: usize| Pass {
         layers: stages.layers()[stage].clone(),
@@ -142,7 +142,7 @@ fn stages_make_the_gradient_of_the_whole_model() {
             for ((loss, gradient), (want_loss, want)) in losses.iter().zip(&gradients).zip(&want) {
                 assert_eq!(loss, want_loss, "{text}, {n} stages");
                 for (i, (got, want)) in gradient.iter().zip(want).enumerate() {
-                    // What is lent is added up in another order.
+                    // Loans are summed in another order.
                     let near = lent.iter().any(|r| r.contains(&i))
                         && (got - want).abs() <= 1e-5 * (1e-2 + want.abs());
                     assert!(got == want || near, "{text}, {n} stages, value {i}: {got} for {want}");
@@ -181,7 +181,7 @@ fn stages_make_the_evaluation_of_the_whole_model() {
 }
 
 #[test]
-fn what_comes_from_another_process_and_is_not_as_long_as_it_must_be_is_refused() {
+fn foreign_edges_of_wrong_length_are_refused() {
     let (text, shape) = MODELS[0];
     let mut model = build(text, shape);
     let weights = vec![0.1; model.tensors().iter().map(paraft_common::TensorSpec::len).sum()];

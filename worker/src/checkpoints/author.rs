@@ -1,4 +1,4 @@
-//! What a checkpoint of a job is made of: the servers' images or this rank's own state, and what it says of the job.
+//! The content of a job's checkpoint: the servers' images or this rank's own state, and the job's description.
 
 use crate::{Job, recorder::wall, worker::Plan};
 use paraft_checkpoint::{
@@ -10,10 +10,10 @@ use paraft_common::{Mode, Step, TensorSpec, WorkerId, codec::put_f32_le, config:
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use tokio::runtime::{self, Runtime};
 
-/// Values that are written at a time.
+/// Values per write.
 const PIECE: usize = 1 << 18;
 
-/// What a checkpoint of a job says of it, and where its state is.
+/// The job's description in a checkpoint, and the source of the state.
 #[derive(Clone)]
 pub(crate) struct Author {
     pub(super) keep: usize,
@@ -29,12 +29,12 @@ pub(crate) struct Author {
     pub(super) worker: WorkerId,
     pub(super) timeout: Duration,
     note: String,
-    /// When this worker came, by its clock.
+    /// When this worker started, by its clock.
     pub(super) came: f64,
 }
 
-/// A checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
-pub(super) type Made = (PathBuf, u64, u64);
+/// A checkpoint's folder, its size in bytes, and the founding number that identifies the job.
+pub(super) type SavedCheckpoint = (PathBuf, u64, u64);
 
 /// Why a checkpoint was not made.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub(super) enum Failed {
 }
 
 impl Author {
-    /// Of a worker of this job; `note`: what its loop says of itself.
+    /// For a worker of this job. `note`: its loop's own description.
     pub(crate) fn new(
         job: &Job,
         plan: &Plan,
@@ -82,19 +82,19 @@ impl Author {
         }
     }
 
-    /// Writes what the shards keep of `step`.
+    /// Writes the shards' images of `step`.
     pub(super) fn write(
         &self,
         folder: &Folder,
         step: Step,
         epochs: Option<u64>,
         rates: Vec<f64>,
-    ) -> Result<Made, Failed> {
+    ) -> Result<SavedCheckpoint, Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections =
             CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let sections = runtime.block_on(sections)?;
-        // Others may save a checkpoint in the same folder.
+        // Other workers may write a checkpoint into the same folder.
         let _alone = folder.lock(self.timeout)?;
         self.write_parts(folder, &runtime, sections, step, epochs, rates)
     }
@@ -107,7 +107,7 @@ impl Author {
         step: Step,
         epochs: Option<u64>,
         rates: Vec<f64>,
-    ) -> Result<Made, Failed> {
+    ) -> Result<SavedCheckpoint, Failed> {
         let slots = self.server_job.slot_names();
         let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
@@ -118,7 +118,8 @@ impl Author {
             writer.put(p.part, p.offset, &p.payload)?;
         }
         let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
-        // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
+        // Between epochs of the leased sampler no worker trains, so all workers resume from the same step in every
+        // mode.
         let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
         let resume = if together { step } else { slowest.unwrap_or(step) };
         let clock = |c: &paraft_client::checkpoint_parts::ClockOf| Clock {
@@ -138,7 +139,7 @@ impl Author {
         Ok((path, bytes, sections.founding))
     }
 
-    /// Likewise, of what the ranks keep themselves.
+    /// Likewise, for the ranks' own state.
     pub(super) fn write_own(
         &self,
         folder: &Folder,
@@ -164,7 +165,7 @@ impl Author {
         Ok((path, bytes))
     }
 
-    /// Without what only servers know.
+    /// A manifest without the servers' part.
     fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
         let job = &self.server_job;
         Manifest {
@@ -193,14 +194,14 @@ impl Author {
             rates: Vec::new(),
             note: self.note.clone(),
             job: self.job.clone(),
-            files: BTreeMap::new(), // these two by the writer
+            files: BTreeMap::new(), // the writer fills in files and size
             seal: String::new(),
         }
     }
 }
 
-/// The connections live on a thread of the runtime's own: the one that writes waits for the disk, and a peer whose
-/// keepalive is not answered meanwhile would hang up.
+/// The runtime has its own thread: this thread waits for the disk, and a server would close a connection whose
+/// keepalive is not answered meanwhile.
 pub(super) fn runtime() -> std::io::Result<Runtime> {
     runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }

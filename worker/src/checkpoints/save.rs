@@ -1,12 +1,12 @@
-//! A checkpoint of now, for a loop that asks for one and waits until it is written.
+//! An immediate checkpoint, for a loop that asks for one and waits until it is written.
 //!
-//! The shards take their images when they are asked for them, so nobody else need know. Where several workers save at one step, into a
-//! folder that they have in common, the first writes and the others find it there.
+//! The shards take their images at this request, so no other worker is involved. If several workers save one step
+//! into a shared folder, the first writes it and the others find it there.
 
 use super::{
     Author, Checkpoints,
-    author::{Failed, Made, runtime},
-    desk::Order,
+    author::{Failed, SavedCheckpoint, runtime},
+    checkpoint_thread::Order,
     due,
 };
 use crate::{WorkerError, job::CheckpointConfig, worker::Plan};
@@ -20,24 +20,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So often a shard that has no image yet is asked again; a worker of higher rank waits longer, so that of two that have some of the
-/// images each one gets all of them.
-const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// Who waits looks so often whether it was interrupted.
-const LOOK: Duration = Duration::from_millis(20);
+/// The delay before the client asks again for a missing image. A worker of higher rank waits longer, so that of two
+/// workers with some of the images each obtains all of them.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+/// How often the waiting thread checks for an interrupt.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the thread is asked for.
-pub(super) struct Save {
-    /// None: where the job's checkpoints go.
+/// A request to the thread.
+pub(super) struct SaveTask {
+    /// The target folder; `None`: the job's checkpoint folder.
     pub folder: Option<Folder>,
-    /// At which the step before went.
+    /// The learning rates of the previous step.
     pub rates: Vec<f64>,
-    /// Hears what has come of it.
+    /// Receives the result.
     pub asker: mpsc::Sender<Result<PathBuf, WorkerError>>,
 }
 
 impl Checkpoints {
-    /// For a job that makes none by itself. `place`: where they go, if anywhere.
+    /// For a job that makes no checkpoints by itself. `place`: their folder, if any.
     pub(crate) fn on_demand(
         plan: &Plan,
         place: Option<PathBuf>,
@@ -46,8 +46,9 @@ impl Checkpoints {
         Self::begin(due(&CheckpointConfig::default(), plan), place, author)
     }
 
-    /// Writes the state that the shards have now, which is this worker's after `step`: it pushes nothing meanwhile. Waits until it is
-    /// on the disk; gives its folder. `folder`: into this one, and the fleet hears nothing of it.
+    /// Writes the shards' current state, which belongs to this worker's `step`: the worker pushes nothing
+    /// meanwhile. Waits until the checkpoint is on disk; returns its folder. `folder`: writes there, without a
+    /// report to the fleet.
     pub(crate) fn save(
         &self,
         step: Step,
@@ -58,9 +59,9 @@ impl Checkpoints {
         let (asker, told) = mpsc::channel();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::Save(step, Save { folder, rates: rates.to_vec(), asker }));
+        self.send(Order::Save(step, SaveTask { folder, rates: rates.to_vec(), asker }));
         loop {
-            match told.recv_timeout(LOOK) {
+            match told.recv_timeout(POLL_INTERVAL) {
                 Ok(saved) => return saved,
                 Err(mpsc::RecvTimeoutError::Timeout) if interrupt.is_set() => {
                     return Err(WorkerError::Interrupted);
@@ -75,7 +76,7 @@ impl Checkpoints {
 }
 
 impl Author {
-    pub(super) fn save(&self, folder: &Folder, step: Step, rates: &[f64]) -> Result<Made, Failed> {
+    pub(super) fn save(&self, folder: &Folder, step: Step, rates: &[f64]) -> Result<SavedCheckpoint, Failed> {
         let began = Instant::now();
         let runtime = runtime().map_err(Failed::Runtime)?;
         loop {
@@ -90,16 +91,16 @@ impl Author {
                 }
             });
             match tried {
-                // A leader was lost, or another's image is in the way.
+                // A shard lost its leader, or another worker's image blocks this one.
                 Err(Failed::Fetch(_)) if began.elapsed() < self.timeout => {
-                    thread::sleep(ASK_AGAIN * (1 + self.worker.0 % 8));
+                    thread::sleep(RETRY_DELAY * (1 + self.worker.0 % 8));
                 }
                 tried => return tried,
             }
         }
     }
 
-    /// A checkpoint of this step that a worker of this job has written since this one came.
+    /// A checkpoint of this step that a worker of this job has written since this worker started.
     fn is_there(&self, folder: &Folder, step: Step) -> Option<(PathBuf, u64)> {
         let found = Checkpoint::open(&folder.path().join(Folder::name(step.0))).ok()?;
         let m = found.manifest();

@@ -1,23 +1,23 @@
-//! A rank that doesn't lead its group: it does what the leader says.
+//! A rank that does not lead its group: it follows the leader's messages.
 
-use super::{Broke, Engine, Memory, Stepped, alone_only, broke::blame};
+use super::{Engine, Memory, StepError, StepLoss, alone_only, step_error::blame};
 use crate::{group::ControlMessage, stage::Batches, worker::WorkerError};
 use paraft_common::{Share, Step};
 use paraft_models::Evaluation;
 
-/// What a rank that does not lead is asked for.
-pub(crate) trait Follows {
-    /// The minibatch of a step, of one of the worker's meshes; with `two` that of the next one too, where there is one.
+/// The work of a follower.
+pub(crate) trait FollowerSteps {
+    /// The minibatch of a step, for one of the worker's meshes. `two`: also that of the next step, if there is one.
     fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError>;
-    /// A step was made.
-    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
-    /// This rank's part of the worker's share of the held-out samples.
+    /// Reports a finished step.
+    fn stepped(&mut self, step: Step, stepped: StepLoss) -> Result<(), WorkerError>;
+    /// Evaluates this rank's part of the worker's share of the held-out samples.
     fn evaluate(&self, engine: &mut Engine, epoch: u64, part: Share) -> Result<Evaluation, WorkerError>;
 }
 
 impl Engine<'_> {
-    /// Does what the group's leader says. True: the job is done; false: this rank leads from now on.
-    pub fn follow(&mut self, work: &mut dyn Follows) -> Result<bool, WorkerError> {
+    /// Follows the group's leader. Returns true when the job is done, false when this rank becomes the leader.
+    pub fn follow(&mut self, work: &mut dyn FollowerSteps) -> Result<bool, WorkerError> {
         loop {
             let followed = self.follow_one(work);
             let Some(ranks) = &mut self.ranks else { return Ok(true) };
@@ -27,10 +27,10 @@ impl Engine<'_> {
                     ranks.leave(self.model);
                     return Ok(true);
                 }
-                Ok(Some(false)) => tracing::info!("the group is formed anew: a rank wants to be taken in"),
+                Ok(Some(false)) => tracing::info!("the group is formed again: a rank asks for admission"),
                 Err(e) => {
                     let why = blame(ranks, e)?;
-                    tracing::warn!(error = %why, "the group is formed anew");
+                    tracing::warn!(error = %why, "the group is formed again");
                 }
             }
             if !ranks.form(self.model)? {
@@ -45,8 +45,8 @@ impl Engine<'_> {
         }
     }
 
-    /// `Some(true)`: the job is done; `Some(false)`: the group is formed anew.
-    fn follow_one(&mut self, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+    /// `Some(true)`: the job is done; `Some(false)`: the group is formed again.
+    fn follow_one(&mut self, work: &mut dyn FollowerSteps) -> Result<Option<bool>, StepError> {
         let len = self.len();
         let Some(ranks) = &mut self.ranks else { return Ok(Some(true)) };
         match (ranks.hear(len)?, &mut self.memory) {
@@ -66,7 +66,11 @@ impl Engine<'_> {
         }
     }
 
-    fn do_as_said(&mut self, said: ControlMessage, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+    fn do_as_said(
+        &mut self,
+        said: ControlMessage,
+        work: &mut dyn FollowerSteps,
+    ) -> Result<Option<bool>, StepError> {
         match said {
             ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
             ControlMessage::State(done) => self.take_state(done)?,

@@ -1,19 +1,20 @@
-//! The model with its parameters and its gradient: in the host's memory, or on a device ([`paraft_models::Resident`]); alone, or
-//! as a rank of a group, whose calls then come here on all ranks.
+//! The model with its parameters and gradient, in host memory or on a device ([`paraft_models::Resident`]). The
+//! worker runs alone or as a rank of a group; then all ranks call the engine.
 //!
-//! - this file: where the weights are, and how they come there.
-//! - `step`: a step, an evaluation. `stages`: pulls of ranks that have a stage each. `follow`: what a rank does that doesn't lead.
-//! - `regroup`: a group that broke.
+//! - this file: where the weights are, and how they arrive there.
+//! - `step`: a step, an evaluation. `stages`: pulls of ranks with pipeline stages. `follow`: the work of a
+//!   follower.
+//! - `regroup`: forms the group again after a failure.
 
-mod broke;
 mod follow;
 mod regroup;
 mod stages;
 mod step;
+mod step_error;
 
-pub(crate) use broke::Broke;
-pub(crate) use follow::Follows;
-pub(crate) use step::{Stepped, incomplete};
+pub(crate) use follow::FollowerSteps;
+pub(crate) use step::{StepLoss, incomplete};
+pub(crate) use step_error::StepError;
 
 use crate::{
     group::{ControlMessage, Ranks},
@@ -33,10 +34,10 @@ use std::ops::Range;
 pub(crate) struct Engine<'a> {
     model: &'a mut dyn Model,
     memory: Memory<'a>,
-    /// The buckets, and how they are pushed.
+    /// The buckets, in the form in which they are pushed.
     parts: Vec<Part>,
     ranks: Option<&'a mut Ranks>,
-    /// Where the ranks apply the gradients themselves.
+    /// The local optimizer, if the ranks apply the gradients themselves.
     local: Option<Local>,
 }
 
@@ -45,9 +46,9 @@ enum Memory<'a> {
         weights: Vec<f32>,
         gradients: Vec<f32>,
     },
-    /// Some layers at a time, in the host's.
+    /// Some layers at a time, in host memory.
     Streamed(Box<Streamed>),
-    /// Some stages, in the host's; other ranks have the rest.
+    /// Some stages, in host memory; other ranks hold the rest.
     Stage(Box<Stage<'a>>),
     Device,
 }
@@ -61,24 +62,24 @@ fn gone() -> ModelError {
 }
 
 impl<'a> Engine<'a> {
-    /// For a model whose buckets are these. A leader brings the group that it leads.
+    /// For a model with these buckets. A leader passes its group.
     pub fn new(model: &'a mut dyn Model, parts: Vec<Part>, ranks: Option<&'a mut Ranks>) -> Self {
         let len = parts.last().map_or(0, |p| p.range.end);
         let memory = match model.resident() {
             Some(_) => Memory::Device,
-            // The first pull fills it. Until the servers have the initial weights they are in memory too; a copy of them
+            // The first pull fills it. Until the servers have the initial weights, those are in memory too: a copy
             // here would be the model a third time, beside its gradient.
             None => Memory::Host { weights: vec![0.0; len], gradients: vec![0.0; len] },
         };
         Self { model, memory, parts, ranks, local: None }
     }
 
-    /// For a worker that is alone and has some layers of its model at a time.
+    /// For a single worker that holds some layers of its model at a time.
     pub fn streamed(model: &'a mut dyn Model, parts: Vec<Part>, streamed: Streamed) -> Self {
         Self { model, memory: Memory::Streamed(Box::new(streamed)), parts, ranks: None, local: None }
     }
 
-    /// What is here of the model, where that is not all of it.
+    /// The streamed layers, if the engine does not hold the whole model.
     pub fn streams(&mut self) -> Option<&mut Streamed> {
         match &mut self.memory {
             Memory::Streamed(streamed) => Some(streamed),
@@ -86,7 +87,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// For a rank that has some stages of its worker's model.
+    /// For a rank that holds some stages of its worker's model.
     pub fn staged(
         model: &'a mut dyn Model,
         parts: Vec<Part>,
@@ -96,7 +97,7 @@ impl<'a> Engine<'a> {
         Self { model, memory: Memory::Stage(Box::new(stage)), parts, ranks: Some(ranks), local: None }
     }
 
-    /// A pull of the worker, where this engine has a way of its own; `None`: into [`Self::landing`].
+    /// The worker's pull, if this engine pulls in its own way. `None`: pull into [`Self::landing`].
     pub fn pull(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
         match &mut self.memory {
             Memory::Streamed(streamed) if !pull.last && !pull.barrier => {
@@ -112,7 +113,7 @@ impl<'a> Engine<'a> {
         Self { local: Some(local), ..Self::new(model, parts, Some(ranks)) }
     }
 
-    /// What is trained.
+    /// The trained model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
     }
@@ -131,7 +132,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The same, for the next pull to write; then [`Self::landed`].
+    /// The memory that the next pull writes; then call [`Self::landed`].
     pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
         match &mut self.memory {
             Memory::Host { weights, .. } => Ok(weights),
@@ -141,14 +142,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What a pull brought is on its way to where it is needed: to the device, and to the other ranks.
+    /// Passes pulled weights on to the device and the other ranks.
     pub fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {
         if let Memory::Streamed(streamed) = &mut self.memory {
             streamed.landed(pulled);
             return Ok(());
         }
         let buckets = pulled.changed.iter().filter_map(|b| layout.bucket(*b));
-        // Neighbours in one copy.
+        // Copy neighbouring buckets at once.
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for bucket in buckets {
             match ranges.last_mut() {
@@ -162,8 +163,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// These weights of the leader's are new: all ranks get them.
-    fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+    /// Sends these new weights of the leader to all ranks.
+    fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), StepError> {
         if let Some(done) = self.local.as_ref().and_then(|l| l.done) {
             if let Some(ranks) = &self.ranks {
                 ranks.say(&ControlMessage::State(done))?;
@@ -176,8 +177,8 @@ impl<'a> Engine<'a> {
         self.take_weights(ranges)
     }
 
-    /// After [`ControlMessage::Weights`], on every rank.
-    fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+    /// Receives the weights after [`ControlMessage::Weights`], on every rank.
+    fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), StepError> {
         match (&mut self.memory, &mut self.ranks) {
             (Memory::Host { .. }, None) | (Memory::Streamed(_) | Memory::Stage(_), _) => Ok(()),
             (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
@@ -185,8 +186,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// After [`ControlMessage::State`], on every rank.
-    fn take_state(&mut self, done: Step) -> Result<(), Broke> {
+    /// Receives the state after [`ControlMessage::State`], on every rank.
+    fn take_state(&mut self, done: Step) -> Result<(), StepError> {
         let (Some(local), Some(ranks)) = (&mut self.local, &mut self.ranks) else {
             return Err(GroupError::Broken("its ranks are of different jobs".into()).into());
         };
@@ -207,22 +208,22 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Whether this rank speaks for its group.
+    /// Whether this rank leads its group.
     pub fn leads(&self) -> bool {
         self.ranks.as_ref().is_some_and(|r| r.leads())
     }
 
-    /// Which group it is in.
+    /// The generation of its group.
     pub fn generation(&self) -> u64 {
         self.ranks.as_ref().map_or(0, |r| r.generation())
     }
 
-    /// The step of the state that this rank has, where it applies the gradients itself.
+    /// The step of this rank's state, if it applies the gradients itself.
     pub fn done(&self) -> Option<Step> {
         self.local.as_ref().and_then(|l| l.done)
     }
 
-    /// The state that this rank begins with, for all: in the group that it leads.
+    /// Sets the initial state of this rank and, if it leads, of its whole group.
     pub fn set_state(&mut self, state: State, done: Step) -> Result<(), WorkerError> {
         if let Some(local) = &mut self.local {
             local.done = Some(done);
@@ -242,7 +243,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Gives all ranks this one's state.
+    /// Sends this rank's state to all ranks.
     pub fn share_state(&mut self) -> Result<(), WorkerError> {
         self.share(&[]).or_else(|e| self.recover(e))
     }
@@ -262,7 +263,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The job is done: the other ranks may end.
+    /// Tells the other ranks that the job is done.
     pub fn over(&mut self) {
         if let Some(ranks) = &mut self.ranks {
             ranks.over(self.model);
@@ -270,11 +271,11 @@ impl<'a> Engine<'a> {
         self.ranks = None;
     }
 
-    /// Ends it, and gives the weights of the last pull.
+    /// Consumes the engine and returns the weights of the last pull.
     pub fn into_weights(mut self) -> Vec<f32> {
         match &mut self.memory {
             Memory::Host { weights, .. } => std::mem::take(weights),
-            // They are more than this process is to hold.
+            // The whole model exceeds this process's memory.
             Memory::Streamed(_) | Memory::Stage(_) => Vec::new(),
             Memory::Device => self.weights().to_vec(),
         }

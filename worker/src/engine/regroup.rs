@@ -1,24 +1,24 @@
-//! A group that broke, or that somebody wants to be taken into: it is formed anew, and everyone in it has what it needs to go on.
+//! Forms the group again after a failure or to admit a rank, and gives every rank what it needs to continue.
 
-use super::{Broke, Engine, Memory, broke::blame};
+use super::{Engine, Memory, StepError, step_error::blame};
 use crate::{group::ControlMessage, worker::WorkerError};
 
 impl Engine<'_> {
-    /// Sees whether the group is to blame for what went wrong, and if so forms it anew: smaller, or with somebody else in it.
-    /// Everyone has this rank's weights then.
-    pub(super) fn recover(&mut self, why: Broke) -> Result<(), WorkerError> {
+    /// If the group caused the failure, forms it again, with the ranks that are there. Afterwards every rank has
+    /// this rank's weights.
+    pub(super) fn recover(&mut self, why: StepError) -> Result<(), WorkerError> {
         let Some(ranks) = &mut self.ranks else {
             return Err(match why {
-                Broke::Other(e) => e,
-                Broke::Group(e) => WorkerError::Job(e.to_string()),
+                StepError::Other(e) => e,
+                StepError::Group(e) => WorkerError::Job(e.to_string()),
             });
         };
         let why = blame(ranks, why)?;
-        tracing::warn!(error = %why, "the group is formed anew");
+        tracing::warn!(error = %why, "the group is formed again");
         self.reform()
     }
 
-    /// Leaves the group for the next one. False: the job is done.
+    /// Leaves the group and joins the next one. Returns false if the job is done.
     pub fn form(&mut self) -> Result<bool, WorkerError> {
         self.ranks.as_mut().map_or(Ok(false), |r| r.form(self.model))
     }
@@ -40,8 +40,8 @@ impl Engine<'_> {
         }
     }
 
-    /// In a new group that this rank leads: everyone has what it needs to go on.
-    fn regroup(&mut self) -> Result<(), Broke> {
+    /// In a new group that this rank leads, gives every rank what it needs to continue.
+    fn regroup(&mut self) -> Result<(), StepError> {
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             let all = 0..self.len();
             return self.share(std::slice::from_ref(&all));
@@ -52,7 +52,7 @@ impl Engine<'_> {
         let pull = stage.behind();
         ranks.say(&ControlMessage::Meet(pull.done))?;
         if stage.meet(ranks, self.model, pull.done)? > pull.done {
-            // A session that had to be opened anew is further on.
+            // A reopened session has advanced.
             return Err(WorkerError::Regrouped.into());
         }
         ranks.say(&ControlMessage::Pull(pull.clone()))?;
@@ -60,7 +60,8 @@ impl Engine<'_> {
         stage.deal()?;
         while let Some(done) = stage.level(ranks, pull.done, &pull)? {
             if done > pull.done {
-                // The others are in this pull, and this rank can't take part with the weights that it computes with.
+                // The other ranks take part in this pull, and this rank cannot join it with the weights that it
+                // computes with.
                 return Err(ranks.break_up("a rank's session was lost, and it is further on").into());
             }
         }

@@ -1,6 +1,6 @@
-//! Ranks that have a stage of the model each: all of them pull, each its own.
+//! Ranks with one pipeline stage each: every rank pulls its own stages.
 
-use super::{Broke, Engine, Memory, alone_only};
+use super::{Engine, Memory, StepError, alone_only};
 use crate::{group::ControlMessage, stage::further, worker::WorkerError};
 use paraft_client::{Client, Pull, Pulled};
 
@@ -25,8 +25,9 @@ impl Engine<'_> {
         }
     }
 
-    /// Behind a step that another one is behind: each rank pulls by itself, and so does this one. `None`: there is none.
-    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, Broke> {
+    /// Pulls after a step when another step is in progress: each rank pulls on its own, and so does this one.
+    /// `None`: no step is in progress.
+    fn pull_behind(&mut self, client: &mut Client, pull: &Pull) -> Result<Option<Pulled>, StepError> {
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Ok(None);
         };
@@ -39,7 +40,7 @@ impl Engine<'_> {
         Ok(Some(pulled))
     }
 
-    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, Broke> {
+    fn pull_together(&mut self, client: &mut Client, pull: &Pull) -> Result<Pulled, StepError> {
         self.is_between_steps()?;
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Err(alone_only().into());
@@ -51,7 +52,7 @@ impl Engine<'_> {
         }
         let mut pulled = stage.pull_sharing(client, pull.clone(), ranks.lines()?)?;
         pulled.rejoined |= lost;
-        // Who had lost its session is put where the other workers are, and the others come along.
+        // A rank that had lost its session was moved to the other workers' step; the other ranks follow.
         while let Some(done) = stage.level(ranks, pulled.done, pull)? {
             if pulled.done < done {
                 client.advance_to(done);
@@ -65,8 +66,8 @@ impl Engine<'_> {
         Ok(pulled)
     }
 
-    /// What the group's leader says is heard where no next step is under way. If one is, nothing comes of it.
-    pub(super) fn is_between_steps(&self) -> Result<(), Broke> {
+    /// The leader's other messages are allowed only if no next step is in progress; otherwise this fails.
+    pub(super) fn is_between_steps(&self) -> Result<(), StepError> {
         match (&self.memory, &self.ranks) {
             (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
                 Err(ranks.break_up("its leader does something else than the next step").into())
@@ -75,13 +76,13 @@ impl Engine<'_> {
         }
     }
 
-    /// The final weights of all ranks come here.
+    /// Collects the final weights of all ranks on this one.
     pub fn gather(&mut self) -> Result<(), WorkerError> {
         loop {
             let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
                 return Ok(());
             };
-            let gathered = ranks.say(&ControlMessage::Gather).map_err(Broke::from);
+            let gathered = ranks.say(&ControlMessage::Gather).map_err(StepError::from);
             match gathered.and_then(|()| stage.gather(ranks.lines()?)) {
                 Ok(()) => return Ok(()),
                 Err(e) => self.recover(e)?,
@@ -89,7 +90,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether the minibatch of the next step is to go in behind that of this one, where nothing else is to be done between.
+    /// Whether the next step's minibatch starts during this step's, if nothing else comes between.
     pub fn goes_on(&self) -> bool {
         matches!(&self.memory, Memory::Stage(stage) if stage.goes_on())
             && !self.ranks.as_ref().is_some_and(|r| r.newcomers())

@@ -1,64 +1,64 @@
-//! A step, and an evaluation.
+//! A training step and an evaluation.
 
-use super::{Broke, Engine, Memory, alone_only, gone};
+use super::{Engine, Memory, StepError, alone_only, gone};
 use crate::{
     exchange::PushParts,
-    group::{ControlMessage, Ranks, Together},
+    group::{ControlMessage, GroupResult, Ranks},
     stage::Batches,
-    streamed::{Going, Stopped},
+    streamed::{StreamError, StreamedStep},
     worker::WorkerError,
 };
 use paraft_client::Client;
 use paraft_common::{Share, Step};
 use paraft_models::{Batch, DeviceError, Evaluation, Model, ModelError, Part};
 
-/// A step that was made.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stepped {
+pub(crate) struct StepLoss {
     /// Mean over the group's ranks.
     pub loss: f32,
-    /// Of all ranks.
+    /// Samples of all ranks.
     pub samples: u64,
 }
 
 impl Engine<'_> {
-    /// One step of a model that is streamed, its gradient pushed bucket by bucket.
+    /// One step of a streamed model. It pushes the gradient bucket by bucket.
     pub fn step_streamed(
         &mut self,
         client: &mut Client,
         step: Step,
         batch: &Batch,
-    ) -> Result<Stepped, Stopped> {
+    ) -> Result<StepLoss, StreamError> {
         let Memory::Streamed(streamed) = &mut self.memory else {
-            return Err(Stopped::Failed(ModelError::new("it is not streamed").into()));
+            return Err(StreamError::Failed(ModelError::new("it is not streamed").into()));
         };
         let mut push = PushParts::new(client, step, batch.n);
-        let mut going = Going::new(streamed, &mut push);
+        let mut going = StreamedStep::new(streamed, &mut push);
         let made = self.model.step_by_layers(&mut going, batch).map_err(WorkerError::from);
         let loss = going.end(made)?;
-        Ok(Stepped { loss, samples: batch.n as u64 })
+        Ok(StepLoss { loss, samples: batch.n as u64 })
     }
 
-    /// One step, its gradient pushed bucket by bucket. Behind its minibatch comes that of the next, where there is one.
+    /// One step. It pushes the gradient bucket by bucket. The next step's minibatch follows, if there is one.
     pub fn step(
         &mut self,
         client: &mut Client,
         step: Step,
         batches: Batches<'_>,
-    ) -> Result<Stepped, WorkerError> {
+    ) -> Result<StepLoss, WorkerError> {
         let samples = batches.0.n * self.sharers().1;
         let mut push = PushParts::new(client, step, samples);
         loop {
             match self.lead_step(step, batches, &mut push) {
                 Ok(stepped) => return Ok(stepped),
-                // What was pushed is the mean over those who were there; the rest is that over those who are.
+                // Pushed buckets are the mean over the former ranks; the rest is the mean over the present ones.
                 Err(e) => self.recover(e)?,
             }
         }
     }
 
-    /// One step, applied on every rank. Done again where the group breaks: what the leader has is what counts.
-    pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
+    /// One step, applied on every rank. It repeats if the group breaks: the leader's state is authoritative.
+    pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<StepLoss, WorkerError> {
         loop {
             match self.announce(step).and_then(|()| self.make_step(step, (batch, None), None)) {
                 Ok(stepped) => return Ok(stepped),
@@ -72,18 +72,18 @@ impl Engine<'_> {
         step: Step,
         batches: Batches<'_>,
         push: &mut PushParts<'_>,
-    ) -> Result<Stepped, Broke> {
+    ) -> Result<StepLoss, StepError> {
         push.begin();
         self.announce(step)?;
         self.make_step(step, batches, Some(push))
     }
 
-    fn announce(&mut self, step: Step) -> Result<(), Broke> {
+    fn announce(&mut self, step: Step) -> Result<(), StepError> {
         if let Some(ranks) = &self.ranks {
             ranks.begins(step);
         }
         if matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
-            return Ok(()); // all are in it
+            return Ok(()); // the ring's sum has all ranks
         }
         self.is_between_steps()?;
         if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
@@ -98,13 +98,14 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// After [`ControlMessage::Step`], on every rank; only the leader pushes, unless each applies the gradient itself.
+    /// Computes a step after [`ControlMessage::Step`], on every rank. Only the leader pushes, unless each rank
+    /// applies the gradient.
     pub(super) fn make_step(
         &mut self,
         step: Step,
         batches: Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
-    ) -> Result<Stepped, Broke> {
+    ) -> Result<StepLoss, StepError> {
         let batch = batches.0;
         let loss = match &mut self.memory {
             Memory::Host { weights, gradients } => {
@@ -128,7 +129,7 @@ impl Engine<'_> {
                 }
                 stage.made(step);
                 let samples = batch.n * stage.meshes().1;
-                return Ok(Stepped { loss: loss[0] as f32, samples: samples as u64 });
+                return Ok(StepLoss { loss: loss[0] as f32, samples: samples as u64 });
             }
             Memory::Device if self.local.is_some() => {
                 self.model.resident().ok_or_else(gone)?.step_local(batch)?
@@ -146,7 +147,7 @@ impl Engine<'_> {
         if let Some(ranks) = &self.ranks {
             ranks.sum(&mut sums)?;
         }
-        // Everyone has the mean now.
+        // Every rank has the mean now.
         if let Some(local) = &mut self.local {
             match &mut self.memory {
                 Memory::Host { weights, .. } => local.apply(step, weights)?,
@@ -158,11 +159,11 @@ impl Engine<'_> {
                 }
             }
         }
-        Ok(Stepped { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
+        Ok(StepLoss { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
     }
 
-    /// The gradient of a minibatch at weights that are not the pulled ones, and its loss; nothing is pushed. For a worker that
-    /// is alone and has its model in the host's memory.
+    /// The loss and gradient of a minibatch at weights other than the pulled ones; pushes nothing. For a single
+    /// worker with its model in host memory.
     pub fn gradient_at(&mut self, weights: &[f32], batch: &Batch) -> Result<(f32, &[f32]), ModelError> {
         match &mut self.memory {
             Memory::Host { gradients, .. } => {
@@ -174,28 +175,28 @@ impl Engine<'_> {
         }
     }
 
-    /// Loss and accuracy of this rank alone.
+    /// Loss and accuracy on this rank alone.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
         match &mut self.memory {
             Memory::Host { weights, .. } => self.model.evaluate(weights, batch),
             Memory::Streamed(streamed) => self.model.evaluate(streamed.whole(), batch),
             Memory::Stage(stage) => {
-                // Once the others have gone, it has their weights in a file.
+                // After the other ranks have ended, their weights are in a file here.
                 let Some(ranks) = &mut self.ranks else {
                     return self.model.evaluate(stage.whole(), batch);
                 };
                 let lines = ranks.lines().map_err(DeviceError::from)?;
                 match stage.evaluate(self.model, lines, batch) {
                     Ok(e) => Ok(e),
-                    Err(Broke::Group(e)) => Err(DeviceError::from(e).into()),
-                    Err(Broke::Other(e)) => Err(ModelError::new(e.to_string())),
+                    Err(StepError::Group(e)) => Err(DeviceError::from(e).into()),
+                    Err(StepError::Other(e)) => Err(ModelError::new(e.to_string())),
                 }
             }
             Memory::Device => self.model.resident().ok_or_else(gone)?.evaluate_resident(batch),
         }
     }
 
-    /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part of it.
+    /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part.
     pub fn evaluate_share(
         &mut self,
         epoch: u64,
@@ -205,7 +206,7 @@ impl Engine<'_> {
         loop {
             let mut said = self.is_between_steps();
             if let (Ok(()), Some(ranks)) = (&said, &self.ranks) {
-                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(Broke::Group);
+                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(StepError::Group);
             }
             match said.and_then(|()| self.sum_evaluation(share, &mut own)) {
                 Ok(e) => return Ok(e),
@@ -214,12 +215,12 @@ impl Engine<'_> {
         }
     }
 
-    /// After [`ControlMessage::Evaluate`], on every rank.
+    /// Sums the evaluation after [`ControlMessage::Evaluate`], on every rank.
     pub(super) fn sum_evaluation(
         &mut self,
         share: Share,
         own: &mut impl FnMut(&mut Self, Share) -> Result<Evaluation, WorkerError>,
-    ) -> Result<Evaluation, Broke> {
+    ) -> Result<Evaluation, StepError> {
         let (place, of) = self.sharers();
         let e = own(self, share.part(place as u32, of as u32))?;
         let Some(ranks) = &self.ranks else { return Ok(e) };
@@ -228,10 +229,10 @@ impl Engine<'_> {
         Ok(Evaluation { loss_sum: sums[0], correct: sums[1] as u64, count: sums[2] as u64 })
     }
 
-    /// Of the ranks that share its worker's samples, this one's place, and how many they are.
+    /// This rank's index among the ranks that share the worker's samples, and their number.
     fn sharers(&self) -> (usize, usize) {
         match &self.memory {
-            // Those that share the model have the same samples.
+            // Ranks that share the model have the same samples.
             Memory::Stage(stage) => stage.meshes(),
             _ => self.ranks.as_ref().map_or((0, 1), |r| r.place()),
         }
@@ -269,10 +270,10 @@ fn together(
     batch: &Batch,
     to: &mut dyn FnMut(usize, &[f32]),
     ranks: &mut Ranks,
-) -> Result<f32, Broke> {
+) -> Result<f32, StepError> {
     let reducer = ranks.reducer()?;
     let mut next = parts.len();
-    let mut broke: Together = Ok(());
+    let mut broke: GroupResult = Ok(());
     let mut ready = |offset: usize, gradients: &[f32]| {
         while next > 0 && parts[next - 1].range.start >= offset {
             next -= 1;

@@ -6,11 +6,12 @@
 //!  place 1   pull ─▶ [borrow]─▶ F0 B0 F1 B1 ... ── push                             (the loss)
 //! ```
 //!
-//! Each rank has a session of its own with the shards of its stages, under the worker's name: nobody else of the worker speaks with them. The
-//! leader says when a step, a pull, an evaluation is; what passes between stages goes over the group's [lines](Lines).
+//! Each rank has its own session with the shards of its stages, under the worker's name; no other rank of the
+//! worker speaks with those shards. The leader starts each step, pull and evaluation. Stages exchange data over the
+//! group's [lines](Lines).
 //!
-//! There may be fewer ranks than stages, after one has died: they have several, one behind the other. Those of a mesh that is not whole
-//! any more wait.
+//! After a rank dies there may be fewer ranks than stages: then a rank has several consecutive stages. The ranks of
+//! an incomplete mesh wait.
 
 mod norms;
 mod place;
@@ -21,19 +22,19 @@ mod whole;
 
 pub(crate) use step::Batches;
 
-use crate::{engine::Broke, group::Ranks, worker::WorkerError};
+use crate::{engine::StepError, group::Ranks, worker::WorkerError};
 use paraft_client::{Client, Places, Pull, Pulled, Shares, address};
 use paraft_common::{BucketId, Step, pipeline::PipelineSchedule};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Loan, Model, Slice, Stages};
-use place::{Cut, Place};
-use slices::{Alike, Dealing, pages};
+use place::{ModelSplit, Place};
+use slices::{SharedPull, StageReplicas, pages};
 use std::{
     ops::{Deref, DerefMut, Range},
     path::{Path, PathBuf},
 };
-use step::{Going, Slots};
+use step::{Slots, StartedMinibatch};
 use sums::put;
 
 /// Kinds of messages between stages.
@@ -42,91 +43,93 @@ const GRADIENT: u32 = 2;
 const LENT: u32 = 3;
 const LENT_GRADIENT: u32 = 4;
 const FINAL: u32 = 5;
-/// What was sent has been taken: as many may follow.
-const TAKEN: u32 = 6;
-/// Of a step that others are still in.
+/// A message was received; another may follow.
+const RECEIVED: u32 = 6;
+/// Sent while other ranks are still in the step.
 const LOSS: u32 = 7;
-const GOES_ON: u32 = 8;
-/// Between the ranks with the same stages: weights, gradients, and what slices compute with each other.
-const DEAL: u32 = 9;
+const CONTINUES: u32 = 8;
+/// Between ranks with the same stages: weights, gradients, and the slices' exchanges.
+const DISTRIBUTE: u32 = 9;
 const JOIN: u32 = 10;
 const SLICES: u32 = 11;
-const DEALT: u32 = 12;
-/// Between those who speak with servers.
+const DISTRIBUTED: u32 = 12;
+/// Between the ranks that speak with servers.
 const NORM: u32 = 13;
 
-/// Messages that nobody has taken: in an evaluation, of gradients of the same stage, and of final weights.
-const AHEAD: usize = 8;
+/// The maximum number of unread messages: in an evaluation, of gradients of one stage, and of final weights.
+const MAX_UNREAD: usize = 8;
 
-/// What a rank that does not lead does to speak with the shards of these stages: a session, and the step that it goes on from. With `false`
-/// it brings no initial weights.
+/// Opens a follower's session with the shards of these stages; returns it and the step to continue from. With
+/// `false` it supplies no initial weights.
 pub(crate) type Join<'a> =
     dyn FnMut(&dyn Model, Range<usize>, bool) -> Result<(Client, Step), WorkerError> + 'a;
 
 /// See the module.
 pub(crate) struct Stage<'a> {
     stages: Stages,
-    /// In how many slices each stage is cut, and how many meshes there are, where there are as many ranks.
+    /// Number of slices per stage and number of meshes, when there are enough ranks.
     tensor: usize,
     meshes: usize,
-    alike: Option<Alike>,
+    alike: Option<StageReplicas>,
     schedule: PipelineSchedule,
-    /// By the norm of the whole gradient, which is that of several stages.
+    /// Whether the job clips by the norm of the whole gradient, which several stages share.
     clips: bool,
     micro_batches: usize,
-    /// Samples of the largest one.
+    /// Samples of the largest micro-batch.
     part: usize,
     /// The values of each bucket.
     buckets: Vec<Range<usize>>,
-    /// As long as the model, or a slice of it; memory is where this rank's stages are, and what it borrows.
+    /// As long as the model, or a slice of it. Only the pages of this rank's own and borrowed parameters take
+    /// memory.
     weights: Versioned,
-    /// Those before, while a minibatch is under way that began at them.
+    /// The previous weights, while a minibatch that started at them is in progress.
     stash: Versioned,
-    /// Of the micro-batches so far.
+    /// Gradient sum of the micro-batches so far.
     sum: Pages,
-    /// Of one micro-batch, as it becomes ready.
+    /// One micro-batch's gradient, as it becomes ready.
     gradient: Pages,
     here: Place,
     /// Steps of this group.
     rounds: u64,
-    /// Its parts of evaluations.
+    /// This rank's parts of evaluations.
     evaluations: u64,
     /// Pulls of this group.
     pulls: u64,
     /// Exchanges of norms of this group.
     norms: u64,
-    /// Times that weights have landed.
+    /// How often new weights have landed.
     editions: u64,
-    /// Of a rank that does not lead.
+    /// Opens a follower's session.
     join: Option<Box<Join<'a>>>,
     client: Option<Client>,
-    /// Buckets from here on are pushed of this step, in this session.
+    /// Buckets from this index on are pushed of this step, in this session.
     pushed: Option<(Step, usize)>,
-    /// The session was opened anew in this step.
+    /// The session was reopened in this step.
     moved: bool,
-    /// It was opened anew in a pull that came to nothing.
+    /// The session was reopened in a failed pull.
     lost: bool,
-    /// A pull was broken off when it had brought something: the rest would be all that the next one brings, which has it for others too.
+    /// A pull failed after it had received something. The next pull would bring only the rest, but other ranks need
+    /// everything from it.
     spoiled: bool,
-    /// The next step, where it is under way.
-    going: Option<Going>,
+    /// The next step, if it is in progress.
+    going: Option<StartedMinibatch>,
     slots: Slots,
-    /// Weights that come, and are not needed yet.
+    /// A pull whose weights are not needed yet.
     asked: Option<Pull>,
-    /// The group that it was formed for.
+    /// The group that this state belongs to.
     generation: u64,
-    /// The step that its shards are at, as far as it knows.
+    /// The step of this rank's shards, as far as it knows.
     done: Step,
-    /// The last pull, with the step that it came to.
+    /// The last pull, with the step that it reached.
     pulled: Pull,
-    /// All final weights, where this rank leads.
+    /// All final weights, if this rank leads.
     whole: Option<Scratch>,
     folder: PathBuf,
 }
 
 impl<'a> Stage<'a> {
-    /// For a model that is cut in these stages and so many slices, with so many meshes, whose flat vector is in these buckets. A rank that doesn't lead speaks with
-    /// the servers by `join`.
+    /// For a model split into these stages, this many slices and meshes, with these buckets of its flat vector. A
+    /// follower opens its session by `join`.
     pub fn new(
         (stages, tensor, meshes): (Stages, usize, usize),
         (schedule, micro_batches, part): (PipelineSchedule, usize, usize),
@@ -173,21 +176,21 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// The weights of this rank's stages from the servers, also to those with the same stages.
-    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, Broke> {
+    /// Pulls the weights of this rank's stages and sends them to the ranks with the same stages.
+    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, StepError> {
         self.pull_with(client, pull, None)
     }
 
-    /// The same, and the parts of a norm go as `shares` says.
+    /// Likewise; `shares` exchanges the parts of a norm.
     fn pull_with(
         &mut self,
         client: &mut Client,
         pull: Pull,
         shares: Option<&mut Shares<'_>>,
-    ) -> Result<Pulled, Broke> {
+    ) -> Result<Pulled, StepError> {
         let buffer = address(&self.weights);
         let weights = (&self.buckets[..], &mut self.weights.values[..]);
-        let mut dealing = Dealing::new(self.alike.as_mut(), weights);
+        let mut dealing = SharedPull::new(self.alike.as_mut(), weights);
         let pulled = client.pull_parts(pull, buffer, &mut dealing, shares)?;
         match dealing.broken {
             Some(broken) => Err(broken.into()),
@@ -195,8 +198,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What was pulled last is what this rank goes on with: it goes to ranks with other stages that need it.
-    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    /// Accepts the last pull's weights and sends them to ranks with other stages that borrow them.
+    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         self.editions += 1;
         self.weights.edition = self.editions;
         let own = self.own_buckets();
@@ -206,33 +209,33 @@ impl<'a> Stage<'a> {
         self.lend(lines)
     }
 
-    /// All weights, behind [`Self::gather`].
+    /// All weights, after [`Self::gather`].
     pub fn whole(&self) -> &[f32] {
         self.whole.as_deref().unwrap_or_default()
     }
 
-    /// The stages of a rank of a group.
+    /// The stages of a rank in a group.
     pub fn stages_at(&self, place: (usize, usize)) -> Range<usize> {
         self.place(place).stages
     }
 
     fn place(&self, place: (usize, usize)) -> Place {
         let (stages, slices, meshes) = (self.stages.len(), self.tensor, self.meshes);
-        Place::new(place, Cut { stages, slices, meshes })
+        Place::new(place, ModelSplit { stages, slices, meshes })
     }
 
-    /// Which of the worker's meshes this rank is in, and how many there are: each has samples of its own.
+    /// This rank's mesh, and the number of meshes. Each mesh has its own samples.
     pub fn meshes(&self) -> (usize, usize) {
         (self.here.mesh, self.here.meshes)
     }
 
-    /// A group was formed. The leader says at which step it is; gives the least that anybody is at. Whoever has other stages than before
-    /// speaks with other shards from now on.
-    pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, Broke> {
+    /// Starts in a new group at the leader's step; returns the lowest step of any rank. A rank with new stages
+    /// opens sessions with their shards.
+    pub fn meet(&mut self, ranks: &mut Ranks, model: &dyn Model, step: Step) -> Result<Step, StepError> {
         self.formed(ranks);
         (self.rounds, self.evaluations, self.pulls, self.norms) = (0, 0, 0, 0);
         self.cut(model, ranks.lines()?)?;
-        // What was asked for comes before anything else does.
+        // First receive the pull that is in progress.
         if let Some(pull) = self.asked.take()
             && let Some(pulled) = self.pull_own(pull)?
         {
@@ -246,7 +249,7 @@ impl<'a> Stage<'a> {
             if self.client.is_none()
                 && let Some(join) = &mut self.join
             {
-                // Once a step is made the servers have weights.
+                // After the first step the servers have weights.
                 let (client, start) = join(model, self.here.stages.clone(), step == Step(0))?;
                 (self.client, self.done, self.pushed) = (Some(client), start, None);
             }
@@ -256,8 +259,8 @@ impl<'a> Stage<'a> {
         let Slice { at: slice, of: slices } = self.here.slice;
         let (mesh, meshes) = self.meshes();
         tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, mesh, meshes, "this rank's part of the model");
-        // A step that some have pushed is made again by all; where steps go on into each other it may be two. More is what a session had to
-        // skip that was opened anew.
+        // All ranks repeat a step that some have pushed; with overlapping steps it may be two. A larger gap means
+        // that a reopened session skipped steps.
         let apart = if self.schedule.goes_on() { 2 } else { 1 };
         let step = if most.0 - least.0 > apart { most } else { least };
         if ranks.leads() && self.pulled == Pull::default() {
@@ -266,13 +269,13 @@ impl<'a> Stage<'a> {
         Ok(step)
     }
 
-    /// A group was formed. Where this rank has other stages in it, or was in none meanwhile, its session is another's by now, and nobody
-    /// waits for it to end.
+    /// Prepares for a new group. If this rank has new stages, or missed a group, another rank has taken over its
+    /// session, so this rank drops it.
     pub fn formed(&mut self, ranks: &Ranks) {
         let (here, generation) = (self.place(ranks.place()), ranks.generation());
-        // Who leads has its session with the training loop, which notices if another has been this worker.
+        // The leader's session belongs to the training loop, which notices another owner.
         let next = ranks.leads() || self.generation == generation || self.generation + 1 == generation;
-        // The lines that they had between them are others too.
+        // The connections between these ranks changed too.
         self.alike = None;
         if !here.has_what(&self.here) || !next || std::mem::take(&mut self.spoiled) {
             self.weights.values.release(0..self.weights.values.len());
@@ -283,12 +286,12 @@ impl<'a> Stage<'a> {
         (self.here, self.generation) = (here, generation);
     }
 
-    /// Where others have the same stages this rank has its part of them from now on.
+    /// If other ranks have the same stages, takes this rank's part of them.
     fn cut(&mut self, model: &dyn Model, lines: &Lines) -> Result<(), WorkerError> {
         let whole = self.buckets.last().map_or(0, |b| b.end);
         if self.here.are_several() && !self.here.stages.is_empty() {
-            self.alike = Some(Alike::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
-            // Others may have nothing yet.
+            self.alike = Some(StageReplicas::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
+            // The other ranks may have no weights yet.
             if let Some(client) = &mut self.client {
                 client.forget();
             }
@@ -302,13 +305,13 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The stages, in the flat vector that this rank computes with.
+    /// The stages, as places in the flat vector that this rank computes with.
     fn computed(&self) -> &Stages {
         self.alike.as_ref().map_or(&self.stages, |alike| &alike.stages)
     }
 
-    /// The least and the most step that anybody with a stage is at.
-    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), Broke> {
+    /// The lowest and highest step of the ranks with stages.
+    fn clocks(&self, ranks: &Ranks, at: Step) -> Result<(Step, Step), StepError> {
         let (place, size) = ranks.place();
         let mut clocks = vec![0.0; size];
         clocks[place] = at.0 as f64;
@@ -318,8 +321,9 @@ impl<'a> Stage<'a> {
         Ok((Step(least.min(most) as u64), Step(most as u64)))
     }
 
-    /// After a pull that has brought this rank to a step: where all are to be instead; `None`: they are at the same, or it was the last.
-    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, Broke> {
+    /// After a pull brought this rank to a step: the step that all ranks must reach instead. `None`: they agree, or
+    /// it was the last pull.
+    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, StepError> {
         if pull.last {
             return Ok(None);
         }
@@ -327,48 +331,48 @@ impl<'a> Stage<'a> {
         Ok((least != most).then_some(most))
     }
 
-    /// The values of each stage, as a server's job names them.
+    /// The values of each stage, as in a server's job.
     pub fn values(&self) -> Vec<usize> {
         self.stages.values()
     }
 
-    /// Whether the rank that leads this group has what it had, and all that it has to give to others.
+    /// Whether the group's leader keeps its stages, and all weights that it must send to others.
     pub fn stays(&self, ranks: &Ranks) -> bool {
         let there = self.place(ranks.place());
         there.has_what(&self.here) && there.slice.of == 1 && !self.spoiled
     }
 
-    /// The weights that this rank has, which leads, go to those with the same stages.
-    pub fn deal(&mut self) -> Result<(), Broke> {
+    /// The leader sends its weights to the ranks with the same stages.
+    pub fn deal(&mut self) -> Result<(), StepError> {
         let own = self.own_buckets();
         let Some(alike) = &mut self.alike else { return Ok(()) };
-        let mut dealing = Dealing::new(Some(alike), (&self.buckets, &mut self.weights.values));
+        let mut dealing = SharedPull::new(Some(alike), (&self.buckets, &mut self.weights.values));
         own.for_each(|bucket| dealing.placed(BucketId(bucket as u32), true));
         dealing.broken.map_or(Ok(()), |broken| Err(broken.into()))
     }
 
-    /// The leader has pulled this.
+    /// Records that the leader has completed this pull.
     pub fn is_at(&mut self, pull: &Pull) {
         (self.done, self.pulled, self.lost) = (pull.done, pull.clone(), false);
     }
 
-    /// All ranks have made a step.
+    /// Records that all ranks have completed a step.
     pub fn made(&mut self, step: Step) {
         (self.done, self.pushed) = (step, Some((step, 0)));
     }
 
-    /// The pull that whoever comes now has to make, to be where the leader is.
+    /// The pull that a new rank must make to reach the leader's state.
     pub fn behind(&self) -> Pull {
         let done = match self.clips {
-            // The leader does not take part in it, and may have to say its part of the norm of the step behind: that is
-            // pulled once all pull together again.
+            // The leader does not take part in it, and may still owe its part of the norm of the step behind. All
+            // ranks pull that step together later.
             true => self.pulled.done,
             false => self.done.max(self.pulled.done),
         };
         further(&self.pulled, done)
     }
 
-    /// Whether its session was opened anew in a pull that came to nothing: it has pushed nothing then.
+    /// Whether the session was reopened in a failed pull. The new session has pushed nothing.
     pub fn is_lost(&self) -> bool {
         self.lost
     }
@@ -379,12 +383,12 @@ impl<'a> Stage<'a> {
         of.first().map_or(0, |l| l.start)..of.last().map_or(0, |l| l.end)
     }
 
-    /// The parameters that it holds for the worker, in the flat vector that it computes with; none where it waits.
+    /// The parameters that it owns for the worker, in its own flat vector; `None`: it waits.
     fn own(&self) -> Option<Range<usize>> {
         self.own_of(self.computed())
     }
 
-    /// The same in that of the model.
+    /// The same, in the model's flat vector.
     fn own_of_model(&self) -> Option<Range<usize>> {
         self.own_of(&self.stages)
     }
@@ -394,7 +398,7 @@ impl<'a> Stage<'a> {
         self.buckets_of(&self.here)
     }
 
-    /// Of those of a place.
+    /// The buckets of a place's stages.
     fn buckets_of(&self, place: &Place) -> Range<usize> {
         let own = &self.stages.own()[place.stages.clone()];
         let own = own.first().map_or(0, |r| r.start)..own.last().map_or(0, |r| r.end);
@@ -407,12 +411,12 @@ impl<'a> Stage<'a> {
         Some(own.first()?.start..own.last()?.end)
     }
 
-    /// What it lends to ranks with other stages, and to which place.
+    /// The loans to ranks with other stages, with the borrowing place.
     fn lends(&self) -> Vec<(usize, Loan, usize)> {
         self.between(|loan, here| here.contains(&loan.owner) && !here.contains(&loan.user), |loan| loan.user)
     }
 
-    /// What it borrows, and from which place.
+    /// The loans from other ranks, with the lending place.
     fn borrows(&self) -> Vec<(usize, Loan, usize)> {
         self.between(|loan, here| here.contains(&loan.user) && !here.contains(&loan.owner), |loan| loan.owner)
     }
@@ -427,7 +431,7 @@ impl<'a> Stage<'a> {
         let mut all: Vec<(usize, Loan, usize)> = Vec::new();
         for (i, loan) in self.computed().loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
             let to = place(loan);
-            // What several stages of a rank use it gets once.
+            // If several stages of a rank use a tensor, the rank receives it once.
             if !all.iter().any(|(_, known, at)| known.range == loan.range && *at == to) {
                 all.push((i, loan.clone(), to));
             }
@@ -435,12 +439,12 @@ impl<'a> Stage<'a> {
         all
     }
 
-    /// The leader's pull was said: a rank that doesn't lead pulls its own stages.
-    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), Broke> {
+    /// After the leader's pull message: a follower pulls its own stages.
+    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), StepError> {
         let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
         let lost = self.is_lost();
         if let Some(client) = &mut self.client {
-            // To what is pushed whole its shards come by themselves.
+            // Shards reach a completely pushed step by themselves.
             if lost || self.done < pull.done && self.pushed != Some((pull.done, 0)) {
                 client.advance_to(pull.done);
             }
@@ -456,7 +460,7 @@ impl<'a> Stage<'a> {
         }
         let own = self.own_buckets();
         if let Some(alike) = self.alike.as_mut().filter(|_| !self.here.speaks()) {
-            // As it comes: or it would wait in memory.
+            // Read it as it arrives, so that it does not wait in memory.
             alike.have(own, &mut self.weights.values)?;
         }
         while let Some(done) = self.level(ranks, pulled.done, pull)? {
@@ -473,22 +477,22 @@ impl<'a> Stage<'a> {
         self.landed(ranks.lines()?)
     }
 
-    /// Of its stages, where it speaks with their shards.
-    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, Broke> {
+    /// Pulls its stages, if it speaks with their shards.
+    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, StepError> {
         self.by_own_client(|this, client| this.pull_by(client, pull))
     }
 
     fn by_own_client<T>(
         &mut self,
-        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, Broke>,
-    ) -> Result<Option<T>, Broke> {
+        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, StepError>,
+    ) -> Result<Option<T>, StepError> {
         let mut client = self.client.take();
         let asked = client.as_mut().map(|client| ask(self, client)).transpose();
         self.client = client;
         asked
     }
 
-    /// Whether the session was opened anew by a pull. What was pushed in the one before is not known to be in.
+    /// Whether a pull reopened the session. Pushes of the former session may be lost.
     fn has_moved(&mut self, pulled: &Pulled) -> bool {
         if pulled.rejoined {
             (self.pushed, self.moved) = (None, true);
@@ -496,8 +500,8 @@ impl<'a> Stage<'a> {
         pulled.rejoined
     }
 
-    /// This worker writes the checkpoint where the shards of all its stages say so.
-    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), Broke> {
+    /// This worker writes the checkpoint if the shards of all its stages say so.
+    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), StepError> {
         if !pull.checkpoint {
             return Ok(());
         }
@@ -509,8 +513,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Weights that two stages have go from who pulls them to who uses them too.
-    fn lend(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    /// Sends parameters that two stages use from the rank that pulls them to the rank that borrows them.
+    fn lend(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         let number = |i: usize, pulls: u64| pulls << 10 | i as u64;
         for (i, loan, to) in self.lends() {
             let tag = Tag { kind: LENT, number: number(i, self.pulls) };
@@ -530,7 +534,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A pull of the same kind at a step that nobody has agreed on before: no checkpoint is due there.
+/// A pull of the same kind at a later step that the workers have not agreed on, so no checkpoint is due there.
 pub(crate) fn further(pull: &Pull, done: Step) -> Pull {
     Pull { done, checkpoint: false, ..pull.clone() }
 }
@@ -539,7 +543,7 @@ pub(crate) fn further(pull: &Pull, done: Step) -> Pull {
 struct Versioned {
     values: Pages,
     versions: Vec<u64>,
-    /// As many times new ones have landed in this process; 0: none.
+    /// How often new weights have landed in this process; 0: never.
     edition: u64,
 }
 
@@ -563,7 +567,7 @@ impl DerefMut for Versioned {
     }
 }
 
-/// The longest message between the ranks of a model that is cut so.
+/// The longest message between the ranks of such a split model.
 pub(crate) fn longest(stages: &Stages, outputs: impl Iterator<Item = usize>, batch: usize) -> usize {
     let edges = outputs.max().unwrap_or_default().saturating_mul(batch);
     let own = stages.own().iter().map(|own| own.len()).max().unwrap_or_default();

@@ -1,38 +1,42 @@
-//! The norm of the whole gradient, for jobs that clip by it: each rank that speaks with servers knows its stages' part.
+//! The norm of the whole gradient, for jobs that clip by it. Each rank that speaks with servers knows its stages'
+//! part.
 //!
 //! ```text
 //!  asynchronous   window ─ own squares ─▶ exchange ─▶ the pushes, which have waited, go out with the sum
 //!  bsp            pull ─ parts of the round's mean, from the shards ─▶ exchange ─▶ the shards, which wait, are told the sum
 //! ```
 //!
-//! Both exchanges are made whatever the mode: ranks may hear of a switch at different steps. Parts are by shard and are added up in
-//! the order of the shards, so all ranks of all workers come to the same bits.
+//! Both exchanges happen in every mode, because ranks may learn of a switch at different steps. Parts are summed in
+//! the order of the shards, so all ranks of all workers obtain the same bits.
 //!
-//! Nothing waits for ever. In a pull every rank says its parts, or that its pull was answered without; if one dies, the group breaks and
-//! the pull is made again, with the parts that each session has kept. Who was answered without has shards that need nothing of this
-//! step any more: they apply pushes one by one (the mode is being switched), and what was pushed counts; another worker has told them,
-//! which tells the others' shards too; or a worker that died had, or a new rank has left the step out. Shards whose leader still
-//! waits then get what is known of the norm, if nobody else has told them all of it meanwhile (see the client). It may be less than the whole
-//! norm, but no stage's update is longer than the bound.
+//! No exchange waits forever. In a pull every rank sends its parts, or that its pull was answered without them. If
+//! a rank dies, the group breaks and the ranks repeat the pull, with the parts that each session has kept.
+//!
+//! A pull that is answered without parts means that its shards need no norm of this step any more. There are three
+//! cases. The shards apply pushes one by one, because the mode is being switched, and what was pushed counts. Or
+//! another worker has supplied the norm, also to the other ranks' shards. Or the worker that knew it died, or a new
+//! rank has skipped the step. Shards whose leader still waits then receive the known part of the norm, unless
+//! another worker supplies all of it meanwhile (see the client). That part may be less than the whole norm, but no
+//! stage's update exceeds the bound.
 
 use super::{NORM, Stage, place::Place};
-use crate::{engine::Broke, group::Together};
+use crate::{engine::StepError, group::GroupResult};
 use paraft_client::{Client, ClientError, Norm, Pull, Pulled, sum_of_parts};
 use paraft_common::{ShardId, Step};
 use paraft_compute::collective::{GroupError, Lines, Tag};
 
-/// Of a shard, its sum of squares.
+/// A shard and its sum of squares.
 type Part = (ShardId, f64);
 
-/// One of the group's exchanges, which its ranks make in the same order.
+/// One exchange between the group's ranks, which make all exchanges in the same order.
 pub(super) struct Exchange {
     here: Place,
     tag: Tag,
 }
 
 impl Exchange {
-    /// What all know together.
-    fn make(&self, lines: &Lines, own: &[Part], whole: bool) -> Together<Norm> {
+    /// Makes the exchange; returns what all ranks know together.
+    fn make(&self, lines: &Lines, own: &[Part], whole: bool) -> GroupResult<Norm> {
         let here = self.here.beside(self.here.at);
         let others = || self.here.speakers().filter(|place| *place != here);
         for place in others() {
@@ -49,7 +53,7 @@ impl Exchange {
 }
 
 impl Stage<'_> {
-    /// The next exchange, where there are several ranks to make it.
+    /// The next exchange, if there are several ranks.
     fn exchange(&mut self) -> Option<Exchange> {
         if !self.clips || !self.here.speaks() || self.here.of == 1 {
             return None;
@@ -59,13 +63,13 @@ impl Stage<'_> {
         Some(Exchange { here: self.here.clone(), tag })
     }
 
-    /// This rank's part of a step is pushed.
+    /// Shares the squares after this rank has pushed its part of a step.
     pub(super) fn share_squares(
         &mut self,
         lines: &Lines,
         step: Step,
         client: &mut Client,
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         if let Some(exchange) = self.exchange() {
             let own = client.pushed_squares(step);
             let norm = exchange.make(lines, own.as_deref().unwrap_or_default(), own.is_some())?;
@@ -75,7 +79,12 @@ impl Stage<'_> {
     }
 
     /// A pull that all ranks make.
-    pub fn pull_sharing(&mut self, client: &mut Client, pull: Pull, lines: &Lines) -> Result<Pulled, Broke> {
+    pub fn pull_sharing(
+        &mut self,
+        client: &mut Client,
+        pull: Pull,
+        lines: &Lines,
+    ) -> Result<Pulled, StepError> {
         let Some(exchange) = self.exchange() else { return self.pull_by(client, pull) };
         let (before, mut broke) = (client.counters().rejoins, None);
         let mut share = |parts: &[Part], whole: bool| {
@@ -86,7 +95,7 @@ impl Stage<'_> {
         };
         let pulled = self.pull_with(client, pull, Some(&mut share));
         if client.counters().rejoins != before {
-            // What was pushed in the session before is not known to be in.
+            // Pushes of the former session may be lost.
             (self.pushed, self.lost) = (None, true);
         }
         let Some(e) = broke else { return pulled };
@@ -94,8 +103,8 @@ impl Stage<'_> {
         Err(e.into())
     }
 
-    /// A pull that the other ranks make: of a step that nobody waits for any more.
-    pub fn shares_nothing(&mut self, lines: &Lines) -> Result<(), Broke> {
+    /// Takes part in the other ranks' pull of a step that no rank here waits for.
+    pub fn shares_nothing(&mut self, lines: &Lines) -> Result<(), StepError> {
         if let Some(exchange) = self.exchange() {
             exchange.make(lines, &[], false)?;
         }
@@ -103,14 +112,14 @@ impl Stage<'_> {
     }
 }
 
-/// 16 bits to a value: an f32 holds no more of them exactly, whatever they are.
+/// 16 bits per value, which an f32 holds exactly.
 fn write(parts: &[Part], whole: bool) -> Vec<f32> {
     let words = |bits: u64, n: u32| (0..n).map(move |i| f32::from((bits >> (16 * i)) as u16));
     let part = |(shard, squares): &Part| words(u64::from(shard.0), 2).chain(words(squares.to_bits(), 4));
     std::iter::once(f32::from(u8::from(whole))).chain(parts.iter().flat_map(part)).collect()
 }
 
-fn read(message: &[f32]) -> Together<(Vec<Part>, bool)> {
+fn read(message: &[f32]) -> GroupResult<(Vec<Part>, bool)> {
     let nonsense = || GroupError::Broken(format!("a rank has sent {} values of a norm", message.len()));
     let (whole, values) = message.split_first().ok_or_else(nonsense)?;
     let (parts, rest) = values.as_chunks::<6>();

@@ -1,25 +1,25 @@
-//! Which stages of a model a rank has, and in which mesh.
+//! A rank's stages of a model, and its mesh.
 
 use paraft_models::Slice;
 use std::ops::Range;
 
-/// Which stages a rank has, which slice of them, and in which mesh.
+/// A rank's stages, its slice of them, and its mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Among those that have stages, of this slice and mesh.
+    /// This rank's index among the ranks with stages of its slice and mesh.
     pub at: usize,
-    /// How many those are.
+    /// The number of those ranks.
     pub of: usize,
     pub stages: Range<usize>,
     pub slice: Slice,
     pub mesh: usize,
-    /// How many there are; each has samples of its own.
+    /// Number of meshes. Each has its own samples.
     pub meshes: usize,
 }
 
-/// In how many parts a model is cut, and how often it is there.
+/// Into how many parts a model is split, and how many replicas there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct ModelSplit {
     pub stages: usize,
     pub slices: usize,
     pub meshes: usize,
@@ -32,9 +32,11 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Of a group's ranks: a mesh behind the other, in each the slices of a stage are neighbours. Where there are fewer ranks
-    /// than that takes, there are as many meshes as are whole, and the last ranks have no stages; of less than one some ranks have several stages; of less than the slices of one stage there are fewer slices.
-    pub fn new((place, size): (usize, usize), Cut { stages, slices, meshes }: Cut) -> Self {
+    /// Assigns a group's ranks: one mesh after another, and within a mesh the slices of one stage are neighbours.
+    /// With fewer ranks than that needs, there are as many complete meshes as possible, and the last ranks have no
+    /// stages. With fewer ranks than one mesh needs, some ranks have several stages. With fewer ranks than slices
+    /// per stage, there are fewer slices.
+    pub fn new((place, size): (usize, usize), ModelSplit { stages, slices, meshes }: ModelSplit) -> Self {
         let slices = slices.clamp(1, size.max(1));
         let of = (size / slices).clamp(1, stages);
         let meshes = (size / (of * slices)).clamp(1, meshes);
@@ -48,13 +50,13 @@ impl Place {
         }
     }
 
-    /// Whether it has what another place has, whoever has the rest.
+    /// Whether both places hold the same part of the model.
     pub fn has_what(&self, other: &Self) -> bool {
         let of = |p: &Self| (p.stages.clone(), p.slice, p.mesh);
         of(self) == of(other)
     }
 
-    /// Whether others have its stages too, or slices of them.
+    /// Whether other ranks have the same stages, or slices of them.
     pub fn are_several(&self) -> bool {
         self.slice.of > 1 || self.meshes > 1
     }
@@ -63,17 +65,18 @@ impl Place {
         self.at + 1 == self.of
     }
 
-    /// The rank with this slice of the stages of another, in its mesh.
+    /// The rank with this slice at another index of the mesh.
     pub fn beside(&self, at: usize) -> usize {
         self.in_mesh(self.mesh, at)
     }
 
-    /// The same in another one.
+    /// The same in another mesh.
     pub fn in_mesh(&self, mesh: usize, at: usize) -> usize {
         mesh * self.of_mesh() + at * self.slice.of + self.slice.at
     }
 
-    /// The ranks that have its stages, with their slices and whether they are in the first mesh; who speaks for them comes first.
+    /// The ranks with the same stages, each with its slice and whether it is in the first mesh; the speaker comes
+    /// first.
     pub fn alike(&self) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
         let (slices, of_mesh, at) = (self.slice.of, self.of_mesh(), self.at);
         (0..self.meshes).flat_map(move |mesh| {
@@ -81,12 +84,12 @@ impl Place {
         })
     }
 
-    /// The rank that speaks with the servers for all who have its stages.
+    /// The rank that speaks with the servers for all ranks with the same stages.
     pub fn speaker(&self) -> usize {
         self.at * self.slice.of
     }
 
-    /// The ranks that have a mesh.
+    /// The number of ranks of a mesh.
     fn of_mesh(&self) -> usize {
         self.of * self.slice.of
     }
@@ -101,12 +104,12 @@ impl Place {
         self.meshes * self.of_mesh()
     }
 
-    /// Whether it speaks with the servers for all who have its stages.
+    /// Whether it speaks with the servers for all ranks with its stages.
     pub fn speaks(&self) -> bool {
         !self.stages.is_empty() && self.slice.is_first() && self.mesh == 0
     }
 
-    /// Who has a stage, by [`Self::at`].
+    /// The index ([`Self::at`]) of the rank that has a stage.
     pub fn of_stage(&self, stage: usize, stages: usize) -> usize {
         (0..self.of)
             .find(|at| (stages * at / self.of..stages * (at + 1) / self.of).contains(&stage))
@@ -119,7 +122,7 @@ mod tests {
     use super::*;
 
     fn places(size: usize, (stages, slices, meshes): (usize, usize, usize)) -> Vec<Place> {
-        (0..size).map(|p| Place::new((p, size), Cut { stages, slices, meshes })).collect()
+        (0..size).map(|p| Place::new((p, size), ModelSplit { stages, slices, meshes })).collect()
     }
 
     #[test]
@@ -162,7 +165,7 @@ mod tests {
         assert_eq!(of(8), [&one[..], &two].concat());
         assert_eq!(of(7), [&one[..], &[(0, 2..2, 0), (0, 2..2, 1), (0, 2..2, 0)]].concat(), "three wait");
         assert_eq!(of(4), one);
-        // Of less than one there is one.
+        // With too few ranks for one mesh there is one.
         assert_eq!(of(3), [(0, 0..2, 0), (0, 0..2, 1), (0, 2..2, 0)]);
         let all = places(8, (2, 2, 2));
         let speak: Vec<usize> = (0..8).filter(|p| all[*p].speaks()).collect();

@@ -1,16 +1,17 @@
-//! The ranks that have the same stages: slices of them (`parallel.tensor`), which compute each layer together, and those of other meshes, each with samples
-//! of its own (`train.group_size`).
+//! Ranks with the same stages: slices (`parallel.tensor`), which compute each layer together, and ranks of other
+//! meshes, each with its own samples (`train.group_size`).
 //!
 //! ```text
 //!  servers ──pull──▶ first slice of the first mesh ──deal──▶ the others      each has its part of the weights, and computes
 //!  servers ◀──push── first slice of the first mesh ◀──join── the others      its part of the gradient, over its samples
 //! ```
 //!
-//! For the servers there is neither: one rank speaks with the shards of its stages, for all who have them. Nobody has a stage whole that is cut in slices: a
-//! bucket that has come is dealt at once, and one of the gradient is put together when it is pushed.
+//! The servers see neither slices nor meshes: one rank speaks with the shards of its stages for all ranks that have
+//! them. No rank holds a sliced stage completely. A pulled bucket is distributed at once, and a gradient bucket is
+//! assembled when it is pushed.
 
-use super::{AHEAD, DEAL, DEALT, JOIN, SLICES, TAKEN, place::Place};
-use crate::{engine::Broke, worker::WorkerError};
+use super::{DISTRIBUTE, DISTRIBUTED, JOIN, MAX_UNREAD, RECEIVED, SLICES, place::Place};
+use crate::{engine::StepError, worker::WorkerError};
 use paraft_client::Places;
 use paraft_common::BucketId;
 use paraft_compute::collective::{GroupError, Lines, Tag};
@@ -25,19 +26,19 @@ use std::{
     },
 };
 
-/// Who has the stages of a rank, and what of them.
-pub(super) struct Alike {
-    /// Computes the slice, where they are cut in several.
+/// The ranks with the same stages, and each one's part of them.
+pub(super) struct StageReplicas {
+    /// Computes this rank's slice, if there are several slices.
     pub model: Option<Box<dyn Model>>,
-    /// Values of the flat vector that it computes with.
+    /// Length of the flat vector that it computes with.
     pub len: usize,
-    /// In that.
+    /// The stages, as places in that vector.
     pub stages: Stages,
-    /// Of each slice, what it has of each of the model's buckets.
+    /// For each slice, its part of each of the model's buckets.
     runs: Vec<Vec<Vec<Run>>>,
-    /// Pulls that were dealt, or had.
+    /// Number of distributed pulls.
     deals: u64,
-    /// Those after which nobody pulled again.
+    /// Value of `deals` at the last accepted pull.
     landed: u64,
     here: Place,
     lines: Lines,
@@ -47,8 +48,8 @@ pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
     Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
 }
 
-impl Alike {
-    /// Of a model with these buckets that is cut in these stages.
+impl StageReplicas {
+    /// For a model with these buckets and stages.
     pub fn new(
         model: &dyn Model,
         (stages, buckets): (&Stages, &[Range<usize>]),
@@ -66,7 +67,7 @@ impl Alike {
         let first = here.beside(here.at) - at;
         let places: Vec<usize> = (0..of).map(|slice| first + slice).collect();
         let ranks: Arc<dyn SliceRanks> =
-            Arc::new(Beside { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
+            Arc::new(ReplicaRanks { lines: lines.clone(), places, at, gathered: AtomicU64::new(0) });
         let (mut runs, mut sliced) = (Vec::new(), None);
         for slice in 0..of {
             let part = model.slice(Slice { at: slice, of }, ranks.clone())?;
@@ -82,13 +83,13 @@ impl Alike {
         Ok(Self { model: Some(model), len, stages: cut, runs, deals: 0, landed: 0, here, lines })
     }
 
-    /// What was pulled last is what counts: who doesn't speak with the servers has it then. `own`: the buckets of this rank's stages.
-    pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
+    /// Accepts the last pull on ranks that do not speak with the servers. `own`: the buckets of this rank's stages.
+    pub fn landed(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.landed += 1;
-        let tag = Tag { kind: DEALT, number: self.landed };
+        let tag = Tag { kind: DISTRIBUTED, number: self.landed };
         if self.here.speaks() {
             for (place, ..) in self.here.alike().skip(1) {
-                // In halves: an f32 counts to 2^24.
+                // In halves: an f32 counts exactly only to 2^24.
                 let halves = [self.deals >> 16, self.deals & 0xffff];
                 self.lines.send(place, tag, halves.map(|half| half as f32).to_vec())?;
             }
@@ -102,14 +103,15 @@ impl Alike {
         Ok(())
     }
 
-    /// What is dealt next, where another rank speaks with the servers.
-    pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), Broke> {
+    /// Receives the next distributed pull from the rank that speaks with the servers.
+    pub fn have(&mut self, own: Range<usize>, weights: &mut [f32]) -> Result<(), StepError> {
         self.deals += 1;
         for bucket in own {
             let runs = &self.runs[self.here.slice.at][bucket];
             if !runs.is_empty() {
-                let values = self.lines.receive(self.here.speaker(), numbered(DEAL, self.deals, bucket))?;
-                // None: they are as they were.
+                let values =
+                    self.lines.receive(self.here.speaker(), numbered(DISTRIBUTE, self.deals, bucket))?;
+                // An empty message: these values are unchanged.
                 if !values.is_empty() {
                     scatter(runs, &values, weights, |run| run.1, <[f32]>::copy_from_slice)?;
                 }
@@ -118,41 +120,43 @@ impl Alike {
         Ok(())
     }
 
-    /// What a slice sends of a bucket's gradient, and of its final weights: what all slices have the first one does.
+    /// A slice's part of a bucket's gradient, or of its final weights. The first slice sends the parts that all
+    /// slices share.
     pub fn sent(&self, slice: usize, bucket: usize) -> Vec<Run> {
         let counts = |run: &&Run| slice == 0 || !run.shared;
         self.runs[slice][bucket].iter().filter(counts).copied().collect()
     }
 
-    /// The parts of the gradient in these buckets go to the rank that speaks for them: they leave in the order in which it [puts them together](Self::join).
-    pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), Broke> {
+    /// Sends the parts of the gradient in these buckets to the rank that speaks for them, in the order in which
+    /// that rank [assembles them](Self::join).
+    pub fn send(&self, own: Range<usize>, (sum, round): (&[f32], u64)) -> Result<(), StepError> {
         let mut sent = Vec::new();
         for bucket in own.rev() {
             let runs = self.sent(self.here.slice.at, bucket);
             if runs.is_empty() {
                 continue;
             }
-            // What isn't taken waits in the other's memory.
-            if let Some(before) = sent.len().checked_sub(AHEAD) {
-                self.lines.receive(self.here.speaker(), numbered(TAKEN, round, sent[before]))?;
+            // Unread messages wait in the receiver's memory.
+            if let Some(before) = sent.len().checked_sub(MAX_UNREAD) {
+                self.lines.receive(self.here.speaker(), numbered(RECEIVED, round, sent[before]))?;
             }
             let values = values_of(&runs, sum);
             self.lines.send(self.here.speaker(), numbered(JOIN, round, bucket), values)?;
             sent.push(bucket);
         }
-        for bucket in sent.iter().rev().take(AHEAD).rev() {
-            self.lines.receive(self.here.speaker(), numbered(TAKEN, round, *bucket))?;
+        for bucket in sent.iter().rev().take(MAX_UNREAD).rev() {
+            self.lines.receive(self.here.speaker(), numbered(RECEIVED, round, *bucket))?;
         }
         Ok(())
     }
 
-    /// A bucket of the gradient, put together.
+    /// Assembles a bucket of the gradient.
     pub fn join(
         &self,
         (bucket, range): (usize, &Range<usize>),
         (sum, round): (&[f32], u64),
         to: &mut Vec<f32>,
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         to.clear();
         to.resize(range.len(), 0.0);
         for (whole, local) in self.sent(self.here.slice.at, bucket).iter().flat_map(Run::each) {
@@ -164,7 +168,7 @@ impl Alike {
                 continue;
             }
             let values = self.lines.receive(place, numbered(JOIN, round, bucket))?;
-            self.lines.send(place, numbered(TAKEN, round, bucket), Vec::new())?;
+            self.lines.send(place, numbered(RECEIVED, round, bucket), Vec::new())?;
             let put = if first { <[f32]>::copy_from_slice } else { plus };
             scatter(&runs, &values, to, |run| from(range, run.0), put)?;
         }
@@ -172,20 +176,20 @@ impl Alike {
     }
 }
 
-/// A pull of who speaks with the servers: each bucket goes to all who have some of it, where there are others.
-pub(super) struct Dealing<'a> {
-    alike: Option<&'a Alike>,
+/// A pull of the rank that speaks with the servers: it sends each bucket to all ranks with a part of it.
+pub(super) struct SharedPull<'a> {
+    alike: Option<&'a StageReplicas>,
     buckets: &'a [Range<usize>],
     weights: &'a mut [f32],
-    /// One that has come, of a model that is cut in slices.
+    /// A received bucket, if the model has slices.
     bucket: Vec<f32>,
     dealt: BTreeSet<usize>,
     pub broken: Option<GroupError>,
 }
 
-impl<'a> Dealing<'a> {
+impl<'a> SharedPull<'a> {
     pub fn new(
-        mut alike: Option<&'a mut Alike>,
+        mut alike: Option<&'a mut StageReplicas>,
         (buckets, weights): (&'a [Range<usize>], &'a mut [f32]),
     ) -> Self {
         if let Some(alike) = &mut alike {
@@ -196,7 +200,7 @@ impl<'a> Dealing<'a> {
     }
 }
 
-impl Places for Dealing<'_> {
+impl Places for SharedPull<'_> {
     fn place(&mut self, bucket: BucketId) -> Option<&mut [f32]> {
         let range = self.buckets.get(bucket.0 as usize)?;
         match self.alike.map_or(1, |alike| alike.here.slice.of) {
@@ -214,7 +218,8 @@ impl Places for Dealing<'_> {
             return;
         };
         if !self.dealt.insert(i) {
-            // From another leader, or in another session: the others may have had it already, as it was.
+            // The bucket came again from another leader or in another session. The other ranks may have the former
+            // version.
             let why = "a shard's weights have come twice in a pull";
             self.broken = Some(alike.lines.break_up(why));
             return;
@@ -225,7 +230,7 @@ impl Places for Dealing<'_> {
             let runs = &alike.runs[slice][i];
             if !runs.is_empty() {
                 let values = if changed { gather(runs, whole, |run| from(range, run.0)) } else { Vec::new() };
-                let sent = alike.lines.send(place, numbered(DEAL, alike.deals, i), values);
+                let sent = alike.lines.send(place, numbered(DISTRIBUTE, alike.deals, i), values);
                 self.broken = sent.err().or(self.broken.take());
             }
         }
@@ -237,7 +242,7 @@ impl Places for Dealing<'_> {
     }
 }
 
-/// What runs have in a bucket.
+/// The runs' part of a bucket.
 fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
     let mut parts: Vec<Run> = Vec::new();
     for run in runs {
@@ -263,7 +268,7 @@ fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
     parts
 }
 
-/// A range of the model's vector, in that of a bucket.
+/// Converts a range of the model's vector to one of a bucket.
 fn from(bucket: &Range<usize>, whole: Range<usize>) -> Range<usize> {
     whole.start - bucket.start..whole.end - bucket.start
 }
@@ -276,7 +281,7 @@ fn plus(sum: &mut [f32], values: &[f32]) {
     sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
 }
 
-/// The values of runs in a slice's vector, one after the other.
+/// The values of runs in a slice's vector, concatenated.
 pub(super) fn values_of(runs: &[Run], from: &[f32]) -> Vec<f32> {
     gather(runs, from, |run| run.1)
 }
@@ -293,14 +298,14 @@ fn gather(
     values
 }
 
-/// Values as another rank has sent them, one run after the other.
+/// Writes another rank's values, run by run.
 pub(super) fn scatter(
     runs: &[Run],
     values: &[f32],
     to: &mut [f32],
     place: impl Fn((Range<usize>, Range<usize>)) -> Range<usize>,
     put: fn(&mut [f32], &[f32]),
-) -> Result<(), Broke> {
+) -> Result<(), StepError> {
     let len: usize = runs.iter().map(|run| run.rows * run.len).sum();
     if len != values.len() {
         return Err(GroupError::Broken(format!("a rank has sent {} values for {len}", values.len())).into());
@@ -316,15 +321,15 @@ pub(super) fn scatter(
 
 /// The ranks with the slices of the same stages.
 #[derive(Debug)]
-struct Beside {
+struct ReplicaRanks {
     lines: Lines,
-    /// Of each slice.
+    /// The rank of each slice.
     places: Vec<usize>,
     at: usize,
     gathered: AtomicU64,
 }
 
-impl SliceRanks for Beside {
+impl SliceRanks for ReplicaRanks {
     fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError> {
         let tag = Tag { kind: SLICES, number: self.gathered.fetch_add(1, Relaxed) };
         let others = || self.places.iter().enumerate().filter(|(slice, _)| *slice != self.at);
@@ -343,7 +348,7 @@ impl SliceRanks for Beside {
 mod tests {
     use super::*;
 
-    /// Of ranges that cover the vector each value is in one, where it was.
+    /// If ranges cover the vector, each value is in one of them, at its place.
     #[test]
     fn runs_are_cut_at_buckets() {
         for (rows, len, gap, at, cut) in (0..2 * 3 * 4 * 3 * 5 * 4)

@@ -1,4 +1,5 @@
-//! One step of a rank's stages: micro-batches forward and back, and its part of the gradient pushed.
+//! One step of a rank's stages: forward and backward passes of micro-batches, and the push of its part of the
+//! gradient.
 //!
 //! ```text
 //!  1f1b   pull W2 │ F0 F1 B0 F2 B1 ... B3 push 3 │ pull W3 │ F0 F1 B0 ...
@@ -8,14 +9,14 @@
 //!         stash   │ W1   W1   W1      W1   W1      │ W2
 //! ```
 //!
-//! Where minibatches go in behind each other, forward and back of a minibatch are at the weights that were the newest as it began, which are
-//! in the stash once newer ones come. Its push names their versions.
+//! If minibatches overlap, forward and backward pass of a minibatch use the newest weights at its start. The stash
+//! keeps these when newer weights arrive. The push names their versions.
 
 use super::{
-    ACTIVATION, GOES_ON, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
-    sums::{Adding, Here, add},
+    ACTIVATION, CONTINUES, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
+    sums::{GradientSum, VersionedWeights, add},
 };
-use crate::{engine::Broke, exchange::PushParts};
+use crate::{engine::StepError, exchange::PushParts};
 use paraft_client::{Client, Pull};
 use paraft_common::{
     BucketId, Step, Version,
@@ -26,32 +27,32 @@ use paraft_models::{Batch, Forward, Model, ModelError, Pass};
 use paraft_trace::{Moment, Span, Stage as Trace};
 use std::ops::Range;
 
-/// The next step's minibatch, of which some has been forward.
+/// The next step's minibatch, with some finished forward passes.
 #[derive(Debug)]
-pub(super) struct Going {
+pub(super) struct StartedMinibatch {
     step: Step,
-    /// Micro-batches.
+    /// Micro-batches with a finished forward pass.
     forward: usize,
 }
 
-/// Activations that a model keeps.
+/// The activations that a model keeps.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     forward: usize,
     back: usize,
 }
 
-/// The minibatch of a step, and the one that goes in behind it.
+/// The minibatch of a step, and the one that overlaps it.
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
 
-/// Whether a minibatch goes in behind another.
-enum Next<'b> {
+/// Whether the next minibatch overlaps this one.
+enum Lookahead<'b> {
     Known(Option<&'b Batch>),
-    /// As its leader says.
+    /// As the leader decides.
     Maybe(Option<&'b Batch>),
 }
 
-impl<'b> Next<'b> {
+impl<'b> Lookahead<'b> {
     fn known(&self) -> Option<&'b Batch> {
         match self {
             Self::Known(next) => *next,
@@ -59,10 +60,18 @@ impl<'b> Next<'b> {
         }
     }
 
-    fn hear(&mut self, of: &Stage<'_>, lines: &mut Lines, round: u64) -> Result<Option<&'b Batch>, Broke> {
+    fn hear(
+        &mut self,
+        of: &Stage<'_>,
+        lines: &mut Lines,
+        round: u64,
+    ) -> Result<Option<&'b Batch>, StepError> {
         if let Self::Maybe(next) = self {
             let goes_on = of.schedule.goes_on()
-                && lines.receive(0, Tag { kind: GOES_ON, number: round })?.first().is_some_and(|v| *v > 0.0);
+                && lines
+                    .receive(0, Tag { kind: CONTINUES, number: round })?
+                    .first()
+                    .is_some_and(|v| *v > 0.0);
             if goes_on && next.is_none() {
                 return Err(ModelError::new("this rank's data ends before its leader's").into());
             }
@@ -73,8 +82,9 @@ impl<'b> Next<'b> {
 }
 
 impl Stage<'_> {
-    /// One step of the worker: this rank's stages, micro-batch by micro-batch, and its part of the gradient pushed. Gives the mean loss, where
-    /// that is this rank's to compute, or where the next step [is under way](Self::is_going). `push`: the leader's; others make their own.
+    /// One step of the worker on this rank's stages: micro-batch by micro-batch, then the push of its part of the
+    /// gradient. Returns the mean loss if this rank computes it, or if the next step [is in
+    /// progress](Self::is_going). `push`: the leader's; other ranks make their own.
     pub fn step(
         &mut self,
         model: &mut dyn Model,
@@ -82,19 +92,19 @@ impl Stage<'_> {
         step: Step,
         batches: Batches<'_>,
         push: Option<&mut PushParts<'_>>,
-    ) -> Result<f64, Broke> {
+    ) -> Result<f64, StepError> {
         let mut client = self.client.take();
         self.moved = false;
         let stepped = self.computing(model, |this, model| match (push, &mut client) {
             (Some(push), _) => this.window(model, lines, step, batches, Some(push)),
             (None, Some(client)) => {
-                // Of a step that is made again, what is pushed stays pushed.
+                // When a step is repeated, its pushed buckets stay pushed.
                 let behind = this.pushed.filter(|(of, _)| *of == step).map_or(usize::MAX, |(_, next)| next);
                 let samples = batches.0.n * this.here.meshes;
                 let mut push = PushParts::new(client, step, samples).behind(behind);
                 let stepped = this.window(model, lines, step, batches, Some(&mut push));
                 let next = push.next();
-                // In another session nothing of it is in.
+                // Another session has no push of this step.
                 this.pushed = (!this.moved).then(|| (step, if stepped.is_ok() { 0 } else { next }));
                 stepped
             }
@@ -104,17 +114,17 @@ impl Stage<'_> {
         stepped
     }
 
-    /// Whether minibatches go in behind each other.
+    /// Whether minibatches overlap.
     pub fn goes_on(&self) -> bool {
         self.schedule.goes_on()
     }
 
-    /// Whether a next step is under way.
+    /// Whether a next step is in progress.
     pub fn is_going(&self) -> bool {
         self.going.is_some()
     }
 
-    /// Whether it is this one.
+    /// Whether this step is in progress.
     pub fn goes_on_with(&self, step: Step) -> bool {
         self.going.as_ref().is_some_and(|g| g.step == step)
     }
@@ -126,7 +136,7 @@ impl Stage<'_> {
         step: Step,
         (batch, next): Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
-    ) -> Result<f64, Broke> {
+    ) -> Result<f64, StepError> {
         let round = self.next_round();
         let Some(own) = self.own() else { return Ok(0.0) };
         let (at, of, here) = (self.here.at, self.here.of, self.here.clone());
@@ -139,7 +149,7 @@ impl Stage<'_> {
         let most = self.micro_batches;
         let micro = |batch: &Batch| most.min(batch.n).max(1);
         let micro_batches = micro(batch);
-        // The same in all steps, though a minibatch may be smaller than others.
+        // The same in all steps, even if a minibatch is smaller.
         let kept = self.schedule.kept(at, of, self.micro_batches);
         let ahead = going.as_ref().map_or(0, |g| g.forward);
         let window = Window { kept, ahead, micro_batches, next: next.map_or(0, micro) };
@@ -149,12 +159,12 @@ impl Stage<'_> {
         }
         let (lends, borrows, layers) = (self.lends(), self.borrows(), self.layers());
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
-        // Who comes behind the leader is told late enough not to wait for it.
+        // The leader's decision reaches the later stages before they need it.
         let mut next = match here.beside(at) {
-            0 => Next::Known(self.say(lines, round, next)?),
-            _ => Next::Maybe(next),
+            0 => Lookahead::Known(self.say(lines, round, next)?),
+            _ => Lookahead::Maybe(next),
         };
-        // The mean over meshes is that of their means.
+        // The mean over the meshes is the mean of their means.
         let meshes = here.meshes as f32;
         let mut loss = 0.0;
         for work in window.works() {
@@ -184,7 +194,7 @@ impl Stage<'_> {
                     self.slots.forward += 1;
                     let begin = Moment::now();
                     let made = model.forward_pass(
-                        &mut Here(weights, weights.edition),
+                        &mut VersionedWeights(weights, weights.edition),
                         &pass,
                         &batch.part(range(m)),
                         input.as_deref(),
@@ -217,7 +227,7 @@ impl Stage<'_> {
                     let share = n as f32 / batch.n as f32 / meshes;
                     let weights = if stashed { &self.stash } else { &self.weights };
                     let (version, begin) = (self.version(weights), Moment::now());
-                    let mut flat = Adding {
+                    let mut flat = GradientSum {
                         weights,
                         edition: weights.edition,
                         gradient: &mut self.gradient,
@@ -273,14 +283,14 @@ impl Stage<'_> {
             self.share_squares(lines, step, push.client())?;
         }
         if next.hear(self, lines, round)?.is_none() {
-            // What was asked for comes before anything else is.
+            // First receive the pull that is in progress.
             self.arrive(push.map(|p| p.client()), lines)?;
-            // All ranks' losses are added up.
+            // The losses of all ranks are summed.
             return Ok(if here.slice.is_first() { loss } else { 0.0 });
         }
         let client = push.map(|p| p.client());
         self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
-        // The others come to it later than the last stage: nobody waits.
+        // The other ranks need it later than the last stage sends it, so no rank waits.
         let tag = tag(LOSS, round, 0);
         let (last, own) = (self.here.is_last(), here.mesh);
         if last {
@@ -297,7 +307,7 @@ impl Stage<'_> {
         Ok(loss)
     }
 
-    /// So many updates are in all of this rank's own weights.
+    /// Number of updates that all of this rank's own weights contain.
     fn version(&self, weights: &Versioned) -> Version {
         let own = self.own_of_model().unwrap_or_default();
         let of = self.buckets.iter().zip(&weights.versions).filter(|(bucket, _)| own.contains(&bucket.start));
@@ -320,23 +330,23 @@ impl Stage<'_> {
         });
     }
 
-    /// The leader says whether the next minibatch goes in behind this one.
+    /// The leader decides whether the next minibatch overlaps this one.
     fn say<'b>(
         &self,
         lines: &mut Lines,
         round: u64,
         next: Option<&'b Batch>,
-    ) -> Result<Option<&'b Batch>, Broke> {
+    ) -> Result<Option<&'b Batch>, StepError> {
         if self.schedule.goes_on() {
             for place in 1..self.here.ranks() {
                 let goes_on = f32::from(u8::from(next.is_some()));
-                lines.send(place, Tag { kind: GOES_ON, number: round }, vec![goes_on])?;
+                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![goes_on])?;
             }
         }
         Ok(next)
     }
 
-    /// The newest weights are those that the next minibatch is computed at; the ones behind this step are asked for.
+    /// The next minibatch uses the newest weights. Ask for the weights after this step.
     fn go_on(
         &mut self,
         mut client: Option<&mut Client>,
@@ -344,14 +354,14 @@ impl Stage<'_> {
         step: Step,
         forward: usize,
         (own, borrows): (&Range<usize>, &[(usize, super::Loan, usize)]),
-    ) -> Result<(), Broke> {
+    ) -> Result<(), StepError> {
         self.arrive(client.as_deref_mut(), lines)?;
         for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
         }
         self.stash.versions.clone_from(&self.weights.versions);
         self.stash.edition = self.weights.edition;
-        // Who leads pulls as its training loop says.
+        // The leader pulls when its training loop says so.
         if self.here.beside(self.here.at) > 0 {
             let pull = Pull::of(step);
             if let Some(client) = client {
@@ -359,12 +369,12 @@ impl Stage<'_> {
             }
             self.asked = Some(pull);
         }
-        self.going = Some(Going { step: step.next(), forward });
+        self.going = Some(StartedMinibatch { step: step.next(), forward });
         Ok(())
     }
 
     /// Takes the weights that were asked for.
-    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), Broke> {
+    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), StepError> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         if let Some(client) = client {
             let pulled = self.pull_by(client, pull.clone())?;
@@ -378,7 +388,7 @@ impl Stage<'_> {
         self.landed(lines)
     }
 
-    /// Computes with its slice of the model, where it has one.
+    /// Computes with this rank's slice of the model, if it has one.
     pub(super) fn computing<T>(
         &mut self,
         model: &mut dyn Model,
@@ -395,8 +405,8 @@ impl Stage<'_> {
         computed
     }
 
-    /// The gradient of who has the same stages goes to the one that speaks for them, which pushes it with its own.
-    fn join(&mut self, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), Broke> {
+    /// Sends this rank's gradient to the rank that speaks for its stages, which pushes the sum.
+    fn join(&mut self, round: u64, mut push: Option<&mut PushParts<'_>>) -> Result<(), StepError> {
         let (Some(alike), Some(own)) = (&self.alike, self.own()) else { return Ok(()) };
         let buckets = self.own_buckets();
         match self.here.speaks() {

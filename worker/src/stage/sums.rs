@@ -1,13 +1,13 @@
-//! The gradient of a minibatch, micro-batch by micro-batch, and the weights that it is computed at.
+//! A minibatch's gradient, micro-batch by micro-batch, and the weights that it uses.
 
-use crate::{engine::Broke, exchange::PushParts, group::Together};
+use crate::{engine::StepError, exchange::PushParts, group::GroupResult};
 use paraft_compute::collective::{GroupError, Lines, Tag};
 use paraft_host::Pages;
 use paraft_models::{CpuDevice, DeviceError, Flat, Loan, NetResult, Weights};
 use std::ops::Range;
 
-/// What another rank has sent, where it belongs.
-pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> Together {
+/// Writes values of another rank to their place.
+pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> GroupResult {
     let to = &mut to[range.clone()];
     if to.len() != values.len() {
         let why = format!("a rank has sent {} values for {range:?}", values.len());
@@ -17,7 +17,7 @@ pub(super) fn put(to: &mut [f32], range: &Range<usize>, values: &[f32]) -> Toget
     Ok(())
 }
 
-/// A micro-batch's part of the gradient's sum.
+/// Adds a micro-batch's part to the gradient's sum.
 pub(super) fn add(sum: &mut [f32], gradient: &[f32], range: Range<usize>, share: f32, first: bool) {
     let both = sum[range.clone()].iter_mut().zip(&gradient[range]);
     match first {
@@ -26,10 +26,10 @@ pub(super) fn add(sum: &mut [f32], gradient: &[f32], range: Range<usize>, share:
     }
 }
 
-/// Weights that are there, and which they are.
-pub(super) struct Here<'a>(pub &'a [f32], pub u64);
+/// Weights in memory, and their version.
+pub(super) struct VersionedWeights<'a>(pub &'a [f32], pub u64);
 
-impl Weights<CpuDevice> for Here<'_> {
+impl Weights<CpuDevice> for VersionedWeights<'_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.0)
     }
@@ -39,32 +39,33 @@ impl Weights<CpuDevice> for Here<'_> {
     }
 }
 
-/// A micro-batch's way back: what is ready of its gradient is added up, and what is complete of the sum leaves.
-pub(super) struct Adding<'s, 'p, 'c> {
+/// The backward pass of a micro-batch: adds each ready part of its gradient, and pushes complete buckets of the
+/// sum.
+pub(super) struct GradientSum<'s, 'p, 'c> {
     pub weights: &'s [f32],
     pub edition: u64,
     pub gradient: &'s mut Pages,
     pub sum: &'s mut Pages,
-    /// Of this micro-batch in the minibatch's mean.
+    /// This micro-batch's share of the minibatch's mean.
     pub share: f32,
     pub first: bool,
     pub own: Range<usize>,
-    /// From here on it is added up.
+    /// Parts from this offset on are added.
     pub from: usize,
     pub buckets: &'s [Range<usize>],
-    /// Buckets from here on are pushed.
+    /// Buckets from this index on are pushed.
     pub next: usize,
-    /// In the last micro-batch.
+    /// Set in the last micro-batch.
     pub push: Option<&'s mut PushParts<'c>>,
-    /// What was lent, whose gradient has not come.
+    /// Loans whose gradient has not arrived yet.
     pub awaits: Vec<(usize, Loan, usize)>,
     pub lines: &'p mut Lines,
-    /// Of the gradient of the first loan.
+    /// The tag of the first loan's gradient.
     pub tag: Tag,
-    pub broken: Option<Broke>,
+    pub broken: Option<StepError>,
 }
 
-impl Weights<CpuDevice> for Adding<'_, '_, '_> {
+impl Weights<CpuDevice> for GradientSum<'_, '_, '_> {
     fn params(&mut self, _: usize) -> NetResult<&[f32]> {
         Ok(self.weights)
     }
@@ -74,7 +75,7 @@ impl Weights<CpuDevice> for Adding<'_, '_, '_> {
     }
 }
 
-impl Flat<CpuDevice> for Adding<'_, '_, '_> {
+impl Flat<CpuDevice> for GradientSum<'_, '_, '_> {
     fn layer(&mut self, _: usize) -> NetResult<(&[f32], &mut [f32])> {
         Ok((self.weights, self.gradient))
     }
@@ -87,7 +88,7 @@ impl Flat<CpuDevice> for Adding<'_, '_, '_> {
         let ready = offset..std::mem::replace(&mut self.from, offset);
         add(self.sum, self.gradient, ready.clone(), self.share, self.first);
         self.gradient.release(ready);
-        // Once, where what was lent is complete.
+        // Once, when the lent parameters' own gradient is complete.
         while let Some(i) = self.awaits.iter().position(|(_, loan, _)| loan.range.start >= offset) {
             let (loan, lent, from) = self.awaits.swap_remove(i);
             let tag = Tag { number: self.tag.number | loan as u64, ..self.tag };
@@ -119,7 +120,7 @@ impl Flat<CpuDevice> for Adding<'_, '_, '_> {
     }
 }
 
-impl Adding<'_, '_, '_> {
+impl GradientSum<'_, '_, '_> {
     fn breaks(&mut self, e: GroupError) -> NetResult {
         let text = e.to_string();
         self.broken = Some(e.into());

@@ -1,26 +1,27 @@
-//! What needs the whole model: an evaluation by all ranks, and the final weights.
+//! Work on the whole model: an evaluation by all ranks, and the final weights.
 
 use super::{
-    ACTIVATION, AHEAD, FINAL, Stage, TAKEN,
+    ACTIVATION, FINAL, MAX_UNREAD, RECEIVED, Stage,
     slices::{scatter, values_of},
-    sums::Here,
+    sums::VersionedWeights,
 };
-use crate::{engine::Broke, streamed::scratch};
+use crate::{engine::StepError, streamed::scratch};
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Evaluation, Forward, Model, ModelError, Pass, Run};
 
-/// Rounds of evaluations, beside those of steps.
+/// Numbers evaluations apart from steps.
 const EVALUATION: u64 = 1 << 40;
 
 impl Stage<'_> {
-    /// This rank's part of the evaluation of some samples, which all ranks of its mesh are given: the last one has the sums.
+    /// This rank's part of an evaluation of some samples, which all ranks of its mesh receive. The last stage has
+    /// the sums.
     pub fn evaluate(
         &mut self,
         model: &mut dyn Model,
         lines: &mut Lines,
         batch: &Batch,
-    ) -> Result<Evaluation, Broke> {
-        // Of a mesh's samples there may be other parts than of another's: steps count by themselves.
+    ) -> Result<Evaluation, StepError> {
+        // A mesh may have other sample parts than another, so evaluations have their own count.
         self.evaluations += 1;
         let round = EVALUATION | self.evaluations;
         if self.here.stages.is_empty() {
@@ -34,7 +35,7 @@ impl Stage<'_> {
         model: &mut dyn Model,
         lines: &mut Lines,
         (batch, round): (&Batch, u64),
-    ) -> Result<Evaluation, Broke> {
+    ) -> Result<Evaluation, StepError> {
         let (here, last) = (self.here.clone(), self.here.is_last());
         let beside = |at: usize| here.beside(at);
         // No more activations than in a step.
@@ -45,19 +46,19 @@ impl Stage<'_> {
             let tag = |kind: u32, m: usize| Tag { kind, number: round << 20 | m as u64 };
             let input = if at == 0 { None } else { Some(lines.receive(beside(at - 1), tag(ACTIVATION, m))?) };
             if at > 0 {
-                lines.send(beside(at - 1), tag(TAKEN, m), Vec::new())?;
+                lines.send(beside(at - 1), tag(RECEIVED, m), Vec::new())?;
             }
             let pass = Pass { layers: self.layers(), slot: 0, n: part.n, evaluates: true };
             match model.forward_pass(
-                &mut Here(&self.weights, self.weights.edition),
+                &mut VersionedWeights(&self.weights, self.weights.edition),
                 &pass,
                 &part,
                 input.as_deref(),
             )? {
                 Forward::Edge(values) => {
-                    // Nothing else keeps a stage from being far ahead of the next one here.
-                    if let Some(before) = m.checked_sub(AHEAD) {
-                        lines.receive(beside(at + 1), tag(TAKEN, before))?;
+                    // Only this limits how far a stage gets ahead of the next one.
+                    if let Some(before) = m.checked_sub(MAX_UNREAD) {
+                        lines.receive(beside(at + 1), tag(RECEIVED, before))?;
                     }
                     lines.send(beside(at + 1), tag(ACTIVATION, m), values)?;
                 }
@@ -70,19 +71,19 @@ impl Stage<'_> {
             }
         }
         if !last {
-            for m in micro.saturating_sub(AHEAD)..micro {
-                lines.receive(beside(at + 1), Tag { kind: TAKEN, number: round << 20 | m as u64 })?;
+            for m in micro.saturating_sub(MAX_UNREAD)..micro {
+                lines.receive(beside(at + 1), Tag { kind: RECEIVED, number: round << 20 | m as u64 })?;
             }
         }
-        // All ranks' are added up.
+        // The results of all ranks are summed.
         Ok(if here.slice.is_first() { sum } else { Evaluation::default() })
     }
 
-    /// The final weights of all stages come to the leader, into a file.
-    pub fn gather(&mut self, lines: &mut Lines) -> Result<(), Broke> {
+    /// Collects the final weights of all stages in a file on the leader.
+    pub fn gather(&mut self, lines: &mut Lines) -> Result<(), StepError> {
         let here = &self.here;
         let tag = |kind: u32, bucket: usize| Tag { kind, number: bucket as u64 };
-        // Of a bucket, what a slice has of it that no other one sends.
+        // A slice's part of a bucket that no other slice sends.
         let runs = |slice: usize, bucket: usize| match &self.alike {
             Some(alike) => alike.sent(slice, bucket),
             None => vec![Run::whole(self.buckets[bucket].clone())],
@@ -92,15 +93,15 @@ impl Stage<'_> {
         }
         let (own, slice) = (self.own_buckets(), here.slice.at);
         if here.beside(here.at) > 0 {
-            // The leader takes one rank's after the other: what it hasn't taken is in its memory.
+            // The leader reads one rank after another. Unread messages wait in its memory.
             let mut sent = Vec::new();
             for bucket in own {
                 let runs = runs(slice, bucket);
                 if runs.is_empty() {
                     continue;
                 }
-                if let Some(before) = sent.len().checked_sub(AHEAD) {
-                    lines.receive(0, tag(TAKEN, sent[before]))?;
+                if let Some(before) = sent.len().checked_sub(MAX_UNREAD) {
+                    lines.receive(0, tag(RECEIVED, sent[before]))?;
                 }
                 sent.push(bucket);
                 lines.send(0, tag(FINAL, bucket), values_of(&runs, &self.weights))?;
@@ -118,7 +119,7 @@ impl Stage<'_> {
                 if !runs.is_empty() {
                     let values = lines.receive(place, tag(FINAL, bucket))?;
                     scatter(&runs, &values, &mut whole, |run| run.0, <[f32]>::copy_from_slice)?;
-                    lines.send(place, tag(TAKEN, bucket), Vec::new())?;
+                    lines.send(place, tag(RECEIVED, bucket), Vec::new())?;
                 }
             }
         }

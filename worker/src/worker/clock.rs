@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Time spent training: it stands still while a worker evaluates.
+/// Time spent training. It stops during evaluations.
 #[derive(Default)]
 pub(super) struct Clock {
     running: Option<(Instant, f64)>,
@@ -15,7 +15,7 @@ impl Clock {
         self.running.get_or_insert_with(|| (Instant::now(), paraft_host::usage().cpu_seconds));
     }
 
-    /// Whether it was running.
+    /// Stops the clock. Returns whether it was running.
     pub fn stop(&mut self) -> bool {
         let Some((since, cpu)) = self.running.take() else { return false };
         self.before += since.elapsed();
@@ -27,7 +27,7 @@ impl Clock {
         (self.before + self.running.map_or(Duration::ZERO, |r| r.0.elapsed())).as_secs_f64()
     }
 
-    /// CPU time of the process, counted as the clock counts.
+    /// The process's CPU time over the same periods.
     pub fn cpu_seconds(&self) -> f64 {
         self.cpu_before
     }

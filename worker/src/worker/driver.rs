@@ -1,5 +1,6 @@
-//! Does what the [`Trainer`] says with the servers, the record and the checkpoints; what needs a model or data it hands to
-//! its loop as a [`Turn`]. The training loop of [`super::run`] and a user's own ([`crate::Run`]) are both on top of it.
+//! Performs the [`Trainer`]'s actions on the servers, the record and the checkpoints. Actions that need a model or
+//! data go to the loop as a [`DriverAction`]. The training loop of [`super::run`] and a user's own ([`crate::Run`])
+//! both use it.
 
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
@@ -23,36 +24,33 @@ use std::{
     time::Duration,
 };
 
-/// A worker that is told to end waits so long for the shards' word that they know. Less than signals wait for the worker.
+/// How long a worker that ends waits for the shards' confirmation. It is less than the time that launchers give it.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// A worker that has waited for the first weights for so long says that it does.
-const SAYS_THAT_IT_WAITS: Duration = Duration::from_secs(5);
+/// After this wait for the first weights, a worker logs that it waits.
+const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
 
-/// Where weights are pulled to, or, with local steps of your own, where yours are.
+/// The destination of pulled weights. With a user's own local steps: the memory of the user's weights.
 pub trait Landing {
-    /// As they are.
+    /// The current weights.
     fn weights(&mut self) -> &[f32];
-    /// For the next pull to write; then [`Self::landed`].
+    /// The memory that the next pull writes; then call [`Self::landed`].
     ///
-    /// # Errors
-    /// There is no such memory.
+    /// # Errors There is no such memory.
     fn landing(&mut self) -> Result<&mut [f32], WorkerError>;
-    /// A pull of everything has written them.
+    /// A pull of everything has written the memory.
     ///
-    /// # Errors
-    /// They can't be brought to where they are used.
+    /// # Errors The weights cannot be moved to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
-    /// A pull, where weights are pulled in another way than all at once. `None`: this one isn't, and goes to [`Self::landing`].
+    /// Pulls in this destination's own way. `None`: pull everything into [`Self::landing`].
     ///
-    /// # Errors
-    /// Those of a pull.
+    /// # Errors Those of a pull.
     fn pull(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
         None
     }
 }
 
-/// In the memory of this process alone.
+/// Weights in this process's memory.
 impl Landing for Vec<f32> {
     fn weights(&mut self) -> &[f32] {
         self
@@ -67,25 +65,26 @@ impl Landing for Vec<f32> {
     }
 }
 
-/// What a loop does before it asks for the next.
+/// The loop's next action.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Turn {
-    /// Minibatches come after this step.
+pub(crate) enum DriverAction {
+    /// Continue with the minibatches after this step.
     Begin(Step),
-    /// One minibatch at the pulled weights; its gradient is pushed. Answer: [`Driver::trained`].
+    /// Train one minibatch at the pulled weights and push its gradient. Answer: [`Driver::trained`].
     Gradient {
         /// Of this step.
         step: Step,
         /// Call [`Client::ask_ahead`] before the first push.
         ask_ahead: bool,
-        /// The next step's comes behind it.
+        /// The next step follows directly.
         goes_on: bool,
     },
-    /// One minibatch at the worker's own weights ([`Driver::local`]), which move. Answer: [`Driver::trained`].
+    /// Train one minibatch at the worker's own weights ([`Driver::local`]), which change. Answer:
+    /// [`Driver::trained`].
     Local {
         /// Of this step.
         step: Step,
-        /// Minibatches before it.
+        /// Minibatches before this one.
         clock: u64,
     },
     /// Evaluate this share of the held-out data. Answer: [`Driver::evaluated`].
@@ -94,16 +93,16 @@ pub(crate) enum Turn {
         epoch: u64,
         share: Share,
     },
-    /// Get the minibatches of this chunk ready. Answer: [`Driver::prepared`].
+    /// Prepare the minibatches of this chunk. Answer: [`Driver::prepared`].
     Chunk {
         /// From 0.
         epoch: u64,
         /// From 0.
         chunk: u64,
     },
-    /// The rest of the chunk is another worker's.
+    /// Drop the rest of the chunk: it belongs to another worker.
     DropChunk,
-    /// The weights are the final ones: [`Driver::save`] them, then [`Driver::end`].
+    /// The weights are final: [`Driver::save`] them, then call [`Driver::end`].
     End(End),
 }
 
@@ -118,67 +117,68 @@ pub(crate) struct End {
     pub evaluated: Option<u64>,
 }
 
-/// A worker of a job, without its model and its data.
+/// A worker of a job, without its model and data.
 pub(crate) struct Driver {
     pub client: Client,
-    /// Where the worker has weights of its own.
+    /// The worker's own weights, with local steps.
     pub local: Option<LocalWeights>,
-    /// The same, where a loop of the user's moves them: `local` follows before what leaves it, and they follow it after what comes.
-    pub theirs: Option<Box<dyn Landing + Send>>,
-    /// A wait that was interrupted, and goes on with the next call.
+    /// The user's weights, if the user's loop changes them: `local` copies them before a push, and receives pulled
+    /// weights for them.
+    pub user_weights: Option<Box<dyn Landing + Send>>,
+    /// An action whose wait was interrupted; the next call repeats it.
     again: Option<Action>,
-    /// With the model's tensor names.
+    /// The layout, with the model's tensor names.
     pub layout: Layout,
     pub clock: Clock,
-    /// Trained on.
+    /// Trained samples.
     pub samples: u64,
     pub steps: u64,
     pub(super) trainer: Trainer,
     pub(super) plan: Plan,
     pub(super) recorder: Recorder,
     pub(super) checkpoints: Option<Checkpoints>,
-    /// Who writes those that are asked for, and where.
+    /// Writes requested checkpoints, into this folder.
     on_demand: (Author, Option<PathBuf>),
-    /// One is asked for behind this step, by somebody else.
+    /// The servers request a checkpoint after this step.
     save: bool,
     pub(super) gauges: Arc<Gauges>,
     pub(super) run_dir: Option<PathBuf>,
-    /// The final weights go here too.
+    /// An additional file for the final weights.
     pub(super) weights: Option<PathBuf>,
     pub(super) interrupt: Arc<dyn Interrupt>,
-    /// What evaluations mean.
+    /// How to interpret evaluations.
     pub(super) scores: Scores,
     pub(super) waited_at_start: Duration,
-    /// What was moved and waited for in training: the wait for the others at the end is none of it.
+    /// Counters at the end of training, without the final wait for the other workers.
     pub(super) at_end: Counters,
-    /// Switches of the mode that it has heard of.
+    /// Known switches of the mode.
     pub(super) switches: u64,
-    /// Epochs that were done when the job began.
+    /// Epochs that were done at the job's start.
     pub(super) begun: u64,
-    /// Leased sampler: the steps at which epochs were over.
+    /// Leased sampler: the step at which each epoch ended.
     pub(super) ends: BTreeMap<u64, Step>,
-    /// Samples that were trained before the chunk in training.
+    /// Samples trained before the current chunk.
     pub(super) before_chunk: u64,
-    /// Everything is trained: an interrupt comes too late.
+    /// Everything is trained: an interrupt has no effect any more.
     pub(super) over: bool,
-    /// The clock goes on when the evaluation is done.
+    /// Whether the clock continues after the evaluation.
     trains: bool,
-    /// Of how many samples an evaluation was, at most.
+    /// The largest number of samples of an evaluation.
     pub(super) most: u64,
-    /// The last epoch whose evaluation is complete.
+    /// The last complete evaluation.
     pub(super) reported: Option<Reported>,
 }
 
-/// How many samples an evaluation is about.
+/// The samples behind an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores {
     /// Workers of the job.
     pub workers: u64,
     /// Samples of the training data.
     pub samples: u64,
-    /// Correct predictions are counted.
+    /// Whether evaluations count correct predictions.
     pub classifies: bool,
-    /// Those of every epoch are written down, not of the final weights alone.
+    /// Whether the record has every epoch's evaluation, not only the final one.
     pub every_epoch: bool,
 }
 
@@ -195,7 +195,7 @@ impl Driver {
         Self {
             client,
             local,
-            theirs: None,
+            user_weights: None,
             again: None,
             layout,
             clock: Clock::default(),
@@ -225,27 +225,27 @@ impl Driver {
         }
     }
 
-    /// Who it is.
+    /// This worker's rank.
     pub fn worker(&self) -> WorkerId {
         self.client.worker()
     }
 
-    /// The order of the samples in an epoch, from 0.
+    /// The sample order of an epoch, counted from 0.
     pub(super) fn order(&self, epoch: u64) -> Vec<u32> {
         self.plan.sampler.order(epoch)
     }
 
-    /// The last step that is done.
+    /// The last finished step.
     pub fn done(&self) -> Step {
         self.trainer.done()
     }
 
-    /// Whether the servers have done the job's steps already; ends this worker's session then.
+    /// Ends this worker's session if the servers have already finished the job's steps.
     pub(super) fn has_steps(&mut self, start: Step) -> Result<(), WorkerError> {
         if self.plan.leased.is_some() || start.0 < self.plan.total {
             return Ok(());
         }
-        // It has joined: the job has finished only once this member has too.
+        // This member has joined, so the job finishes only after it has.
         self.client.finish();
         if let Err(e) = self.client.pull_to(Pull { last: true, ..Pull::of(start) }, &mut ()) {
             tracing::warn!(error = %e, "this worker's session could not be ended in order");
@@ -257,17 +257,17 @@ impl Driver {
         )))
     }
 
-    /// Ends this worker's session before its time: nobody has to wait for its lease to end.
+    /// Ends this worker's session early, so that no other worker waits for its lease to expire.
     pub(super) fn leave(&mut self) {
         if !self.client.leave(LEAVE_TIMEOUT) {
             tracing::warn!(
-                "not every shard has answered that this worker leaves; there its lease has to end"
+                "not every shard has confirmed that this worker leaves; there its lease must expire"
             );
         }
     }
 
-    /// Goes on until the loop has something to do.
-    pub fn next(&mut self, into: &mut dyn Landing) -> Result<Turn, WorkerError> {
+    /// Continues until the loop has an action.
+    pub fn next(&mut self, into: &mut dyn Landing) -> Result<DriverAction, WorkerError> {
         loop {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
@@ -275,8 +275,9 @@ impl Driver {
             let next = self.again.take();
             match next.unwrap_or_else(|| self.trainer.next_action()) {
                 Action::Pull(pull) => {
-                    let pulled =
-                        self.pull(pull.clone(), into).inspect_err(|e| self.goes_on(Action::Pull(pull), e))?;
+                    let pulled = self
+                        .pull(pull.clone(), into)
+                        .inspect_err(|e| self.repeat_later(Action::Pull(pull), e))?;
                     self.trainer.pulled(pulled);
                 }
                 Action::TakeChunk { epoch, done } => self.trainer.chunk(self.client.take_chunk(epoch, done)?),
@@ -284,35 +285,35 @@ impl Driver {
                     if let Some(local) = &mut self.local {
                         local.begin(into.weights());
                     }
-                    self.they_follow(0..self.layout.len())?;
+                    self.copy_to_user(0..self.layout.len())?;
                     if self.steps == 0 {
                         self.waited_at_start = self.client.counters().waited;
                     }
                     self.clock.start();
-                    return Ok(Turn::Begin(done));
+                    return Ok(DriverAction::Begin(done));
                 }
                 Action::Gradient { step, ask_ahead, goes_on } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
-                    return Ok(Turn::Gradient { step, ask_ahead, goes_on });
+                    return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
-                    return Ok(Turn::Local { step, clock });
+                    return Ok(DriverAction::Local { step, clock });
                 }
                 Action::Push { step, samples, ask_ahead } => {
-                    self.follow_them(0..self.layout.len());
+                    self.copy_from_user(0..self.layout.len());
                     self.push(into.weights(), step, samples, ask_ahead)
                 }
                 Action::PushFragment { step, buckets, samples } => {
-                    self.follow_them(self.values(&buckets));
+                    self.copy_from_user(self.values(&buckets));
                     self.push_fragment(step, buckets, samples);
                 }
                 Action::TakeOver(buckets) => {
-                    self.follow_them(self.values(&buckets));
+                    self.copy_from_user(self.values(&buckets));
                     self.take_over(into.weights(), buckets.clone());
-                    self.they_follow(self.values(&buckets))?;
+                    self.copy_to_user(self.values(&buckets))?;
                 }
                 Action::Pushed { loss, samples, .. } => {
                     self.steps += 1;
@@ -328,7 +329,7 @@ impl Driver {
                 }
                 Action::Evaluate { epoch, share } => {
                     self.trains = self.clock.stop();
-                    return Ok(Turn::Evaluate { epoch, share });
+                    return Ok(DriverAction::Evaluate { epoch, share });
                 }
                 Action::Checkpoint(pulled) => {
                     if let Some(c) = &mut self.checkpoints {
@@ -338,9 +339,9 @@ impl Driver {
                 }
                 Action::Chunk { epoch, chunk } => {
                     self.before_chunk = self.samples;
-                    return Ok(Turn::Chunk { epoch, chunk });
+                    return Ok(DriverAction::Chunk { epoch, chunk });
                 }
-                Action::DropChunk => return Ok(Turn::DropChunk),
+                Action::DropChunk => return Ok(DriverAction::DropChunk),
                 Action::ChunkDone { epoch, chunk } => {
                     let (epoch, samples) = (epoch + 1, self.samples - self.before_chunk);
                     let done = event::Chunk { wall: wall(), worker: self.worker(), epoch, chunk, samples };
@@ -377,67 +378,66 @@ impl Driver {
                     self.client.finish();
                 }
                 Action::End { done, first, evaluated } => {
-                    return Ok(Turn::End(End { done, first, evaluated }));
+                    return Ok(DriverAction::End(End { done, first, evaluated }));
                 }
             }
         }
     }
 
-    /// A minibatch is trained: the sum of its samples' losses, and how many they are. `None`: there was none, the data has come
-    /// to an end.
+    /// Reports a trained minibatch: the sum of its samples' losses, and their number. `None`: no data was left.
     pub fn trained(&mut self, trained: Option<(f64, u64)>) {
         self.trainer.trained(trained);
     }
 
-    /// Instead: this worker had been taken out while it computed, and goes on from there.
+    /// In place of [`Self::trained`]: this worker was removed while it computed, and continues from this pull.
     pub fn rejoined(&mut self, pulled: Pulled) {
         self.trainer.rejoined(pulled);
     }
 
-    /// A chunk has so many minibatches.
+    /// Reports a chunk's number of minibatches.
     pub fn prepared(&mut self, minibatches: u64) {
         self.trainer.prepared(minibatches);
     }
 
-    /// This worker's share of an evaluation: shard 0 adds the shares up.
+    /// Reports this worker's share of an evaluation; shard 0 adds the shares.
     pub fn evaluated(&mut self, epoch: u64, e: &Evaluation) -> Result<(), WorkerError> {
         self.client.report(epoch, e.loss_sum, e.correct, e.count);
         self.not_evaluated();
         self.note_evaluations()
     }
 
-    /// There is nothing to evaluate: training goes on.
+    /// Continues without an evaluation.
     pub fn not_evaluated(&mut self) {
         if self.trains {
             self.clock.start();
         }
     }
 
-    /// What was interrupted is waited for again by the next call, and so is what comes behind a push that was refused and is skipped
-    /// then.
-    fn goes_on(&mut self, action: Action, e: &WorkerError) {
+    /// Keeps an interrupted action for the next call, and an action after a refused push, whose step is then
+    /// skipped.
+    fn repeat_later(&mut self, action: Action, e: &WorkerError) {
         if matches!(e, WorkerError::Client(ClientError::Interrupted)) || e.is_not_finite() {
             self.again = Some(action);
         }
     }
 
-    /// The values of these buckets.
+    /// The range of these buckets' values.
     fn values(&self, buckets: &Range<usize>) -> Range<usize> {
         let of = &self.layout.buckets()[buckets.clone()];
         of.first().map_or(0, |b| b.offset)..of.last().map_or(0, |b| b.range().end)
     }
 
-    /// Their weights, to the worker's.
-    fn follow_them(&mut self, range: Range<usize>) {
-        if let (Some(theirs), Some(local)) = (&mut self.theirs, &mut self.local) {
-            local.moved(range.clone(), &theirs.weights()[range]);
+    /// Copies the user's weights of this range to the worker's.
+    fn copy_from_user(&mut self, range: Range<usize>) {
+        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &mut self.local) {
+            local.moved(range.clone(), &user_weights.weights()[range]);
         }
     }
 
-    /// The worker's own weights, to theirs.
-    fn they_follow(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
-        if let (Some(theirs), Some(local)) = (&mut self.theirs, &self.local) {
-            theirs.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
+    /// Copies the worker's weights of this range to the user's.
+    fn copy_to_user(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
+        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &self.local) {
+            user_weights.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
         }
         Ok(())
     }
@@ -475,10 +475,10 @@ impl Driver {
         }
     }
 
-    /// Pulls, to where the model wants its weights.
+    /// Pulls to the model's own destination.
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
-        let waits = (self.steps == 0).then(|| says_that_it_waits(self.scores.workers));
+        let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
         let pulled = match into.pull(&mut self.client, &pull) {
             Some(pulled) => pulled?,
             None => {
@@ -490,15 +490,16 @@ impl Driver {
         drop(waits);
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(into.weights());
-            self.they_follow(0..self.layout.len())?;
+            self.copy_to_user(0..self.layout.len())?;
         }
         self.note_mode(pulled.done)?;
         self.save |= pulled.save;
         Ok(pulled)
     }
 
-    /// Writes a checkpoint of the last step, as the servers have it now, and waits until it is on the disk; gives its folder. `folder`:
-    /// into this one; else where the job's go. `rates`: at which its gradients went, where a loop says so itself.
+    /// Writes a checkpoint of the servers' state after the last step, waits until it is on disk, and returns its
+    /// folder. `folder`: the target, instead of the job's. `rates`: the learning rates of its gradients, if the
+    /// loop sets them.
     pub fn save_now(&mut self, folder: Option<&Path>, rates: &[f64]) -> Result<PathBuf, WorkerError> {
         let step = self.done();
         let checkpoints = match &mut self.checkpoints {
@@ -513,19 +514,19 @@ impl Driver {
         saved
     }
 
-    /// Does so where somebody has asked for one: no reason to end the training where it can't be written.
+    /// Writes a checkpoint if the servers request one. A failure does not end the training.
     fn save_as_asked(&mut self) {
         if !std::mem::take(&mut self.save) {
             return;
         }
         let rates = self.checkpoints.as_ref().map(|c| c.rates.clone()).unwrap_or_default();
         match self.save_now(None, &rates) {
-            Ok(path) => tracing::info!(path = %path.display(), "a checkpoint was asked for, and is written"),
-            Err(e) => tracing::warn!(error = %e, "a checkpoint was asked for, and can't be written"),
+            Ok(path) => tracing::info!(path = %path.display(), "the requested checkpoint is written"),
+            Err(e) => tracing::warn!(error = %e, "the requested checkpoint cannot be written"),
         }
     }
 
-    /// Writes the final weights to where they go, and what is left of the checkpoints.
+    /// Writes the final weights and waits for the remaining checkpoints.
     pub fn save(&mut self, end: End, into: &mut dyn Landing) -> Result<(), WorkerError> {
         self.note_evaluations()?;
         let own = self.weights.clone();
@@ -537,11 +538,11 @@ impl Driver {
     }
 }
 
-/// Until this is dropped, a worker waits for the first weights: it says so, once.
-fn says_that_it_waits(workers: u64) -> mpsc::Sender<()> {
+/// Logs once, after a delay, that the worker waits for the first weights, unless dropped before.
+fn warn_waiting(workers: u64) -> mpsc::Sender<()> {
     let (waits, over) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if over.recv_timeout(SAYS_THAT_IT_WAITS) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if over.recv_timeout(WAIT_WARNING_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "no first weights yet: training begins once all {workers} workers of the job have joined"
             );

@@ -1,4 +1,4 @@
-//! Why training ends before its time, what can be done about it, and the process's exit code.
+//! Why training ends early, what can be done about it, and the process's exit code.
 
 use crate::exit;
 use paraft_checkpoint::CheckpointError;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// Why a worker ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The servers, or the way to them.
+    /// The servers, or the connection to them.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The data.
@@ -37,33 +37,33 @@ pub enum WorkerError {
     /// The job does not fit the data or the fleet.
     #[error("{0}")]
     Job(String),
-    /// The device that was asked for is not there, or not fit.
+    /// The requested device is missing or unsuitable.
     #[error("train.device = \"{asked}\": {why}")]
     Device {
-        /// As the job or the flag names it.
+        /// The device's name in the job or the flag.
         asked: String,
-        /// What is in the way.
+        /// The reason.
         why: String,
     },
-    /// A training loop of your own called something out of turn: see [`Run`](crate::Run).
+    /// A training loop called a method out of order: see [`Run`](crate::Run).
     #[error("{0}")]
     Misuse(String),
-    /// The loss is no number any more.
+    /// The loss is not a finite number.
     #[error(
         "the loss became {loss} at {step} on {worker}: training has diverged (lower the rate, clip, or look at the batch). Servers refuse gradients that are not finite"
     )]
     NotFinite {
         /// The loss.
         loss: f32,
-        /// When.
+        /// The step of the loss.
         step: Step,
-        /// Where.
+        /// The worker of the loss.
         worker: WorkerId,
     },
-    /// Another rank leads the group now: this one was silent for too long.
+    /// Another rank leads the group: this one was silent for too long.
     #[error("another rank leads this group now")]
     Deposed,
-    /// This rank leads a group that was formed anew, and has other stages of the model in it.
+    /// This rank leads a group that was formed again, and has other stages of the model in it.
     #[error("the group has other ranks, and this one another part of the model")]
     Regrouped,
     /// A signal came.
@@ -74,20 +74,20 @@ pub enum WorkerError {
 /// What can be done about a [`WorkerError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The servers can't be reached or have lost the job's state, or the device is not there: try again later or elsewhere, or resume
-    /// from a checkpoint.
+    /// The servers cannot be reached, have lost the job's state, or the device is missing: try again later or
+    /// elsewhere, or resume from a checkpoint.
     Unavailable,
-    /// The job, or the loop that trains it: mend it.
+    /// The job or its training loop is wrong: fix it.
     Config,
     /// Data, a model file or a checkpoint is missing, damaged or of another job.
     Data,
-    /// A file can't be written: make room, or change rights.
+    /// A file cannot be written: free space, or change permissions.
     Io,
-    /// A loss or a gradient is no number: lower the rate, or clip.
+    /// A loss or gradient is not finite: lower the rate, or clip.
     Diverged,
     /// The model failed, or a server broke the protocol.
     Failed,
-    /// What [`WorkerOptions::interrupt`](crate::WorkerOptions::interrupt) was set for.
+    /// [`WorkerOptions::interrupt`](crate::WorkerOptions::interrupt) was set.
     Interrupted,
 }
 
@@ -125,7 +125,7 @@ impl WorkerError {
         matches!(self, Self::Client(ClientError::Session(e)) if taken(e))
     }
 
-    /// A push was refused that holds a NaN or an infinity: its step may be skipped.
+    /// A push with a NaN or an infinity was refused: its step may be skipped.
     pub(crate) fn is_not_finite(&self) -> bool {
         let refused = |e: &SessionError| matches!(e, SessionError::Refused { kind: WireKind::NotFinite, .. });
         matches!(self, Self::Client(ClientError::Session(e)) if refused(e))

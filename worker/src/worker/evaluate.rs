@@ -1,4 +1,4 @@
-//! A worker's share of the held-out samples, evaluated so that others see it.
+//! Evaluates a worker's share of the held-out samples, and shows the progress.
 
 use super::WorkerError;
 use crate::{
@@ -14,21 +14,21 @@ use paraft_models::{Batch, Evaluation};
 use paraft_record::{Event, event};
 use std::time::{Duration, Instant};
 
-/// A worker's share where all of the job's are there, and no server says so.
+/// A worker's share when all of the job's workers take part and no server assigns shares.
 pub(super) fn own_share(job: &Job, rank: u32) -> Share {
     Share { place: rank / job.ranks_of_worker(), of: job.train.workers }
 }
 
-/// An evaluation that takes longer than this says how far it is, each time it has passed again.
-const SAYS_EVERY: Duration = Duration::from_secs(1);
-/// In a worker's own log no more often than this.
-const LOGS_EVERY: Duration = Duration::from_secs(10);
+/// The interval at which an evaluation reports its progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// The same for a worker's own log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Who looks on while a worker evaluates.
+/// Observes a worker's evaluation.
 pub(super) struct Watch<'a> {
-    /// Ends it.
+    /// Ends the evaluation once set.
     pub interrupt: &'a dyn Interrupt,
-    /// Where it says how far it is. Of a group only the leader does.
+    /// Receives the progress. In a group only the leader reports it.
     pub recorder: Option<&'a mut Recorder>,
     pub worker: WorkerId,
     pub epoch: u64,
@@ -45,7 +45,7 @@ impl Watch<'_> {
     }
 }
 
-/// Loss and correct predictions over these held-out samples, with the weights that the engine has.
+/// Loss and correct predictions over these held-out samples, with the engine's weights.
 pub(super) fn evaluate(
     engine: &mut Engine,
     test: &Dataset,
@@ -61,8 +61,8 @@ pub(super) fn evaluate(
         if watch.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
-        if said.elapsed() >= SAYS_EVERY {
-            let logs = logged.elapsed() >= LOGS_EVERY;
+        if said.elapsed() >= PROGRESS_INTERVAL {
+            let logs = logged.elapsed() >= LOG_INTERVAL;
             watch.says(done, indices.len(), logs)?;
             said = Instant::now();
             if logs {

@@ -1,4 +1,5 @@
-//! A rank that does not lead its group: it computes what the leader says, and meets the servers only through it.
+//! A rank that does not lead its group: it computes what the leader orders. Only the leader speaks with the
+//! servers, except for shards of this rank's stages.
 
 use super::{
     Shared, WorkerError, WorkerOptions, WorkerReport,
@@ -9,7 +10,7 @@ use super::{
 };
 use crate::{
     Job,
-    engine::{Engine, Follows, Stepped},
+    engine::{Engine, FollowerSteps, StepLoss},
     group::Ranks,
     stage::Batches,
     start::{self, Init},
@@ -20,22 +21,22 @@ use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
 use std::{ops::Range, sync::atomic::Ordering::Relaxed, time::Instant};
 
-pub(super) struct Following<'a> {
+pub(super) struct Follower<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
     worker: WorkerId,
-    /// With the step of the minibatch that comes next, and whose they are.
+    /// The next minibatch's step, the mesh that it belongs to, and the minibatches from there.
     batches: Option<(Step, u32, Prefetcher<Batch>)>,
     batch: Batch,
-    /// The one behind it, where it was asked for.
+    /// The minibatch after it, if it was requested.
     next: Option<Batch>,
     steps: u64,
     samples: u64,
     began: Instant,
 }
 
-impl<'a> Following<'a> {
+impl<'a> Follower<'a> {
     pub fn new(job: &'a Job, options: &'a WorkerOptions, data: &'a Shared) -> Self {
         Self {
             job,
@@ -51,7 +52,7 @@ impl<'a> Following<'a> {
         }
     }
 
-    /// What it did, with the weights that it ends with.
+    /// This rank's result, with its final weights.
     pub fn report(&self, weights: Vec<f32>) -> WorkerReport {
         WorkerReport {
             steps: self.steps,
@@ -63,7 +64,7 @@ impl<'a> Following<'a> {
     }
 }
 
-impl Follows for Following<'_> {
+impl FollowerSteps for Follower<'_> {
     fn batches(&mut self, step: Step, mesh: usize, two: bool) -> Result<Batches<'_>, WorkerError> {
         if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
@@ -71,7 +72,7 @@ impl Follows for Following<'_> {
         let share = self.job.share_of(self.options.rank, mesh as u32);
         let mut batches = match self.batches.take() {
             Some((next, of, batches)) if (next, of) == (step, share) => batches,
-            // The leader has changed, or was taken out for a while, or this rank was, or is in another mesh.
+            // The leader changed, this rank or the leader was removed for a while, or this rank is in another mesh.
             _ => {
                 self.next = None;
                 let done = Step(step.0.saturating_sub(1));
@@ -88,7 +89,7 @@ impl Follows for Following<'_> {
         Ok((&self.batch, self.next.as_ref()))
     }
 
-    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {
+    fn stepped(&mut self, step: Step, stepped: StepLoss) -> Result<(), WorkerError> {
         finite(stepped, step, self.worker)?;
         self.steps += 1;
         self.samples += self.batch.n as u64;
@@ -105,7 +106,7 @@ impl Follows for Following<'_> {
     }
 }
 
-/// Until the job is done, and then what this rank did; `None`: it leads from now on.
+/// Follows until the job is done; returns this rank's result. `None`: this rank leads from now on.
 pub(super) fn follow(
     job: &Job,
     options: &WorkerOptions,
@@ -124,7 +125,7 @@ pub(super) fn follow(
             let join = move |model: &dyn Model, here, brings| {
                 let (client, start) = join_stages(job, options, data, model, here, brings)?;
                 data.gauges.stages(client.stages().clone());
-                // The file of the session before is whole first.
+                // First complete the former session's trace file.
                 *flush = None;
                 if let Some((folder, steps)) = &options.trace {
                     let place = options.rank % job.ranks_of_worker();
@@ -136,13 +137,13 @@ pub(super) fn follow(
             Engine::staged(model, parts, stage, ranks)
         }
     };
-    let mut following = Following::new(job, options, data);
+    let mut following = Follower::new(job, options, data);
     let over = engine.follow(&mut following)?;
     tracing::info!(steps = following.steps, over, "this rank has followed");
     Ok(over.then(|| following.report(engine.into_weights())))
 }
 
-/// A session with the shards of some stages of the model; with `brings` it has their first weights for them.
+/// Opens a session with the shards of some stages of the model. `brings`: it supplies their first weights.
 fn join_stages(
     job: &Job,
     options: &WorkerOptions,

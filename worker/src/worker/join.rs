@@ -1,4 +1,4 @@
-//! How a worker comes into a job: what it begins with, its place with the servers, its checkpoints and its record.
+//! Joins a job: the worker's initial state, its sessions, checkpoints and record.
 
 use super::{
     Plan, Setup, WorkerError, WorkerOptions,
@@ -20,21 +20,21 @@ use paraft_trainer::Trainer;
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// A worker that has joined.
-pub(super) struct Joined {
+pub(super) struct JoinedWorker {
     pub driver: Driver,
-    /// The step to go on from.
+    /// The step to continue from.
     pub start: Step,
-    /// Brings the trace into its file when the run ends, however it does.
+    /// Writes the trace's file when the run ends, however it ends.
     pub flush: Option<Flush>,
 }
 
-/// Of a rank that has some stages of its worker's model.
+/// A rank with some stages of its worker's model.
 pub(super) struct Staged<'a> {
-    /// Of each stage.
+    /// The values of each stage.
     pub values: Vec<usize>,
-    /// This rank's.
+    /// This rank's stages.
     pub here: Range<usize>,
-    /// Told where it may go on from, says where its group does.
+    /// Maps the step from which this worker may continue to the step of its group.
     pub meet: &'a mut dyn FnMut(Step) -> Result<Step, WorkerError>,
 }
 
@@ -47,8 +47,8 @@ pub(super) fn join(
     gauges: Arc<Gauges>,
     leads: bool,
     staged: Option<Staged<'_>>,
-) -> Result<Joined, WorkerError> {
-    // For programs that have no [`cli`](crate::cli).
+) -> Result<JoinedWorker, WorkerError> {
+    // For programs without [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
     let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
     let cuts =
@@ -59,11 +59,11 @@ pub(super) fn join(
     let (resume, scratch) = (options.resume.as_deref(), super::scratch_folder(options));
     let mut beginning = start::begin(job, resume, init.as_deref_mut(), &layout, plan, &scratch)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
-    // A checkpoint or a model file goes before what this worker brings.
+    // A checkpoint or a model file takes precedence over this worker's weights.
     if let Some(state) = state.filter(|_| init.is_some() && beginning.start.is_none()) {
         state.bring(&server_job, &layout, &mut beginning.initial)?;
     }
-    // All workers of a job have the same beginning, whoever's the servers took.
+    // All workers of a job have the same initial state, whichever worker supplied it.
     let (budget, resumed) =
         (plan.budget(job, beginning.start.as_ref()), resume.map(|_| Step(beginning.step())));
     server_job.start = beginning.start;
@@ -74,7 +74,7 @@ pub(super) fn join(
     recorder::try_out(options.run_dir.as_deref())?;
     let author = Author::new(job, plan, layout.tensors(), &client, note);
     let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone())?;
-    // Who leads a group is told by its ranks when to end.
+    // The ranks tell the leader of a group when to end.
     let interrupt = (!leads).then(|| options.interrupt.clone());
     let (mut client, mut start) = Client::join_until(client, beginning.initial, interrupt)?;
     let run = recorder::described(job, layout.params_len() as u64, budget, resumed);
@@ -125,10 +125,10 @@ pub(super) fn join(
         (layout, local),
         scores,
     );
-    Ok(Joined { driver, start, flush })
+    Ok(JoinedWorker { driver, start, flush })
 }
 
-/// As which worker the servers know this process, or the group that it leads.
+/// The identity under which the servers know this process, or the group that it leads.
 pub(super) fn client_options(
     job: &Job,
     options: &WorkerOptions,
@@ -146,14 +146,14 @@ pub(super) fn client_options(
         timeout: Duration::from_millis(job.cluster.timeout_ms),
         handover: match leads {
             false => HANDOVER,
-            // Who led this group may only have stopped: its lease has to end.
+            // The group's former leader may only be paused: its lease must expire.
             true => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
         },
         stages: None,
     }
 }
 
-/// Brings the trace into its file when the run ends, however it does.
+/// Writes the trace's file when the run ends, however it ends.
 pub(super) struct Flush(Arc<Stages>);
 
 impl Drop for Flush {
@@ -162,7 +162,7 @@ impl Drop for Flush {
     }
 }
 
-/// `place`: among the ranks of its worker.
+/// `place`: this process's index among its worker's ranks.
 pub(super) fn begin_trace(
     client: &Client,
     place: u32,

@@ -1,16 +1,16 @@
-//! A worker whose loop decides itself what is trained, and when it ends: that of a PyTorch script, for one.
+//! A worker whose own loop decides what is trained and when it ends, such as a PyTorch script.
 
 use super::{
     ErrorKind, Plan, Setup, WorkerError, WorkerOptions,
-    driver::{Driver, End, Landing, Turn},
-    join::{Flush, Joined, join},
+    driver::{Driver, DriverAction, End, Landing},
+    join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
 };
 use crate::{
     checkpoints,
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
-    slow::Slow,
+    slow::Slowdown,
 };
 use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
@@ -22,32 +22,32 @@ use std::{
     time::Instant,
 };
 
-/// What the loop does next.
-enum Asked {
-    /// A gradient at the pulled weights; whether the weights behind it were asked for.
+/// The loop's next action.
+enum NextAction {
+    /// Compute a gradient at the pulled weights; `ask_ahead`: the following weights may be asked for.
     Gradient { step: Step, ask_ahead: bool },
-    /// A minibatch at weights of its own.
+    /// Train a minibatch at the worker's own weights.
     Local,
-    /// The minibatches of a chunk.
+    /// Prepare the minibatches of a chunk.
     Chunk,
     /// Nothing: the job is over for this worker, or a wait was interrupted.
     Over,
-    /// Nothing more: it has failed.
+    /// Nothing: the run has failed.
     Failed,
 }
 
-/// Where a worker stands after a step.
+/// The state of a worker after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Went {
+pub struct StepOutcome {
     /// Its last step.
     pub done: Step,
-    /// It goes on from elsewhere: it had been taken out, or rounds were closed without it.
+    /// The worker continues from another step: it was removed, or rounds were closed without it.
     pub moved: bool,
-    /// There is nothing more to train: the job has stopped early, or all chunks are trained.
+    /// Nothing is left to train: the job stopped early, or all chunks are trained.
     pub over: bool,
 }
 
-/// A worker's part in a job whose end is where the loops of its workers end.
+/// A worker of a job that ends when its workers' loops end.
 ///
 /// ```no_run
 /// use paraft_worker::{Job, OpenRun, Setup, TensorSpec, WorkerError, WorkerOptions};
@@ -69,34 +69,34 @@ pub struct Went {
 /// ```
 pub struct OpenRun {
     driver: Driver,
-    /// Where the next gradient is computed; with local steps, the servers' weights.
+    /// The weights for the next gradient; with local steps, the servers' weights.
     into: Box<dyn Landing + Send>,
     pushes: Pushes,
-    asked: Asked,
+    asked: NextAction,
     job: Job,
-    /// Of the leased sampler: the epoch's order.
+    /// Leased sampler: the epoch and its sample order.
     order: (u64, Vec<u32>),
-    /// The samples of the chunk that is to be trained.
+    /// The samples of the current chunk.
     chunk: Vec<u32>,
     moved: bool,
     /// A step is pushed, and its wait is not over.
     waits: bool,
-    slow: Slow,
-    /// The loop computes since; not known before its first step, which may have to build what it computes with.
+    slow: Slowdown,
+    /// When the loop started computing. Unknown before the first step, which may include one-time setup.
     computes: Option<Instant>,
     saved: Option<End>,
-    /// That were said last.
+    /// The learning rates that the loop set last.
     rates: Vec<f64>,
     _flush: Option<Flush>,
 }
 
 impl OpenRun {
-    /// Joins the job on its servers, and waits for its first weights, which are there once all workers of the job have joined.
-    /// `weights` is as long as the setup's tensors together: weights land there; with local steps they are the worker's own, and the
-    /// loop moves them. [`Setup::samples`] counts where the job leases chunks, and there alone.
+    /// Joins the job on its servers, and waits for its first weights, which exist once all workers of the job have
+    /// joined. `weights` has the total length of the setup's tensors and receives pulled weights. With local steps
+    /// it holds the worker's own weights, and the loop changes them. [`Setup::samples`] matters only if the job
+    /// leases chunks.
     ///
-    /// # Errors
-    /// As of [`super::Run::join`].
+    /// # Errors See [`super::Run::join`].
     pub fn join(
         job: &Job,
         options: &WorkerOptions,
@@ -110,26 +110,26 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges, &job.name)?;
-        let Joined { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
+        let JoinedWorker { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
             return Err(misuse(format!("{has} values for the weights of a model of {len}")));
         }
         if driver.local.is_some() {
-            driver.theirs = Some(weights);
+            driver.user_weights = Some(weights);
             weights = Box::new(vec![0.0; len]);
         }
         let mut run = Self {
             into: weights,
             pushes: Pushes::new(&driver.layout),
             driver,
-            asked: Asked::Over,
+            asked: NextAction::Over,
             job: job.clone(),
             order: (u64::MAX, Vec::new()),
             chunk: Vec::new(),
             moved: false,
             waits: false,
-            slow: Slow::new(options.slow, job.seed, options.rank),
+            slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
             rates: Vec::new(),
@@ -140,7 +140,7 @@ impl OpenRun {
         Ok(run)
     }
 
-    /// The model's tensors and buckets, and where they lie.
+    /// The model's tensors and buckets, with their places.
     pub fn layout(&self) -> &Layout {
         &self.driver.layout
     }
@@ -150,72 +150,73 @@ impl OpenRun {
         self.driver.done()
     }
 
-    /// Whether there is nothing more to train.
+    /// Whether nothing is left to train.
     pub fn is_over(&self) -> bool {
-        matches!(self.asked, Asked::Over)
+        matches!(self.asked, NextAction::Over)
     }
 
-    /// The mode in force, and how often it was switched.
+    /// The mode in force, and the number of switches so far.
     pub fn mode(&self) -> (u64, Mode) {
         self.driver.client.mode()
     }
 
-    /// What was moved and waited for so far.
+    /// Bytes moved and time waited so far.
     pub fn counters(&self) -> Counters {
         self.driver.client.counters()
     }
 
-    /// Where the next gradient is computed; with local steps the servers' weights, as they were pulled last.
+    /// The weights for the next gradient; with local steps the servers' weights of the last pull.
     pub fn weights(&mut self) -> &[f32] {
         self.into.weights()
     }
 
-    /// The epoch (from 0) and the samples of the chunk that is to be trained, in their order, each below [`Setup::samples`]; none
-    /// without the leased sampler, and once all are trained. [`Self::prepared`] says that its minibatches begin.
+    /// The epoch (from 0) and the samples of the current chunk in their order, each below [`Setup::samples`].
+    /// `None` without the leased sampler, and once all chunks are trained. Call [`Self::prepared`] before the
+    /// chunk's first minibatch.
     pub fn chunk(&self) -> Option<(u64, &[u32])> {
-        matches!(self.asked, Asked::Chunk).then_some((self.order.0, &self.chunk))
+        matches!(self.asked, NextAction::Chunk).then_some((self.order.0, &self.chunk))
     }
 
-    /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch cuts it into.
+    /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch size divides.
     ///
-    /// # Errors
-    /// There is no chunk to begin, or nothing in it.
+    /// # Errors There is no chunk to start, or it is empty.
     pub fn prepared(&mut self) -> Result<(), WorkerError> {
-        if !matches!(self.asked, Asked::Chunk) {
+        if !matches!(self.asked, NextAction::Chunk) {
             return Err(misuse("no chunk is to be begun"));
         }
         self.driver.prepared(self.chunk.len().div_ceil(self.job.train.batch) as u64);
         self.next()
     }
 
-    /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
-    /// subtract from it. In any order; the last layer first lets pushes go out while the first is computed.
+    /// Hands over the gradient of a tensor, row-major, as the mean over the minibatch; for a buffer, the value that
+    /// the servers subtract from it. The order is free; with the last layer first, pushes go out while the first
+    /// layer is computed.
     ///
-    /// # Errors
-    /// There is no such tensor, it was handed over before, has another length, or the job has local steps.
+    /// # Errors There is no such tensor, its gradient was handed over before or has another length, or the job has
+    /// local steps.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
         let step = self.pushing()?;
         self.pushes.take(&mut self.driver, Some(step), tensor, gradient)
     }
 
-    /// The step whose gradients come; asks for the weights behind it once.
+    /// The step of the current gradients. Asks once for the following weights.
     fn pushing(&mut self) -> Result<Step, WorkerError> {
         match &mut self.asked {
-            Asked::Gradient { step, ask_ahead } => {
+            NextAction::Gradient { step, ask_ahead } => {
                 if std::mem::take(ask_ahead) {
                     self.driver.client.ask_ahead(*step);
                 }
                 Ok(*step)
             }
-            Asked::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
-            Asked::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
-            Asked::Over => Err(misuse("the job is over: nothing is trained any more")),
-            Asked::Failed => Err(failed()),
+            NextAction::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
+            NextAction::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
+            NextAction::Over => Err(misuse("the job is over: nothing is trained any more")),
+            NextAction::Failed => Err(failed()),
         }
     }
 
-    /// The rates at which the next gradients are applied, of each group ([`Setup::groups`]; one without groups): on this worker's clock,
-    /// instead of the job's schedule. None: that again.
+    /// Sets the learning rates for the next gradients, one per group ([`Setup::groups`]; one without groups), by
+    /// this worker's clock. They replace the job's schedule. Empty: the job's schedule again.
     pub fn rates(&mut self, rates: Vec<f64>) {
         self.rates.clone_from(&rates);
         if let Some(checkpoints) = &mut self.driver.checkpoints {
@@ -224,22 +225,22 @@ impl OpenRun {
         self.driver.client.rates(rates);
     }
 
-    /// The loop has written to its weights itself, and what it wrote is not to stay: the next pull brings all of them.
+    /// The loop has overwritten its weights, and the change must not stay: the next pull brings all weights.
     pub fn forget_weights(&mut self) {
         self.driver.client.forget_weights();
     }
 
-    /// Writes a checkpoint of this worker's last step, as the servers have it now, and waits until it is whole on the disk; gives its
-    /// folder. `folder`: into this one, of which the fleet hears nothing; else where the job's go. Several workers may save at one step;
-    /// in one folder the first writes for all.
+    /// Writes a checkpoint of the servers' state after this worker's last step, waits until it is complete on disk,
+    /// and returns its folder. `folder`: the target, without a report to the fleet; otherwise the job's folder.
+    /// Several workers may save at one step; into one folder the first of them writes for all.
     ///
-    /// # Errors
-    /// There is no place for checkpoints, gradients of the next step are pushed already, the servers aren't reached or don't come to a
-    /// common step within the job's timeout, files can't be written, or the wait was interrupted.
+    /// # Errors There is no folder for checkpoints, gradients of the next step are pushed already, the servers are
+    /// not reached or do not agree on a step within the job's timeout, files cannot be written, or the wait was
+    /// interrupted.
     pub fn save(&mut self, folder: Option<&Path>) -> Result<PathBuf, WorkerError> {
         match self.asked {
-            Asked::Failed => return Err(failed()),
-            Asked::Gradient { .. } if self.pushes.begun() => {
+            NextAction::Failed => return Err(failed()),
+            NextAction::Gradient { .. } if self.pushes.begun() => {
                 return Err(misuse(
                     "gradients of the next step are on their way: save between two steps, behind optimizer.step()",
                 ));
@@ -259,11 +260,10 @@ impl OpenRun {
         driver.save_now(folder, &self.rates)
     }
 
-    /// This worker has nothing for this step, as where a gradient is not finite: it counts as done. In a mode that averages nobody's
-    /// gradients of the step are applied. [`Self::step`] follows.
+    /// Skips this step, for example because a gradient is not finite: it counts as done. In a mode with averaging,
+    /// no worker's gradients of the step are applied. Then call [`Self::step`].
     ///
-    /// # Errors
-    /// A gradient of the step was handed over, or the job has local steps.
+    /// # Errors A gradient of the step was handed over, or the job has local steps.
     pub fn skip(&mut self) -> Result<(), WorkerError> {
         let step = self.pushing()?;
         self.pushes.skip(&self.driver.layout)?;
@@ -271,24 +271,24 @@ impl OpenRun {
         Ok(())
     }
 
-    /// The minibatch is trained: every tensor's gradient is handed over, or, with local steps, the weights are moved. Waits where the
-    /// job's mode makes this worker wait, and pulls. `loss`: the mean over its samples, NaN where it is not known.
+    /// Ends a minibatch: every tensor's gradient is handed over or, with local steps, the weights have changed.
+    /// Waits as the job's mode requires, and pulls. `loss`: the mean over the minibatch's samples, NaN if unknown.
     ///
-    /// # Errors
-    /// A gradient is missing, the servers can't be reached or refuse, files can't be written, or the wait was interrupted: then the
-    /// next call of [`Self::go_on`] waits on. Where a gradient holds a NaN or an infinity its buckets are left as they are, in `bsp` by
-    /// all workers, and the step is done but for them: the run goes on.
-    pub fn step(&mut self, loss: f32, samples: u64) -> Result<Went, WorkerError> {
+    /// # Errors A gradient is missing, the servers cannot be reached or refuse, files cannot be written, or the
+    /// wait was interrupted: then call [`Self::go_on`] to continue the wait. If a gradient has a NaN or an
+    /// infinity, its buckets keep their values, in `bsp` on all workers. The step otherwise counts as done and the
+    /// run continues.
+    pub fn step(&mut self, loss: f32, samples: u64) -> Result<StepOutcome, WorkerError> {
         let step = self.driver.done().next();
         match self.asked {
-            Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
-            Asked::Local => {}
-            Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
-            Asked::Over if self.waits => {
+            NextAction::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            NextAction::Local => {}
+            NextAction::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
+            NextAction::Over if self.waits => {
                 return Err(misuse("the wait of a step was interrupted: call go_on"));
             }
-            Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
-            Asked::Failed => return Err(failed()),
+            NextAction::Over => return Err(misuse("the job is over: nothing is trained any more")),
+            NextAction::Failed => return Err(failed()),
         }
         if let Some(since) = self.computes.take() {
             self.slow.took(since.elapsed());
@@ -298,7 +298,7 @@ impl OpenRun {
         let mut refused = None;
         loop {
             match self.go_on() {
-                // The buckets that hold it are left as they are, so that nobody waits for them.
+                // Skip the buckets with such values, so that no worker waits for them.
                 Err(e) if e.is_not_finite() => {
                     self.driver.client.skip(step);
                     refused = refused.or(Some(e));
@@ -308,27 +308,26 @@ impl OpenRun {
         }
     }
 
-    /// Waits on, after an interrupt; where nothing was interrupted it only says where this worker stands.
+    /// Continues an interrupted wait. Without an interrupt it only returns this worker's state.
     ///
-    /// # Errors
-    /// As of [`Self::step`].
-    pub fn go_on(&mut self) -> Result<Went, WorkerError> {
-        if let Asked::Failed = self.asked {
+    /// # Errors See [`Self::step`].
+    pub fn go_on(&mut self) -> Result<StepOutcome, WorkerError> {
+        if let NextAction::Failed = self.asked {
             return Err(failed());
         }
         if self.waits {
-            self.asked = Asked::Over;
+            self.asked = NextAction::Over;
             self.next()?;
             self.waits = false;
         }
-        Ok(Went { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
+        Ok(StepOutcome { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
     }
 
-    /// Sets what the loop does next.
+    /// Determines the loop's next action.
     fn next(&mut self) -> Result<(), WorkerError> {
         self.try_next().inspect_err(|e| {
             if e.kind() != ErrorKind::Interrupted && !e.is_not_finite() {
-                self.asked = Asked::Failed;
+                self.asked = NextAction::Failed;
             }
         })
     }
@@ -338,88 +337,86 @@ impl OpenRun {
         let mut begun = false;
         loop {
             match self.driver.next(&mut *self.into)? {
-                Turn::Begin(done) => {
+                DriverAction::Begin(done) => {
                     self.moved |= begun || before != Step(0) && done != before;
                     begun = true;
                 }
-                Turn::Gradient { step, ask_ahead, .. } => {
+                DriverAction::Gradient { step, ask_ahead, .. } => {
                     self.pushes.expect(&self.driver.layout);
-                    self.asked = Asked::Gradient { step, ask_ahead };
+                    self.asked = NextAction::Gradient { step, ask_ahead };
                     self.hold();
                     return Ok(());
                 }
-                Turn::Local { .. } => {
-                    self.asked = Asked::Local;
+                DriverAction::Local { .. } => {
+                    self.asked = NextAction::Local;
                     self.hold();
                     return Ok(());
                 }
-                Turn::Evaluate { .. } => self.driver.not_evaluated(),
-                Turn::Chunk { epoch, chunk } => {
+                DriverAction::Evaluate { .. } => self.driver.not_evaluated(),
+                DriverAction::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
                         self.order = (epoch, self.driver.order(epoch));
                     }
                     let t = &self.job.train;
                     self.chunk = chunk_of(&self.order.1, chunk, t.chunk(), t.batch).flatten().collect();
-                    self.asked = Asked::Chunk;
+                    self.asked = NextAction::Chunk;
                     return Ok(());
                 }
-                Turn::DropChunk => {
+                DriverAction::DropChunk => {
                     self.chunk.clear();
                     self.moved = true;
                 }
-                Turn::End(end) => {
+                DriverAction::End(end) => {
                     self.chunk.clear();
                     self.driver.save(end, &mut *self.into)?;
                     self.driver.end(end, None)?;
                     self.saved = Some(end);
-                    self.asked = Asked::Over;
+                    self.asked = NextAction::Over;
                     return Ok(());
                 }
             }
         }
     }
 
-    /// The loop computes next: at once, or, where this worker is to be slow, after a while. An interrupt ends that, and is found in
-    /// the next step.
+    /// The loop computes next: at once, or after a pause if this worker is slowed. An interrupt ends the pause; the
+    /// next step reports it.
     fn hold(&mut self) {
         let interrupt = &self.driver.interrupt;
         self.slow.hold(|| interrupt.is_set());
         self.computes = Some(Instant::now());
     }
 
-    /// This worker's share of a held-out evaluation, as sums over its samples: shard 0 adds the shares of all workers up, and the
-    /// record has the mean. `epoch` from 1.
+    /// Reports this worker's share of a held-out evaluation, as sums over its samples. Shard 0 adds the shares of
+    /// all workers, and the record has the mean. `epoch` counts from 1.
     ///
-    /// # Errors
-    /// The record can't be written.
+    /// # Errors The record cannot be written.
     pub fn report(&mut self, epoch: u64, evaluation: &Evaluation) -> Result<(), WorkerError> {
         self.driver.evaluated(epoch, evaluation)
     }
 
-    /// The loop has ended: waits until those of all workers have, and brings the final weights.
+    /// The loop has ended: waits until the loops of all workers have, and pulls the final weights.
     ///
-    /// # Errors
-    /// As of [`Self::step`].
+    /// # Errors See [`Self::step`].
     pub fn finish(&mut self) -> Result<(), WorkerError> {
         while self.saved.is_none() {
-            match std::mem::replace(&mut self.asked, Asked::Over) {
-                Asked::Gradient { .. } | Asked::Local => self.driver.trained(None),
-                Asked::Chunk => self.driver.prepared(1), // none of which is trained
-                Asked::Over => {}
-                Asked::Failed => {
-                    self.asked = Asked::Failed;
+            match std::mem::replace(&mut self.asked, NextAction::Over) {
+                NextAction::Gradient { .. } | NextAction::Local => self.driver.trained(None),
+                NextAction::Chunk => self.driver.prepared(1), // none of which is trained
+                NextAction::Over => {}
+                NextAction::Failed => {
+                    self.asked = NextAction::Failed;
                     return Err(failed());
                 }
             }
             self.next()?;
         }
-        if let Some(theirs) = &mut self.driver.theirs {
+        if let Some(theirs) = &mut self.driver.user_weights {
             theirs.landing()?.copy_from_slice(self.into.weights());
         }
         Ok(())
     }
 
-    /// Ends this worker's part before its time. Others train on at once, instead of when its lease has ended.
+    /// Ends this worker early. The other workers continue at once, instead of after its lease.
     pub fn leave(mut self) {
         if self.saved.is_none() {
             self.driver.leave();

@@ -1,13 +1,13 @@
-//! A training loop of your own: a worker of a job whose model, data and loop are not ours.
+//! A worker with a user's own training loop, model and data.
 
 use super::{
-    Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
+    LoopAction, Minibatch, Minibatches, Plan, Setup, WorkerError, WorkerOptions, WorkerReport,
     driver::{self, Driver, End},
-    join::{Flush, Joined, join},
+    join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
     training::finite,
 };
-use crate::{engine::Stepped, job::Job, metrics::Gauges};
+use crate::{engine::StepLoss, job::Job, metrics::Gauges};
 use paraft_common::{Step, TensorSpec};
 use paraft_data::chunk_of;
 use paraft_models::{Evaluation, ModelError};
@@ -17,8 +17,8 @@ use std::{
     sync::Arc,
 };
 
-/// What the loop was last told to do.
-enum Asked {
+/// The loop's last action.
+enum LastAction {
     Nothing,
     Gradient { step: Step, samples: u64 },
     Local { step: Step, clock: u64, samples: u64 },
@@ -27,10 +27,10 @@ enum Asked {
     Over,
 }
 
-/// A worker's part in a job, for a training loop of your own.
+/// A worker of a job, for a user's own training loop.
 ///
 /// ```no_run
-/// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions};
+/// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, LoopAction, WorkerError, WorkerOptions};
 /// # fn gradient(_: &[f32], _: &[u32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
 ///
 /// # fn main() -> Result<(), WorkerError> {
@@ -41,38 +41,38 @@ enum Asked {
 /// let mut run = Run::join(&job, &options, setup)?;
 /// loop {
 ///     match run.next()? {
-///         Turn::Train(minibatch) => {
+///         LoopAction::Train(minibatch) => {
 ///             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
-///             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
+///             run.ready(0, &w)?; // pushed while the next tensor's gradient is computed
 ///             run.trained(loss)?;
 ///         }
-///         Turn::Evaluate { samples } => {
+///         LoopAction::Evaluate { samples } => {
 ///             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: samples.len() as u64 })?;
 ///         }
-///         Turn::Over => break,
+///         LoopAction::Over => break,
 ///     }
 /// }
 /// let weights = run.finish()?.weights; // the job's final ones
 /// # Ok(()) }
 /// ```
 ///
-/// Mode, sampler, local steps, checkpoints, resume and the record are the job's, as for our own workers. One process is one
-/// worker: groups of ranks are our own loop's.
+/// Mode, sampler, local steps, checkpoints, resume and the record come from the job, as for the built-in workers.
+/// One process is one worker: only the built-in loop supports groups of ranks.
 pub struct Run {
     driver: Driver,
     weights: Vec<f32>,
-    /// Tensors by name.
+    /// Tensor indices by name.
     names: BTreeMap<String, usize>,
     pushes: Pushes,
     minibatches: Minibatches,
-    /// The step that the static sampler's minibatches come behind.
+    /// The step before the static sampler's minibatches.
     after: Step,
-    /// Leased sampler: the epoch's order, and the minibatches of the chunk.
+    /// Leased sampler: the epoch's sample order, and the chunk's minibatches.
     order: (u64, Vec<u32>),
     chunk: Option<VecDeque<Vec<u32>>>,
     job: Job,
     rank: u32,
-    asked: Asked,
+    asked: LastAction,
     evaluation: Option<Evaluation>,
     held_out: usize,
     _flush: Option<Flush>,
@@ -81,15 +81,14 @@ pub struct Run {
 impl Run {
     /// Joins the job on its servers; waits for them up to `cluster.timeout_ms`.
     ///
-    /// # Errors
-    /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
-    /// [`WorkerError::kind`] says what can be done about it.
+    /// # Errors The job does not fit the setup or the fleet, a checkpoint is unusable, or the servers are not
+    /// reached or refuse. [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
         let (held_out, tensors) = (setup.held_out, &setup.tensors);
         setup.check(job, options)?;
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let plan = Plan::of(job, setup.samples)?;
-        let Joined { mut driver, start, flush, .. } =
+        let JoinedWorker { mut driver, start, flush, .. } =
             join(job, options, setup, &plan, Arc::new(Gauges::default()), false, None)?;
         driver.has_steps(start)?;
         let (len, pushes) = (driver.layout.len(), Pushes::new(&driver.layout));
@@ -105,24 +104,24 @@ impl Run {
             pushes,
             job: job.clone(),
             rank: options.rank,
-            asked: Asked::Nothing,
+            asked: LastAction::Nothing,
             evaluation: None,
             held_out,
             _flush: flush,
         })
     }
 
-    /// The model's tensors, with where each lies in [`Self::weights`].
+    /// The model's tensors, with each one's place in [`Self::weights`].
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Range<usize>)> {
         let layout = &self.driver.layout;
         layout.tensors().iter().enumerate().map(|(i, t)| (t, layout.tensor_range(i)))
     }
 
-    /// All weights, flat: those to compute the next gradient or evaluation at. With local steps they are the worker's own while
-    /// it trains.
+    /// All weights, flat, for the next gradient or evaluation. With local steps they are the worker's own while it
+    /// trains.
     pub fn weights(&self) -> &[f32] {
         match (&self.asked, &self.driver.local) {
-            (Asked::Local { .. }, Some(local)) => local.weights(),
+            (LastAction::Local { .. }, Some(local)) => local.weights(),
             _ => &self.weights,
         }
     }
@@ -133,36 +132,36 @@ impl Run {
         self.weights().get(self.driver.layout.tensor_range(i))
     }
 
-    /// What to do next. Waits where the job's mode makes this worker wait; pulls weights, writes checkpoints and the record.
+    /// The loop's next action. Waits as the job's mode requires, pulls weights, writes checkpoints and the record.
     ///
-    /// # Errors
-    /// The servers can't be reached or refuse, files can't be written, a signal came, or what was asked for before is not done.
-    #[allow(clippy::should_implement_trait)] // it fails, and it lends itself
-    pub fn next(&mut self) -> Result<Turn, WorkerError> {
-        match std::mem::replace(&mut self.asked, Asked::Nothing) {
-            Asked::Nothing => {}
-            Asked::Over => {
-                self.asked = Asked::Over;
-                return Ok(Turn::Over);
+    /// # Errors The servers cannot be reached or refuse, files cannot be written, a signal came, or the last action
+    /// is unfinished.
+    #[allow(clippy::should_implement_trait)] // fallible, and it borrows from self
+    pub fn next(&mut self) -> Result<LoopAction, WorkerError> {
+        match std::mem::replace(&mut self.asked, LastAction::Nothing) {
+            LastAction::Nothing => {}
+            LastAction::Over => {
+                self.asked = LastAction::Over;
+                return Ok(LoopAction::Over);
             }
-            waits @ (Asked::Gradient { .. } | Asked::Local { .. }) => {
+            waits @ (LastAction::Gradient { .. } | LastAction::Local { .. }) => {
                 self.asked = waits;
                 return Err(misuse("a minibatch is in training: call trained"));
             }
-            waits @ (Asked::Evaluate(_) | Asked::Final(_)) => {
+            waits @ (LastAction::Evaluate(_) | LastAction::Final(_)) => {
                 self.asked = waits;
                 return Err(misuse("an evaluation is asked for: call evaluated"));
             }
         }
         loop {
             match self.driver.next(&mut self.weights)? {
-                driver::Turn::Begin(done) => {
+                driver::DriverAction::Begin(done) => {
                     if self.after != done {
                         self.minibatches = self.driver.plan.minibatches(&self.job, self.rank, done);
                         self.after = done;
                     }
                 }
-                driver::Turn::Gradient { step, ask_ahead, .. } => {
+                driver::DriverAction::Gradient { step, ask_ahead, .. } => {
                     let Some(samples) = self.minibatch() else { continue };
                     let n = samples.len();
                     self.pushes.expect(&self.driver.layout);
@@ -170,26 +169,26 @@ impl Run {
                     if ask_ahead {
                         self.driver.client.ask_ahead(step);
                     }
-                    self.asked = Asked::Gradient { step, samples: n as u64 };
-                    return Ok(Turn::Train(Minibatch { step, samples }));
+                    self.asked = LastAction::Gradient { step, samples: n as u64 };
+                    return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Local { step, clock } => {
+                driver::DriverAction::Local { step, clock } => {
                     let Some(samples) = self.minibatch() else { continue };
                     self.pushes.expect(&self.driver.layout);
-                    self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
-                    return Ok(Turn::Train(Minibatch { step, samples }));
+                    self.asked = LastAction::Local { step, clock, samples: samples.len() as u64 };
+                    return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
-                driver::Turn::Evaluate { epoch, share } => {
+                driver::DriverAction::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
+                driver::DriverAction::Evaluate { epoch, share } => {
                     let samples: Vec<_> = share.samples(self.held_out).collect();
                     if samples.is_empty() {
                         self.driver.evaluated(epoch, &Evaluation::default())?;
                         continue;
                     }
-                    self.asked = Asked::Evaluate(epoch);
-                    return Ok(Turn::Evaluate { samples });
+                    self.asked = LastAction::Evaluate(epoch);
+                    return Ok(LoopAction::Evaluate { samples });
                 }
-                driver::Turn::Chunk { epoch, chunk } => {
+                driver::DriverAction::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
                         self.order = (epoch, self.driver.plan.sampler.order(epoch));
                     }
@@ -198,14 +197,14 @@ impl Run {
                     self.driver.prepared(all.len() as u64);
                     self.chunk = Some(all);
                 }
-                driver::Turn::DropChunk => self.chunk = Some(VecDeque::new()),
-                driver::Turn::End(end) => {
+                driver::DriverAction::DropChunk => self.chunk = Some(VecDeque::new()),
+                driver::DriverAction::End(end) => {
                     self.driver.save(end, &mut self.weights)?;
                     if end.first && self.held_out > 0 {
                         self.evaluation = self.driver.shared(end, self.held_out as u64);
                         if self.evaluation.is_none() {
-                            self.asked = Asked::Final(end);
-                            return Ok(Turn::Evaluate { samples: (0..self.held_out).collect() });
+                            self.asked = LastAction::Final(end);
+                            return Ok(LoopAction::Evaluate { samples: (0..self.held_out).collect() });
                         }
                     }
                     return self.over(end);
@@ -214,62 +213,63 @@ impl Run {
         }
     }
 
-    fn over(&mut self, end: End) -> Result<Turn, WorkerError> {
+    fn over(&mut self, end: End) -> Result<LoopAction, WorkerError> {
         self.driver.end(end, self.evaluation.as_ref())?;
-        self.asked = Asked::Over;
-        Ok(Turn::Over)
+        self.asked = LastAction::Over;
+        Ok(LoopAction::Over)
     }
 
-    /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
-    /// subtract from it. In any order; the last layer first lets pushes go out while the first is computed.
+    /// Hands over the gradient of a tensor, row-major, as the mean over the minibatch; for a buffer, the value that
+    /// the servers subtract from it. The order is free; with the last layer first, pushes go out while the first
+    /// layer is computed.
     ///
-    /// # Errors
-    /// No minibatch is in training, there is no such tensor, it was handed over before, or has another length.
+    /// # Errors No minibatch is in training, there is no such tensor, or its gradient was handed over before or has
+    /// another length.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
-        if !matches!(self.asked, Asked::Gradient { .. } | Asked::Local { .. }) {
+        if !matches!(self.asked, LastAction::Gradient { .. } | LastAction::Local { .. }) {
             return Err(misuse(format!(
                 "the gradient of tensor {tensor}, and no minibatch is in training: call next"
             )));
         }
         let step = match self.asked {
-            Asked::Gradient { step, .. } => Some(step),
+            LastAction::Gradient { step, .. } => Some(step),
             _ => None,
         };
         self.pushes.take(&mut self.driver, step, tensor, gradient)
     }
 
-    /// The minibatch is trained; `loss`: the mean over its samples.
+    /// Ends a minibatch; `loss`: the mean over its samples.
     ///
-    /// # Errors
-    /// No minibatch is in training, a tensor's gradient is missing, or the loss is no number.
+    /// # Errors No minibatch is in training, a tensor's gradient is missing, or the loss is not finite.
     pub fn trained(&mut self, loss: f32) -> Result<(), WorkerError> {
         let (step, samples) = match self.asked {
-            Asked::Gradient { step, samples } | Asked::Local { step, samples, .. } => (step, samples),
+            LastAction::Gradient { step, samples } | LastAction::Local { step, samples, .. } => {
+                (step, samples)
+            }
             _ => return Err(misuse("no minibatch is in training: call next")),
         };
         self.pushes.are_complete(&self.driver.layout)?;
         let worker = self.driver.worker();
-        finite(Stepped { loss, samples }, step, worker)?;
-        if let (Asked::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
+        finite(StepLoss { loss, samples }, step, worker)?;
+        if let (LastAction::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
             let moved = local.step(*clock, self.pushes.gradient());
             moved.map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
         }
-        self.asked = Asked::Nothing;
+        self.asked = LastAction::Nothing;
         self.driver.trained(Some((f64::from(loss) * samples as f64, samples)));
         Ok(())
     }
 
-    /// The share that was asked for is evaluated: the sum of its losses, correct predictions, and how many samples.
+    /// Reports the requested evaluation: the sum of its losses, correct predictions, and the number of samples.
     ///
-    /// # Errors
-    /// Nothing was asked for.
+    /// # Errors No evaluation was requested.
     pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
         match self.asked {
-            Asked::Evaluate(epoch) => {
-                self.asked = Asked::Nothing;
+            LastAction::Evaluate(epoch) => {
+                self.asked = LastAction::Nothing;
                 self.driver.evaluated(epoch, &evaluation)
             }
-            Asked::Final(end) => {
+            LastAction::Final(end) => {
                 self.evaluation = Some(evaluation);
                 self.over(end).map(drop)
             }
@@ -277,13 +277,12 @@ impl Run {
         }
     }
 
-    /// The end of a job that is [`Turn::Over`]: what this worker did, and the final weights.
+    /// Ends a job after [`LoopAction::Over`]; returns this worker's report with the final weights.
     ///
-    /// # Errors
-    /// It is not over: there are minibatches left.
+    /// # Errors The job is not over.
     pub fn finish(self) -> Result<WorkerReport, WorkerError> {
         match self.asked {
-            Asked::Over => Ok(WorkerReport {
+            LastAction::Over => Ok(WorkerReport {
                 steps: self.driver.steps,
                 samples: self.driver.samples,
                 seconds: self.driver.clock.seconds(),
@@ -294,12 +293,12 @@ impl Run {
         }
     }
 
-    /// Ends this worker's part before its time. Others train on at once, instead of when its lease has ended.
+    /// Ends this worker early. The other workers continue at once, instead of after its lease.
     pub fn leave(mut self) {
         self.driver.leave();
     }
 
-    /// The samples of the next minibatch; `None`: the chunk has no more, and the trainer knows.
+    /// The samples of the next minibatch. `None`: the chunk has no more, and the trainer was notified.
     fn minibatch(&mut self) -> Option<Vec<u32>> {
         match &mut self.chunk {
             None => Some(self.minibatches.next()),

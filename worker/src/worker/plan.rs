@@ -1,4 +1,4 @@
-//! How many steps the job has, and the minibatches of each.
+//! The number of the job's steps, and the minibatches of each.
 
 use super::WorkerError;
 use crate::{
@@ -19,7 +19,7 @@ use std::{ops::Deref, sync::Arc};
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) sampler: Sampler,
-    /// Their number, and the minibatches of each.
+    /// The number of steps, and the minibatches of each.
     pub steps: Steps,
     /// The chunks of the leased sampler.
     pub leased: Option<ChunkPlan>,
@@ -34,12 +34,12 @@ impl Deref for Plan {
 }
 
 impl Plan {
-    /// Counts the steps; the error says why there would be none.
+    /// Counts the steps. The error says why there would be none.
     pub fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
         Self::of(job, train.len())
     }
 
-    /// Likewise, of a training set of so many samples.
+    /// Likewise, for a training set of this many samples.
     pub fn of(job: &Job, samples: usize) -> Result<Self, WorkerError> {
         if samples > u32::MAX as usize {
             return Err(WorkerError::Job(format!(
@@ -70,7 +70,7 @@ impl Plan {
         Ok(Self { sampler, steps, leased })
     }
 
-    /// Of a job that ends when its loops do: no epochs, and steps without number.
+    /// For a job that ends when its loops end: no epochs, and no limit of steps.
     pub fn open(job: &Job) -> Result<Self, WorkerError> {
         let (endless, a_step) = (1 << 62, job.local.rule().minibatches());
         let steps = Steps::new(endless, a_step, 1, job.train.max_steps)
@@ -78,13 +78,13 @@ impl Plan {
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
     }
 
-    /// Whether behind this step something is to be done before the next: an evaluation, or a checkpoint.
+    /// Whether an evaluation or a checkpoint follows this step.
     pub fn ends_at(&self, job: &Job, step: Step) -> bool {
         let due = job.checkpoint.as_ref().is_some_and(|c| checkpoints::due(c, self).at(step));
         due || step.0 >= self.steps.total || job.eval.every_epoch && self.steps.ends_epoch(step)
     }
 
-    /// Steps that follow each other with nothing between, at the beginning of the job.
+    /// The number of consecutive steps at the job's start without an evaluation or checkpoint between.
     pub fn between_ends(&self, job: &Job) -> usize {
         let of_epoch = self.steps.per_epoch.min(self.steps.total);
         let steps = (1..of_epoch).find(|step| self.ends_at(job, Step(*step)));
@@ -95,7 +95,7 @@ impl Plan {
         every.try_into().unwrap_or(usize::MAX)
     }
 
-    /// Samples that are left to train for a job that begins so.
+    /// The samples left to train for a job with this start.
     pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
         let done = |of: fn(&Start) -> u64| start.map_or(0, of);
         match self.leased {
@@ -108,13 +108,13 @@ impl Plan {
                     .minibatches_before(Step(self.total).next())
                     .saturating_sub(self.minibatches_before(Step(done(|s| s.step)).next()));
                 let samples = job.train.batch as u64 * u64::from(job.shares());
-                // A script trains for as long as it wants: no end is known.
+                // A script trains as long as it wants, so the end is unknown.
                 minibatches.checked_mul(samples).unwrap_or(0)
             }
         }
     }
 
-    /// The minibatches of a [share](Job::share_of) from the one after `done`, filled on a thread of their own.
+    /// The minibatches of a [share](Job::share_of) after step `done`, filled on their own thread.
     pub(super) fn prefetch(
         &self,
         job: &Job,
@@ -129,10 +129,9 @@ impl Plan {
         })?)
     }
 
-    /// Which samples a [share](Job::share_of) has of each minibatch after step `done` (static sampler).
+    /// The samples of a [share](Job::share_of) in each minibatch after step `done` (static sampler).
     ///
-    /// # Panics
-    /// When the job has not so many shares.
+    /// # Panics If the job has fewer shares.
     pub fn minibatches(&self, job: &Job, share: u32, done: Step) -> Minibatches {
         let (rank, world, batch) = (share as usize, job.shares() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;
@@ -157,8 +156,8 @@ pub struct Minibatches {
 }
 
 impl Minibatches {
-    /// The samples of the next one.
-    #[allow(clippy::should_implement_trait)] // an iterator may end, this does not
+    /// The samples of the next minibatch.
+    #[allow(clippy::should_implement_trait)] // unlike an iterator it never ends
     pub fn next(&mut self) -> Vec<u32> {
         loop {
             if let Some(samples) = self.current.next() {

@@ -1,21 +1,22 @@
-//! The gradients of a minibatch on their way: tensor by tensor from a loop of the user's, bucket by bucket to the servers.
+//! The gradients of a minibatch: they arrive tensor by tensor from a user's loop, and go to the servers bucket by
+//! bucket.
 
 use super::{WorkerError, driver::Driver};
 use paraft_common::{BucketId, Layout, Step};
 use std::mem;
 
-/// Which gradients of a minibatch are here.
+/// Which gradients of a minibatch have arrived.
 pub(super) struct Pushes {
-    /// Of the minibatch in training: where a bucket has parts of several tensors, or the worker has weights of its own.
+    /// The minibatch's gradient, if a bucket has parts of several tensors or the worker has its own weights.
     gradient: Vec<f32>,
-    /// Whether the gradient of each tensor is here.
+    /// Whether each tensor's gradient has arrived.
     ready: Vec<bool>,
-    /// Values of each bucket that are missing.
+    /// The number of missing values of each bucket.
     missing: Vec<usize>,
 }
 
 impl Pushes {
-    /// Nothing is expected.
+    /// Expects no gradient yet.
     pub fn new(layout: &Layout) -> Self {
         Self {
             gradient: Vec::new(),
@@ -32,15 +33,15 @@ impl Pushes {
         }
     }
 
-    /// The whole gradient, where it is pushed nowhere.
+    /// The whole gradient, if it is not pushed.
     pub fn gradient(&self) -> &[f32] {
         &self.gradient
     }
 
-    /// The gradient of a tensor is here: every bucket that is complete with it is pushed as one of `step`; without, nothing is.
+    /// Takes the gradient of a tensor. Pushes every bucket that is now complete, as part of `step`; without a step
+    /// it pushes nothing.
     ///
-    /// # Errors
-    /// There is no such tensor, it was handed over before, or has another length.
+    /// # Errors There is no such tensor, or its gradient was handed over before or has another length.
     pub fn take(
         &mut self,
         driver: &mut Driver,
@@ -61,14 +62,14 @@ impl Pushes {
             return Err(misuse(format!("the gradient of `{}` was handed over before", spec.name)));
         }
         if self.gradient.is_empty() {
-            // Zeroed by the kernel: what no bucket shares among tensors is never touched, and takes no memory.
+            // Zeroed by the kernel: pages of buckets with a single tensor are never touched, and take no memory.
             self.gradient = vec![0.0; layout.len()];
         }
         let Some(step) = step else {
             self.gradient[range].copy_from_slice(gradient);
             return Ok(());
         };
-        // The bucket that holds the tensor's first value, and those behind it, last first.
+        // The bucket with the tensor's first value and the later ones, last first.
         let first = layout.buckets().partition_point(|b| b.range().end <= range.start);
         let last = layout.buckets().partition_point(|b| b.range().start < range.end);
         for i in (first..last).rev() {
@@ -88,15 +89,14 @@ impl Pushes {
         Ok(())
     }
 
-    /// Whether any is here.
+    /// Whether any gradient has arrived.
     pub fn begun(&self) -> bool {
         self.ready.contains(&true)
     }
 
-    /// None comes.
+    /// Skips the minibatch's gradients.
     ///
-    /// # Errors
-    /// One has come.
+    /// # Errors A gradient has arrived.
     pub fn skip(&mut self, layout: &Layout) -> Result<(), WorkerError> {
         if let Some(i) = self.ready.iter().position(|ready| *ready) {
             let name = &layout.tensors()[i].name;
@@ -108,10 +108,9 @@ impl Pushes {
         Ok(())
     }
 
-    /// Whether every tensor's gradient is here.
+    /// Checks that every tensor's gradient has arrived.
     ///
-    /// # Errors
-    /// Those that are not.
+    /// # Errors Gradients are missing.
     pub fn are_complete(&self, layout: &Layout) -> Result<(), WorkerError> {
         let missing: Vec<&str> = (layout.tensors().iter().zip(&self.ready))
             .filter_map(|(t, ready)| (!ready).then_some(t.name.as_str()))

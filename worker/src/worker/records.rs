@@ -1,4 +1,4 @@
-//! What a driver writes down: steps, evaluations, switches of the mode, the end.
+//! Writes the driver's events into the record: steps, evaluations, switches of the mode, the end.
 
 use super::driver::{Driver, End, Scores};
 use crate::{
@@ -14,7 +14,7 @@ use paraft_trainer::Stepped;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Driver {
-    /// Writes down where the worker stands after a step: now and then, and always where something ends with it.
+    /// Records the worker's progress after a step: at intervals, and at the end of an epoch or the job.
     pub(super) fn note_step(&mut self, s: Stepped) -> Result<(), WorkerError> {
         let counters = self.client.counters();
         let progress = Progress {
@@ -29,14 +29,14 @@ impl Driver {
         Ok(self.recorder.step(progress, s.loss, s.ends)?)
     }
 
-    /// The evaluation of the final weights, where all workers' shares came to it and were of so many samples, or tokens.
-    /// Without, the first worker makes it.
+    /// The evaluation of the final weights, if all workers' shares contributed to it and cover this many samples,
+    /// or tokens. Otherwise the first worker evaluates.
     pub fn shared(&self, end: End, samples: u64) -> Option<Evaluation> {
         let r = self.reported.as_ref().filter(|r| Some(r.epoch) == end.evaluated && r.count == samples)?;
         Some(Evaluation { loss_sum: r.loss_sum, correct: r.correct, count: r.count })
     }
 
-    /// Writes down what this worker did; `evaluation`: that of the final weights, where it was this worker's to write.
+    /// Records this worker's result. `evaluation`: that of the final weights, if this worker writes it.
     pub fn end(&mut self, end: End, evaluation: Option<&Evaluation>) -> Result<(), WorkerError> {
         let counters = self.at_end;
         if let Some(e) = evaluation {
@@ -57,7 +57,7 @@ impl Driver {
         }))?)
     }
 
-    /// Writes down a switch of the mode.
+    /// Records a switch of the mode.
     pub(super) fn note_mode(&mut self, step: Step) -> Result<(), WorkerError> {
         let (number, mode) = self.client.mode();
         if number == self.switches {
@@ -76,7 +76,7 @@ impl Driver {
         }))?)
     }
 
-    /// The epoch that the job has ended with.
+    /// The epoch in which the job ended.
     pub(super) fn epoch_of(&self, done: Step) -> u64 {
         match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
@@ -98,8 +98,8 @@ impl Driver {
 
     pub(super) fn note_evaluations(&mut self) -> Result<(), WorkerError> {
         for e in self.client.evaluations() {
-            // The mean over other samples is no better and no worse. Who was lost before anybody had reported leaves the count alone.
-            // By half of the share that one of all workers has.
+            // The mean over other samples is equally good. A worker lost before any report does not change the
+            // count. The tolerance is half of one worker's share.
             let is_like_others =
                 !e.incomplete && e.count + self.most / (2 * self.scores.workers.max(1)) >= self.most;
             self.most = self.most.max(e.count);
@@ -120,7 +120,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes what the checkpoints' thread has done; `wait`s for it at the end.
+    /// Records the checkpoint thread's events. `wait`: first waits for all of them, at the end.
     pub(super) fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
         checkpoints::note(&mut self.checkpoints, &mut self.recorder, wait)
     }

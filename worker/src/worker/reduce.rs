@@ -1,25 +1,25 @@
-//! The training loop of an all-reduce job: every rank applies the mean gradient to weights and optimizer state of its own, the
-//! same on all, and no server has a part in the step.
+//! The training loop of an all-reduce job: every rank applies the mean gradient to its own weights and optimizer
+//! state, which are equal on all ranks. No server takes part in a step.
 //!
 //! ```text
 //!   join ─▶ state (seed, file, checkpoint) to all ranks ─▶ ┌─ minibatch ─▶ gradients, summed over the ranks ─▶ optimizer ─┐
 //!                                                          └── [epoch's end: evaluate together] [due: checkpoint] ◀───────┘
 //! ```
 //!
-//! The servers keep who is there: the leader's session tells that the job goes on, and the control group who is in the group
-//! and which checkpoints there are. When a rank is lost the others go on from the step that the leader has; when all are, from
-//! the latest checkpoint.
+//! The servers keep the membership: the leader's session keeps the job alive, and the control group keeps the
+//! group's members and its checkpoints. When a rank is lost, the others continue from the leader's step. When all
+//! are lost, the job continues from the latest checkpoint.
 
 use super::{
     Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
     evaluate::{Watch, evaluate, own_share},
-    follower::Following,
+    follower::Follower,
     training::finite,
 };
 use crate::{
     Job,
     checkpoints::{self, Author, Checkpoints},
-    engine::{Engine, Stepped},
+    engine::{Engine, StepLoss},
     group::Ranks,
     local::Local,
     recorder::{self, Progress, Recorder, wall},
@@ -31,7 +31,7 @@ use paraft_common::{BucketSpec, Layout, Step, TensorSpec};
 use paraft_models::{Evaluation, Model, Part};
 use paraft_record::{Event, event};
 
-/// Trains as a rank of the group that the job is, whether it leads or not.
+/// Trains as a rank of the job's group, whether or not it leads.
 pub(super) fn run(
     job: &Job,
     options: &WorkerOptions,
@@ -45,13 +45,13 @@ pub(super) fn run(
     let parts = layout.buckets().iter().map(part).collect();
     let on_device = model.resident().is_some();
     let mut engine = Engine::with(Local::new(job, &tensors, on_device), model, parts, ranks);
-    let mut following = Following::new(job, options, data);
+    let mut following = Follower::new(job, options, data);
     loop {
         if engine.leads() {
-            let lead = Lead::join(job, options, data, &tensors, &layout, engine.model());
+            let lead = LeaderState::join(job, options, data, &tensors, &layout, engine.model());
             match lead.and_then(|(mut lead, beginning)| lead.train(&mut engine, beginning)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
-                // Another group has been this worker while this process was stopped.
+                // Another group took over this worker while this process was stopped.
                 Err(WorkerError::Client(e)) if e.is_displaced() => {
                     tracing::warn!(error = %e, "this rank has lost its group");
                     if !engine.form()? {
@@ -68,8 +68,8 @@ pub(super) fn run(
     }
 }
 
-/// What the rank that leads has beside its state.
-struct Lead<'a> {
+/// The leader's additional state.
+struct LeaderState<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
@@ -80,12 +80,12 @@ struct Lead<'a> {
     clock: Clock,
     samples: u64,
     steps: u64,
-    /// The step that the job began at.
+    /// The step at the job's start.
     begun: Step,
 }
 
-impl<'a> Lead<'a> {
-    /// Meets the servers. With it what the job begins with.
+impl<'a> LeaderState<'a> {
+    /// Opens the leader's session; returns it with the job's initial state.
     fn join(
         job: &'a Job,
         options: &'a WorkerOptions,
@@ -140,13 +140,13 @@ impl<'a> Lead<'a> {
         Ok((lead, (state, begun)))
     }
 
-    /// The state that training goes on from, where this rank has none: the job's beginning; or, where an earlier group of
-    /// this run has been lost with all its ranks, its latest checkpoint.
+    /// The state for a rank without one: the job's initial state or, if an earlier group of this run lost all its
+    /// ranks, the latest checkpoint.
     fn state(&self, beginning: (State, Step), generation: u64) -> Result<(State, Step), WorkerError> {
         if generation > 1 && self.job.checkpoint.is_none() {
             tracing::warn!(
                 step = beginning.1.0,
-                "all ranks were lost, and the job makes no checkpoints: it begins anew (set checkpoint.every_epochs, say)"
+                "all ranks were lost, and the job makes no checkpoints: it restarts (set checkpoint.every_epochs, say)"
             );
         }
         let folder = checkpoints::folder(self.job, self.options.run_dir.as_deref());
@@ -200,7 +200,7 @@ impl<'a> Lead<'a> {
             if let Some(c) = self.checkpoints.as_mut().filter(|c| c.due(step)) {
                 c.own(step, self.client.founding(), || engine.state())?;
             }
-            // The last is that of the final weights, at the end.
+            // The final weights are evaluated at the end.
             if epoch_ends && self.job.eval.every_epoch && done.0 < plan.total {
                 self.evaluate(engine, done, false)?;
             }
@@ -210,7 +210,7 @@ impl<'a> Lead<'a> {
         self.end(engine, done)
     }
 
-    fn note_step(&mut self, done: Step, epoch: u64, stepped: Stepped, now: bool) -> Result<(), WorkerError> {
+    fn note_step(&mut self, done: Step, epoch: u64, stepped: StepLoss, now: bool) -> Result<(), WorkerError> {
         let progress = Progress {
             step: done,
             epoch,
@@ -221,7 +221,7 @@ impl<'a> Lead<'a> {
         Ok(self.recorder.step(progress, stepped.loss, now)?)
     }
 
-    /// The whole held-out part, a share on each rank.
+    /// Evaluates the whole held-out part, a share on each rank.
     fn evaluate(
         &mut self,
         engine: &mut Engine,
@@ -284,7 +284,7 @@ impl<'a> Lead<'a> {
             cpu_seconds: self.clock.cpu_seconds(),
             peak_rss_bytes: usage.peak_rss_bytes,
         }))?;
-        // The job is finished once its member has said so.
+        // The job is finished once its member reports so.
         self.client.finish();
         if let Err(e) = self.client.pull_final(self.begun, &mut vec![0.0; self.layout.len()]) {
             tracing::warn!(error = %e, "this worker's session could not be ended in order");

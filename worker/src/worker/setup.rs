@@ -1,4 +1,4 @@
-//! What a training loop of your own brings to a job, and what it is told.
+//! The input of a user's own training loop, and the actions that it receives.
 
 use super::{WorkerError, WorkerOptions};
 use crate::{
@@ -8,42 +8,44 @@ use crate::{
 use paraft_client::Initial;
 use paraft_common::{Layout, ParamGroup, Step, TensorSpec, config::ServerJob};
 
-/// What is trained by a loop of your own.
+/// A model that a user's own loop trains.
 pub struct Setup<'a> {
     /// The model's tensors, parameters before buffers, in the order in which their values lie in the flat vector.
     pub tensors: Vec<TensorSpec>,
-    /// Samples of the training data, the same on every worker: minibatches are lists of numbers below it.
+    /// Number of training samples, the same on every worker. Minibatches are lists of indices below it.
     pub samples: usize,
-    /// Names the data, for example by its digest: a worker with another name is refused. No comma.
+    /// Identifies the data, for example by its digest. A worker with another value is refused. It must not have a
+    /// comma.
     pub data: String,
-    /// Evaluations count correct predictions.
+    /// Whether evaluations count correct predictions.
     pub classifies: bool,
-    /// Held-out samples, the same on every worker; 0: nothing is evaluated.
+    /// Number of held-out samples, the same on every worker; 0: no evaluations.
     pub held_out: usize,
-    /// Writes the weights that the job begins with, from its seed: the same on every worker. `None`: another worker brings them, and
-    /// this one waits for it.
+    /// Writes the job's initial weights from its seed, the same on every worker. `None`: another worker supplies
+    /// them, and this one waits for it.
     pub init: Option<Box<Init<'a>>>,
-    /// Parameters with a rate and a decay of their own, as many values each as follow each other in the tensors; none: all have the
+    /// Parameter groups with their own rate and decay, in the tensors' order. Empty: all parameters use the
     /// optimizer's.
     pub groups: Vec<ParamGroup>,
-    /// What the optimizer knows of steps that it has made elsewhere; it comes with [`Self::init`]'s weights.
+    /// The optimizer's state from steps made elsewhere; it accompanies [`Self::init`]'s weights.
     pub state: Option<OptimizerState>,
-    /// What the job's checkpoints say of this loop, in words of its own.
+    /// This loop's description in the job's checkpoints, as free text.
     pub note: String,
 }
 
-/// What an optimizer knows of its steps.
+/// An optimizer's state after some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizerState {
-    /// Its state vectors, in the order of [`OptimizerConfig::slot_names`](paraft_common::optim::OptimizerConfig::slot_names), each as
-    /// long as the parameters.
+    /// The state vectors, in the order of
+    /// [`OptimizerConfig::slot_names`](paraft_common::optim::OptimizerConfig::slot_names), each as long as the
+    /// parameters.
     pub vectors: Vec<Vec<f32>>,
-    /// The steps.
+    /// The number of steps.
     pub updates: u64,
 }
 
 impl OptimizerState {
-    /// Puts it to the weights that a job begins with.
+    /// Adds this state to a job's initial weights.
     pub(super) fn bring(
         self,
         job: &ServerJob,
@@ -59,7 +61,7 @@ impl OptimizerState {
                 layout.params_len()
             )));
         }
-        // Behind them come those of the job's algorithm, which begin anew.
+        // The vectors of the job's algorithm follow, and start at zero.
         slots.iter_mut().zip(self.vectors).for_each(|(slot, v)| *slot = v);
         initial.slots = slots.into_iter().map(Into::into).collect();
         initial.stamps = vec![(self.updates, self.updates as f64); layout.buckets().len()];
@@ -68,7 +70,7 @@ impl OptimizerState {
 }
 
 impl<'a> Setup<'a> {
-    /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
+    /// For these tensors and this many samples without a data name; `init` writes the first weights.
     pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
         let data = format!("{samples} samples");
         Self {
@@ -86,7 +88,7 @@ impl<'a> Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Whether a loop of one's own can train it in this job.
+    /// Checks that a user's own loop can train this in the job.
     pub(super) fn check(&self, job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
         let Self { tensors, data, .. } = self;
         if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
@@ -121,25 +123,28 @@ impl Setup<'_> {
     }
 }
 
-/// What your loop does next.
+/// The loop's next action.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Turn {
-    /// Compute the gradient of a minibatch at [`Run::weights`](super::Run::weights); hand it over by [`Run::ready`](super::Run::ready), then call [`Run::trained`](super::Run::trained).
+pub enum LoopAction {
+    /// Compute a minibatch's gradient at [`Run::weights`](super::Run::weights), hand it over by
+    /// [`Run::ready`](super::Run::ready), then call [`Run::trained`](super::Run::trained).
     Train(Minibatch),
-    /// Evaluate [`Run::weights`](super::Run::weights) on this worker's share of the held-out samples, then call [`Run::evaluated`](super::Run::evaluated).
+    /// Evaluate this worker's share of the held-out samples at [`Run::weights`](super::Run::weights), then call
+    /// [`Run::evaluated`](super::Run::evaluated).
     Evaluate {
-        /// Their numbers, each below [`Setup::held_out`].
+        /// Sample indices, each below [`Setup::held_out`].
         samples: Vec<usize>,
     },
-    /// The job is done, and [`Run::weights`](super::Run::weights) are its final ones: call [`Run::finish`](super::Run::finish).
+    /// The job is done, and [`Run::weights`](super::Run::weights) are its final weights: call
+    /// [`Run::finish`](super::Run::finish).
     Over,
 }
 
 /// Samples to train on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minibatch {
-    /// The worker's step that it is part of, from 1.
+    /// The worker's step of this minibatch, from 1.
     pub step: Step,
-    /// Numbers of the samples, each below [`Setup::samples`], by the job's sampler, seed and batch.
+    /// Sample indices, each below [`Setup::samples`], from the job's sampler, seed and batch.
     pub samples: Vec<u32>,
 }

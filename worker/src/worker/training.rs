@@ -1,16 +1,16 @@
-//! A worker's own training loop: the [`Driver`] says what is next, and this has the model and the data.
+//! The built-in training loop: it has the model and the data, and performs the [`Driver`]'s actions.
 
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{Driver, End, Landing, Turn},
+    driver::{Driver, DriverAction, End, Landing},
     evaluate::{Watch, evaluate},
 };
 use crate::{
-    engine::{Engine, Stepped},
+    engine::{Engine, StepLoss},
     job::Job,
     samples::{fill, shape_of},
-    slow::Slow,
-    streamed::Stopped,
+    slow::Slowdown,
+    streamed::StreamError,
 };
 use paraft_client::{Client, Pull, Pulled};
 use paraft_common::{Layout, Share, Step, WorkerId};
@@ -26,10 +26,10 @@ pub(super) struct Training<'a> {
     pub test: Arc<Dataset>,
     pub engine: Engine<'a>,
     pub driver: Driver,
-    pub slow: Slow,
+    pub slow: Slowdown,
 }
 
-/// To where the model wants its weights.
+/// Pulls to the model's own destination.
 impl Landing for Engine<'_> {
     fn weights(&mut self) -> &[f32] {
         Engine::weights(self)
@@ -48,48 +48,48 @@ impl Landing for Engine<'_> {
     }
 }
 
-/// What came of a minibatch.
-enum Made {
-    /// The sum of the losses, and samples; `None`: no data is left.
+/// The result of a minibatch.
+enum MinibatchResult {
+    /// The sum of the losses, and the number of samples; `None`: no data is left.
     Trained(Option<(f64, u64)>),
-    /// This worker had been taken out meanwhile.
+    /// This worker was removed meanwhile.
     Rejoined(Pulled),
 }
 
-/// Where minibatches come from, filled on a thread of its own.
+/// The source of minibatches, filled on its own thread.
 struct Feed {
-    /// The leased sampler: the samples of the next ones. Dropped first: ends a thread that waits for them.
+    /// The leased sampler: sends the next minibatches' samples. Dropped first, which ends the thread's wait.
     chunks: Option<mpsc::Sender<Vec<u32>>>,
     batches: Prefetcher<Batch>,
-    /// The next one, where it goes in behind another.
+    /// The next minibatch, if it overlaps another.
     next: Option<Batch>,
-    /// The static sampler: the step that they begin after.
+    /// The static sampler: the step before its first minibatch.
     after: Step,
 }
 
 impl Training<'_> {
-    /// Trains until the job is done; gives the evaluation of the final weights, if it was this worker's to make.
+    /// Trains until the job is done. Returns the evaluation of the final weights, if this worker made it.
     pub fn run(&mut self) -> Result<Option<Evaluation>, WorkerError> {
-        let mut feed = self.feed(self.driver.done())?; // fills while the first weights come
+        let mut feed = self.feed(self.driver.done())?; // fills while the first weights arrive
         let (mut epoch_of_order, mut order) = (u64::MAX, Vec::new());
         loop {
             match self.driver.next(&mut self.engine)? {
-                Turn::Begin(done) => {
+                DriverAction::Begin(done) => {
                     if feed.after != done {
                         feed = self.feed(done)?;
                     }
                 }
-                Turn::Gradient { step, ask_ahead, goes_on } => {
+                DriverAction::Gradient { step, ask_ahead, goes_on } => {
                     match self.gradient(step, (ask_ahead, goes_on), &mut feed)? {
-                        Made::Trained(trained) => self.driver.trained(trained),
-                        Made::Rejoined(pulled) => self.driver.rejoined(pulled),
+                        MinibatchResult::Trained(trained) => self.driver.trained(trained),
+                        MinibatchResult::Rejoined(pulled) => self.driver.rejoined(pulled),
                     }
                 }
-                Turn::Local { step, clock } => {
+                DriverAction::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
                 }
-                Turn::Evaluate { epoch, share } => {
+                DriverAction::Evaluate { epoch, share } => {
                     let share = match self.engine.streams() {
                         Some(streamed) => streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share),
                         None => share,
@@ -102,15 +102,15 @@ impl Training<'_> {
                     })?;
                     self.driver.evaluated(epoch, &e)?;
                 }
-                Turn::Chunk { epoch, chunk } => {
+                DriverAction::Chunk { epoch, chunk } => {
                     if epoch_of_order != epoch {
                         (epoch_of_order, order) = (epoch, self.plan.sampler.order(epoch));
                     }
                     let minibatches = self.prepare(&order, chunk, &feed);
                     self.driver.prepared(minibatches);
                 }
-                Turn::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
-                Turn::End(end) => {
+                DriverAction::DropChunk => feed = self.feed(self.driver.done())?, // the rest is another worker's
+                DriverAction::End(end) => {
                     if end.first || self.options.weights.is_some() {
                         self.engine.gather()?;
                     }
@@ -124,7 +124,7 @@ impl Training<'_> {
         }
     }
 
-    /// What the workers' shares came to, where all were evaluated at the final weights; else this worker evaluates them.
+    /// The sum of all workers' shares, if all used the final weights; otherwise this worker evaluates.
     fn evaluate_final(&mut self, end: End) -> Result<Evaluation, WorkerError> {
         let of_sample = match shape_of(&self.test).sample {
             Sample::Tokens { time, .. } => time,
@@ -139,11 +139,11 @@ impl Training<'_> {
         evaluate(&mut self.engine, &self.test, Share::ALL, &mut watch)
     }
 
-    /// The minibatches after step `done`; those of chunks as they are given out.
+    /// The minibatches after step `done`; with the leased sampler, those of chunks as they are assigned.
     fn feed(&self, done: Step) -> Result<Feed, WorkerError> {
         if self.plan.leased.is_none() {
             let batches = {
-                // Who leads is in the first mesh of a model that is cut.
+                // The leader is in the first mesh of a split model.
                 let share = self.job.share_of(self.options.rank, 0);
                 self.plan.prefetch(self.job, &self.train, share, done)?
             };
@@ -159,27 +159,27 @@ impl Training<'_> {
         Ok(Feed { chunks: Some(chunks), batches, next: None, after: done })
     }
 
-    /// Has a chunk's minibatches filled; says how many they are.
+    /// Queues a chunk's minibatches; returns their number.
     fn prepare(&self, order: &[u32], chunk: u64, feed: &Feed) -> u64 {
         let mut minibatches = 0;
         for indices in chunk_of(order, chunk, self.job.train.chunk(), self.job.train.batch) {
             minibatches += 1;
             if let Some(chunks) = &feed.chunks {
-                let _ = chunks.send(indices); // a thread that has ended says why in what it gives
+                let _ = chunks.send(indices); // a thread that has ended reports its error with the next minibatch
             }
         }
         minibatches
     }
 
-    /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there.
+    /// Trains one minibatch at the pulled weights; pushes each bucket of its gradient as soon as it is complete.
     fn gradient(
         &mut self,
         step: Step,
         (ask_ahead, goes_on): (bool, bool),
         feed: &mut Feed,
-    ) -> Result<Made, WorkerError> {
+    ) -> Result<MinibatchResult, WorkerError> {
         let Some(batch) = feed.next.take().map(Ok).or_else(|| feed.batches.next()) else {
-            return Ok(Made::Trained(None));
+            return Ok(MinibatchResult::Trained(None));
         };
         let batch = batch?;
         if goes_on && self.engine.goes_on() {
@@ -189,8 +189,8 @@ impl Training<'_> {
         let stepped = if self.engine.streams().is_some() {
             match self.slow.step(|| self.engine.step_streamed(client, step, &batch)) {
                 Ok(stepped) => stepped,
-                Err(Stopped::Rejoined(pulled)) => return Ok(Made::Rejoined(pulled)),
-                Err(Stopped::Failed(e)) => return Err(e),
+                Err(StreamError::Rejoined(pulled)) => return Ok(MinibatchResult::Rejoined(pulled)),
+                Err(StreamError::Failed(e)) => return Err(e),
             }
         } else {
             if ask_ahead {
@@ -198,12 +198,12 @@ impl Training<'_> {
             }
             self.slow.step(|| self.engine.step(client, step, (&batch, feed.next.as_ref())))?
         };
-        let Stepped { loss, samples } = finite(stepped, step, self.driver.worker())?;
+        let StepLoss { loss, samples } = finite(stepped, step, self.driver.worker())?;
         feed.batches.recycle(batch);
-        Ok(Made::Trained(Some((f64::from(loss) * samples as f64, samples))))
+        Ok(MinibatchResult::Trained(Some((f64::from(loss) * samples as f64, samples))))
     }
 
-    /// One minibatch at the worker's own weights, which move; `clock`: how many it had trained before.
+    /// Trains one minibatch at the worker's own weights, which change. `clock`: minibatches before it.
     fn local_minibatch(
         &mut self,
         step: Step,
@@ -216,7 +216,7 @@ impl Training<'_> {
         };
         let batch = batch?;
         let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
-        finite(Stepped { loss, samples: 0 }, step, worker)?;
+        finite(StepLoss { loss, samples: 0 }, step, worker)?;
         local.step(clock, gradient).map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
         let trained = (f64::from(loss) * batch.n as f64, batch.n as u64);
         feed.batches.recycle(batch);
@@ -234,8 +234,8 @@ impl Training<'_> {
     }
 }
 
-/// A loss that is no number ends the training, on every rank.
-pub(super) fn finite(stepped: Stepped, step: Step, worker: WorkerId) -> Result<Stepped, WorkerError> {
+/// A loss that is not finite ends the training, on every rank.
+pub(super) fn finite(stepped: StepLoss, step: Step, worker: WorkerId) -> Result<StepLoss, WorkerError> {
     match stepped.loss.is_finite() {
         true => Ok(stepped),
         false => Err(WorkerError::NotFinite { loss: stepped.loss, step, worker }),

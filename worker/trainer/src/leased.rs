@@ -5,54 +5,54 @@
 //!           └─────┴─[epoch over: Pull, Checkpoint, Evaluate]◀──────────────────────┘
 //! ```
 //!
-//! A chunk counts as done when its last push is acknowledged by every shard. A worker that dies before, or that loses its
-//! session, leaves the whole chunk to another.
+//! A chunk counts as done when every shard has acknowledged its last push. If a worker dies or loses its session
+//! before, another worker gets the whole chunk.
 
 use crate::trainer::{Action, State, Stepped, Trainer, mean};
 use paraft_common::{Step, config::ChunkPlan};
 use paraft_session::{Next, Pull, Pulled};
 use std::time::Duration;
 
-/// The last checkpoint waits so often for what is in its way on a server: an image that is being fetched, say.
-const LAST_TRIES: u32 = 100;
-const TRY_AGAIN: Duration = Duration::from_millis(50);
+/// How often the last checkpoint waits for an obstacle on a server, such as an image that is being fetched.
+const MAX_TRIES: u32 = 100;
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Where a worker is.
+/// A worker's state.
 pub(crate) struct Leased {
     chunks: ChunkPlan,
-    /// Epochs that are over, as far as it knows.
+    /// Epochs that are over, as far as the worker knows.
     epochs: u64,
-    /// The chunk that it has trained and not yet given account of.
+    /// The trained chunk that the worker has not reported yet.
     trained: Option<u64>,
     at: At,
 }
 
 enum At {
-    /// To ask for a chunk.
+    /// Ready to ask for a chunk.
     Ask,
     Asked,
-    /// A pull after a pause, then this chunk.
+    /// Pull after a pause, then train this chunk.
     Resumed(u64),
-    /// The chunk's minibatches are prepared.
+    /// The loop prepares the chunk's minibatches.
     Preparing(u64),
-    /// So many minibatches are left of this chunk.
+    /// This many minibatches of the chunk are left.
     Chunk {
         chunk: u64,
         left: u64,
     },
-    /// A minibatch of it is computed.
+    /// The loop computes one of its minibatches.
     Gradient {
         chunk: u64,
         left: u64,
         step: Step,
     },
-    /// It is pushed: the pull behind it.
+    /// Its gradient is pushed; the pull follows.
     Behind {
         chunk: u64,
         left: u64,
         loss: f32,
     },
-    /// The pull between epochs: how many are over, and how often it is tried yet where a checkpoint is due.
+    /// The pull between epochs: how many are over, and how many attempts a due checkpoint has had.
     Over {
         epochs: u64,
         due: bool,
@@ -77,7 +77,7 @@ impl Trainer {
             At::Ask => {
                 let (epoch, done) = (l.epochs, l.trained.take());
                 l.at = At::Asked;
-                self.does(Action::TakeChunk { epoch, done }, State::Leased(l));
+                self.queue_action(Action::TakeChunk { epoch, done }, State::Leased(l));
             }
             At::Chunk { chunk, left: 0 } => {
                 self.queue.push_back(Action::ChunkDone { epoch: l.epochs, chunk });
@@ -87,7 +87,10 @@ impl Trainer {
             At::Chunk { chunk, left } => {
                 let step = self.done.next();
                 l.at = At::Gradient { chunk, left, step };
-                self.does(Action::Gradient { step, ask_ahead: true, goes_on: false }, State::Leased(l));
+                self.queue_action(
+                    Action::Gradient { step, ask_ahead: true, goes_on: false },
+                    State::Leased(l),
+                );
             }
             _ => panic!("an answer was of another action"),
         }
@@ -100,27 +103,27 @@ impl Trainer {
                 match resumed {
                     None => {
                         l.at = At::Preparing(chunk);
-                        self.does(Action::Chunk { epoch, chunk }, State::Leased(l));
+                        self.queue_action(Action::Chunk { epoch, chunk }, State::Leased(l));
                     }
                     Some(step) => {
                         l.at = At::Resumed(chunk);
-                        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+                        self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
                     }
                 }
             }
             Next::Over { epochs, write, step } => {
-                // A job that goes on from a checkpoint comes by here first, and has the checkpoint already.
+                // A job that resumes from a checkpoint passes here first, and already has that checkpoint.
                 let due = write && epochs > self.o.begun && self.o.due.is_some_and(|d| d.after(epochs));
                 let last = epochs == l.chunks.epochs;
                 if due {
                     self.queue.push_back(Action::WriteAfter { step, epochs, last });
                 }
-                l.at = At::Over { epochs, due, tries: if last { LAST_TRIES } else { 1 } };
-                self.does(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
+                l.at = At::Over { epochs, due, tries: if last { MAX_TRIES } else { 1 } };
+                self.queue_action(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
             }
             Next::Rejoined(step) => {
                 l.at = At::Rejoined;
-                self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+                self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
             }
             Next::Ended => self.finish(),
         }
@@ -138,7 +141,7 @@ impl Trainer {
         let loss = mean(sum, samples);
         l.at = At::Behind { chunk, left, loss };
         self.queue.push_back(Action::Pushed { step, loss, samples });
-        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+        self.queue_action(Action::Pull(Pull::of(step)), State::Leased(l));
     }
 
     pub(crate) fn pulled_leased(&mut self, mut l: Leased, pulled: Pulled) {
@@ -155,7 +158,7 @@ impl Trainer {
         match at {
             At::Resumed(chunk) if goes_on => {
                 l.at = At::Preparing(chunk);
-                return self.does(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
+                return self.queue_action(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
             }
             At::Behind { chunk, left, loss } => {
                 let (done, epoch) = (self.done, l.epochs + 1);
@@ -167,10 +170,10 @@ impl Trainer {
             }
             At::Over { epochs, due, tries } if !rejoined => {
                 if due && !pulled.checkpoint && tries > 1 {
-                    self.queue.push_back(Action::Wait(TRY_AGAIN));
+                    self.queue.push_back(Action::Wait(RETRY_DELAY));
                     l.at = At::Over { epochs, due, tries: tries - 1 };
                     let pull = Pull { checkpoint: true, ..Pull::of(self.done) };
-                    return self.does(Action::Pull(pull), State::Leased(l));
+                    return self.queue_action(Action::Pull(pull), State::Leased(l));
                 }
                 l.epochs = epochs;
                 self.queue.push_back(Action::EpochOver { epochs, done: self.done });
@@ -178,13 +181,13 @@ impl Trainer {
                 if self.o.evaluates || last {
                     self.evaluate(epochs);
                 }
-                // Every push is acknowledged, and nobody has anything to push any more.
+                // All pushes are acknowledged, and no worker has anything left to push.
                 self.evaluated = last.then_some(epochs);
                 if due {
                     self.queue.push_back(Action::Checkpoint(pulled));
                 }
             }
-            // It asks again, and comes by here again.
+            // The worker asks again, and passes here again.
             _ => {}
         }
         self.state = State::Leased(l);

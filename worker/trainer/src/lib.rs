@@ -1,9 +1,8 @@
-//! What a worker does next, as a state machine: steps, pushes, pulls, evaluations, checkpoints, local steps, streamed
-//! fragments, leased chunks.
+//! A worker's next action, as a state machine: steps, pushes, pulls, evaluations, checkpoints, local steps,
+//! streamed fragments, leased chunks.
 //!
-//! It computes nothing, talks to nobody, has no clock and no data: whoever runs a training loop asks it for the next
-//! [`Action`], does that, and says what came of it. So the loop of a real worker, the simulator's, and one that is not ours
-//! train by the same rules.
+//! It computes nothing and has no I/O, clock or data. A training loop asks it for the next [`Action`], performs it,
+//! and reports the result. So the real worker, the simulator and a user's own loop train by the same rules.
 //!
 //! ```text
 //!   Pull ─▶ Begin ─▶ ┌─ Gradient ─▶ (its pushes) ─▶ Pushed ─▶ Pull ─▶ Stepped ─▶ [Evaluate] [Checkpoint] ─┐ ─▶ Trained
@@ -41,5 +40,5 @@ mod local;
 mod steps;
 mod trainer;
 
-pub use steps::{Due, Steps};
+pub use steps::{CheckpointSteps, Steps};
 pub use trainer::{Action, Options, Stepped, Trainer};

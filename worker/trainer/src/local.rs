@@ -1,5 +1,5 @@
-//! A step of a worker with weights of its own ([`paraft_common::local`]): some minibatches, then one push; or, where its weights
-//! go to the servers and come back in fragments ([`paraft_common::local::Fragments`]), a push for each of them in its turn.
+//! A step of a worker with its own weights ([`paraft_common::local`]): several minibatches, then one push. With
+//! streamed fragments ([`paraft_common::local::Fragments`]) each fragment is pushed and pulled in its turn.
 //!
 //! ```text
 //!   ┌─ Local ─▶ gradient at its weights ─▶ they move ─┐ ─▶ [Pull] ─▶ Push ─▶ Pull
@@ -10,21 +10,21 @@
 //!                      ──▶ PushFragment 1, Pull, TakeOver ...
 //! ```
 //!
-//! In a step every fragment has one turn, so each bucket has one push for each step. Where a checkpoint is cut behind a step, or
-//! an epoch ends, the last fragment comes with a pull of everything.
+//! Every fragment has one turn in a step, so each bucket has one push per step. If a step is cut into a checkpoint
+//! or ends an epoch, the last fragment arrives with a pull of everything.
 
 use crate::trainer::{Action, State, Trainer};
 use paraft_common::{Step, local::Fragments};
 use paraft_session::{Pull, Pulled};
 use std::ops::Range;
 
-/// Where a worker is in a step.
+/// A worker's position within a step.
 pub(crate) struct Local {
     step: Step,
-    /// Minibatches of the job before the step.
+    /// Minibatches of the job before this step.
     before: u64,
     of: u64,
-    /// Minibatches of the step that are trained.
+    /// Trained minibatches of this step.
     trained: u64,
     loss_sum: f64,
     samples: u64,
@@ -36,11 +36,11 @@ enum At {
     Minibatch,
     /// A minibatch is trained; a fragment may be due.
     Trained,
-    /// These buckets, which were pushed, are pulled.
+    /// The pull of these pushed buckets.
     Pulling(Range<usize>),
-    /// A minibatch and what comes behind it are over.
+    /// A minibatch and its fragments are done.
     Over,
-    /// All minibatches are trained, and a pull comes ahead of the push.
+    /// All minibatches are trained; a pull precedes the push.
     PullFirst,
     Push,
 }
@@ -60,8 +60,8 @@ impl Trainer {
         self.state = State::Local(local);
     }
 
-    /// No minibatch follows: those of the step that are trained are all of it. (Fragments have their turns at minibatches of a whole
-    /// step: what has had none stays this worker's.)
+    /// No minibatch follows: the step consists of the trained ones. (Fragments have their turns within a full step,
+    /// so a fragment without a turn stays with this worker.)
     pub(crate) fn cut_short(&mut self, mut local: Local) {
         if local.trained == 0 || self.o.local.rule().fragments().stream() {
             return self.finish();
@@ -71,14 +71,14 @@ impl Trainer {
         self.state = State::Local(local);
     }
 
-    /// Goes on until there is something to do; `pulled`: what was asked for.
+    /// Continues until there is an action. `pulled`: the answer to the last pull.
     pub(crate) fn local(&mut self, mut local: Local, pulled: Option<Pulled>) {
         let fragments = self.o.local.rule().fragments();
         let Local { step, before, of, trained: i, .. } = local;
         match std::mem::replace(&mut local.at, At::Over) {
             At::Minibatch => {
                 let clock = before + i;
-                self.does(Action::Local { step, clock }, State::Local(local));
+                self.queue_action(Action::Local { step, clock }, State::Local(local));
             }
             At::Trained if !fragments.stream() => {
                 local.at = match (i < of, self.o.local.rule().pulls_first()) {
@@ -87,7 +87,7 @@ impl Trainer {
                     (false, true) => At::PullFirst,
                 };
                 if matches!(local.at, At::PullFirst) {
-                    return self.does(Action::Pull(Pull::of(Step(step.0 - 1))), State::Local(local));
+                    return self.queue_action(Action::Pull(Pull::of(Step(step.0 - 1))), State::Local(local));
                 }
                 self.state = State::Local(local);
             }
@@ -98,7 +98,7 @@ impl Trainer {
                     return self.stepped(None, pulled);
                 }
                 self.queue.push_back(Action::TakeOver(buckets));
-                self.state = State::Local(local); // at `Over`
+                self.state = State::Local(local); // with `At::Over`
             }
             At::Over if i < of => {
                 local.at = At::Minibatch;
@@ -121,7 +121,7 @@ impl Trainer {
         }
     }
 
-    /// A fragment may be due behind the minibatch.
+    /// Checks whether a fragment is due after the minibatch.
     fn turn(&mut self, mut local: Local) {
         let fragments = self.o.local.rule().fragments();
         let Local { step, of, trained: i, .. } = local;
@@ -131,7 +131,7 @@ impl Trainer {
             self.state = State::Local(local);
             return;
         }
-        // By samples of the step, whichever of them came after this fragment's last turn.
+        // Weigh by the samples of the whole step, including those after this fragment's last turn.
         let samples = of as usize * self.o.batch;
         self.queue.push_back(Action::PushFragment { step, buckets: buckets.clone(), samples });
         if i == of && (self.is_due(step) || self.o.steps.ends_epoch(step)) {
@@ -141,6 +141,6 @@ impl Trainer {
         }
         let pull = Pull { only: Fragments::ids(buckets.clone()), ..Pull::of(step) };
         local.at = At::Pulling(buckets);
-        self.does(Action::Pull(pull), State::Local(local));
+        self.queue_action(Action::Pull(pull), State::Local(local));
     }
 }

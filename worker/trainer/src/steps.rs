@@ -1,23 +1,23 @@
-//! How many steps a job has, the minibatches of each, and after which a checkpoint is due.
+//! The number of a job's steps, the minibatches of each, and the steps with checkpoints.
 
 use paraft_common::{Step, config::ChunkPlan};
 
 /// Steps of a job, the same on every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steps {
-    /// Minibatches of a step: those between two pushes. The last step of an epoch has what is left of it.
+    /// Minibatches between two pushes. An epoch's last step has the remainder.
     minibatches_a_step: u64,
     /// Minibatches of a worker in one epoch.
     minibatches_an_epoch: u64,
-    /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
+    /// A worker's steps in one epoch. With the leased sampler: on average, if no worker leaves.
     pub per_epoch: u64,
-    /// Steps of a worker in the whole job, unless it stops early; likewise.
+    /// A worker's steps in the whole job, unless it stops early; with the leased sampler on average.
     pub total: u64,
 }
 
 impl Steps {
-    /// For so many minibatches in each of a worker's epochs, and in each step; `most`: it has no more steps than that. `None`
-    /// where there would be none.
+    /// From the minibatches of a worker's epoch and of a step. `most` limits the number of steps. `None` if there
+    /// would be no steps.
     pub fn new(
         minibatches_an_epoch: u64,
         minibatches_a_step: u64,
@@ -32,7 +32,7 @@ impl Steps {
         Some(Self { minibatches_a_step, minibatches_an_epoch, per_epoch, total })
     }
 
-    /// Minibatches of `step`, which is from 1.
+    /// Minibatches of `step`, counted from 1.
     pub fn minibatches_of(&self, step: Step) -> u64 {
         self.minibatches_before(step.next()) - self.minibatches_before(step)
     }
@@ -55,25 +55,25 @@ impl Steps {
     }
 }
 
-/// The steps at which checkpoints are due. The same on every worker of a job.
+/// The steps with checkpoints. The same on every worker of a job.
 #[derive(Clone, Copy, Debug)]
-pub struct Due {
+pub struct CheckpointSteps {
     steps: Option<u64>,
     epochs: Option<u64>,
     total: u64,
-    /// The leased sampler: checkpoints are cut between epochs, every so many, and after so many.
+    /// Leased sampler: checkpoints are cut between epochs; the interval and the total number of epochs.
     between: Option<(u64, u64)>,
 }
 
-impl Due {
-    /// Every so many steps and every so many epochs, in a job of these steps and chunks.
+impl CheckpointSteps {
+    /// Every `steps` steps and every `epochs` epochs, in a job of these steps and chunks.
     pub fn new(steps: Option<u64>, epochs: Option<u64>, of: &Steps, leased: Option<ChunkPlan>) -> Self {
         let between = leased.map(|c| (epochs.unwrap_or(1), c.epochs));
         let epochs = epochs.map(|n| n.saturating_mul(of.per_epoch));
         Self { steps, epochs, total: of.total, between }
     }
 
-    /// Whether one is due once `step` is done. The job's last step always is.
+    /// Whether a checkpoint is due once `step` is done. The job's last step always has one.
     pub fn at(&self, step: Step) -> bool {
         let every = |n: &u64| step.0.is_multiple_of(*n);
         self.steps.iter().chain(&self.epochs).any(every) || self.is_last(step)
@@ -84,7 +84,7 @@ impl Due {
         step.0 == self.total
     }
 
-    /// Leased sampler: whether one is due once so many epochs are over.
+    /// Leased sampler: whether a checkpoint is due once this many epochs are over.
     pub fn after(&self, epochs: u64) -> bool {
         self.between.is_some_and(|(every, last)| epochs.is_multiple_of(every) || epochs == last)
     }

@@ -1,9 +1,9 @@
-//! The state machine, and the steps of a worker that has no weights of its own.
+//! The state machine, and the steps of a worker without its own weights.
 
 use crate::{
     leased::Leased,
     local::Local,
-    steps::{Due, Steps},
+    steps::{CheckpointSteps, Steps},
 };
 use paraft_common::{Layout, Share, Step, WorkerId, config::ChunkPlan, local::LocalConfig};
 use paraft_session::{Next, Pull, Pulled};
@@ -12,30 +12,30 @@ use std::{collections::VecDeque, mem, ops::Range, time::Duration};
 /// How a worker trains.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who.
+    /// This worker's rank.
     pub worker: WorkerId,
     /// The job's steps.
     pub steps: Steps,
-    /// What it does between two pushes.
+    /// The work between two pushes.
     pub local: LocalConfig,
     /// The job's buckets.
     pub layout: Layout,
-    /// Samples of a minibatch, where all have the same.
+    /// Samples per minibatch, if all have the same number.
     pub batch: usize,
-    /// A share of the held-out data is evaluated at each epoch's end.
+    /// Whether the worker evaluates a share of the held-out data at each epoch's end.
     pub evaluates: bool,
-    /// This one, where the servers do not say which.
+    /// The share, where the servers do not assign one.
     pub share: Share,
-    /// When checkpoints are due, where the job makes any.
-    pub due: Option<Due>,
+    /// The steps with checkpoints, if the job makes any.
+    pub due: Option<CheckpointSteps>,
     /// The chunks of the leased sampler.
     pub leased: Option<ChunkPlan>,
-    /// Epochs that were done when the job began.
+    /// Epochs that were done at the job's start.
     pub begun: u64,
 }
 
 impl Options {
-    /// With neither evaluations nor checkpoints, over a static share of the data.
+    /// Without evaluations or checkpoints, over a static share of the data.
     pub fn new(worker: WorkerId, steps: Steps, local: LocalConfig, layout: Layout) -> Self {
         Self {
             worker,
@@ -52,99 +52,100 @@ impl Options {
     }
 }
 
-/// A step that is done, to be written down.
+/// A finished step, for the record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stepped {
     /// The worker's last step.
     pub done: Step,
-    /// The epoch that it is in, from 1.
+    /// The epoch of that step, from 1.
     pub epoch: u64,
-    /// Mean loss of its samples.
+    /// Mean loss of the step's samples.
     pub loss: f32,
-    /// An epoch or the job has ended with it.
+    /// Whether the step ends an epoch or the job.
     pub ends: bool,
 }
 
-/// What a worker does next. What has an answer is named with it.
+/// A worker's next action. Its documentation names the method that takes the answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Pull into the weights. Answer: [`Trainer::pulled`].
     Pull(Pull),
-    /// Say which chunk of the epoch is trained, and ask for the next. Answer: [`Trainer::chunk`].
+    /// Report the trained chunk and ask for the next one. Answer: [`Trainer::chunk`].
     TakeChunk {
         /// The epoch that the worker is ready for, from 0.
         epoch: u64,
         /// The chunk that is trained.
         done: Option<u64>,
     },
-    /// Go on with the minibatches after this step; weights of the worker's own are those that were pulled.
+    /// Continue with the minibatches after this step. The worker's own weights are the pulled ones.
     Begin(Step),
-    /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there. Answer:
-    /// [`Trainer::trained`].
+    /// Train one minibatch at the pulled weights; push each bucket of its gradient as soon as it is complete.
+    /// Answer: [`Trainer::trained`].
     Gradient {
         /// Of this step.
         step: Step,
-        /// The weights behind it may be asked for before its pushes.
+        /// Whether the loop may ask for the following weights before the pushes.
         ask_ahead: bool,
-        /// As far as is known the next step comes behind this one's pull, and nothing else: its minibatch may go in before this one's
-        /// gradient is there.
+        /// Whether, as far as is known, the next step directly follows this one's pull. Its minibatch may then
+        /// start before this gradient is complete.
         goes_on: bool,
     },
-    /// One minibatch at the worker's own weights, which move. Answer: [`Trainer::trained`].
+    /// Train one minibatch at the worker's own weights, which change. Answer: [`Trainer::trained`].
     Local {
         /// Of this step.
         step: Step,
-        /// Minibatches before it.
+        /// Minibatches before this one.
         clock: u64,
     },
-    /// Push what the worker's own weights give, in all buckets.
+    /// Push the result of the worker's own weights, in all buckets.
     Push {
         /// As this step.
         step: Step,
-        /// That it comes of.
+        /// Number of samples behind it.
         samples: usize,
         /// As in [`Action::Gradient`].
         ask_ahead: bool,
     },
-    /// Likewise, of these buckets, last first.
+    /// Likewise for these buckets, last first.
     PushFragment {
         /// As this step.
         step: Step,
-        /// Which.
+        /// Which buckets.
         buckets: Range<usize>,
-        /// That it comes of.
+        /// Number of samples behind it.
         samples: usize,
     },
-    /// The worker's own weights of these buckets follow what was pulled.
+    /// The worker's own weights of these buckets take the pulled values.
     TakeOver(Range<usize>),
-    /// Everything of this step is pushed.
+    /// The step is pushed completely.
     Pushed {
-        /// Which.
+        /// Which step.
         step: Step,
         /// Mean loss of its samples.
         loss: f32,
-        /// How many.
+        /// Number of samples.
         samples: u64,
     },
-    /// Write down where the worker is.
+    /// Record the worker's progress.
     Stepped(Stepped),
-    /// Evaluate this share of the held-out data, and report it as this epoch's. The last of a job is of its final weights.
+    /// Evaluate this share of the held-out data and report it for this epoch. A job's last evaluation uses its
+    /// final weights.
     Evaluate {
         /// From 1.
         epoch: u64,
-        /// As shard 0 has cut it for those who are there.
+        /// The share that shard 0 has assigned.
         share: Share,
     },
     /// A checkpoint was due at this pull.
     Checkpoint(Pulled),
-    /// Get the minibatches of this chunk ready, of this epoch (from 0). Answer: [`Trainer::prepared`].
+    /// Prepare the minibatches of this chunk. Answer: [`Trainer::prepared`].
     Chunk {
         /// From 0.
         epoch: u64,
         /// From 0.
         chunk: u64,
     },
-    /// The rest of the chunk is not for this worker any more.
+    /// Drop the rest of the chunk: it belongs to another worker.
     DropChunk,
     /// The chunk is trained.
     ChunkDone {
@@ -153,52 +154,52 @@ pub enum Action {
         /// From 0.
         chunk: u64,
     },
-    /// So many epochs are over at this step, and this worker is to write their checkpoint.
+    /// This many epochs are over at this step, and this worker writes their checkpoint.
     WriteAfter {
-        /// The step.
+        /// Which step.
         step: Step,
-        /// Of the job.
+        /// Epochs of the job.
         epochs: u64,
-        /// It is the job's last, which is always made: nothing of this worker's own may be in its way.
+        /// The job's last checkpoint, which is always made: no earlier write of this worker may block it.
         last: bool,
     },
-    /// So many epochs are over at this step.
+    /// This many epochs are over at this step.
     EpochOver {
-        /// Of the job.
+        /// Epochs of the job.
         epochs: u64,
-        /// The step.
+        /// Which step.
         done: Step,
     },
-    /// The session was lost, or rounds were closed without this worker: it goes on from `done` instead of `step`.
+    /// The session was lost, or rounds were closed without this worker. It continues from `done` instead of `step`.
     Moved {
-        /// Where it was.
+        /// The worker's step before.
         step: Step,
-        /// Where it goes on.
+        /// The step from which it continues.
         done: Step,
         /// The session was lost.
         rejoined: bool,
     },
-    /// Do nothing for so long.
+    /// Do nothing for this long.
     Wait(Duration),
-    /// Everything is trained: what comes now is no time of training. [`Action::Begin`] may still follow, where the session is
+    /// Everything is trained: later time is not training time. [`Action::Begin`] may still follow if the session is
     /// lost.
     Trained,
-    /// Say to the servers that everything is trained.
+    /// Tell the servers that everything is trained.
     Finish(Step),
-    /// It is over; the weights are the final ones.
+    /// The job is over; the weights are final.
     End {
         /// The last step.
         done: Step,
         /// This worker writes the model, and the evaluation of the final weights.
         first: bool,
-        /// All workers have evaluated their shares of this epoch at the final weights, so that the sum is theirs, where it is of
-        /// all samples. Without, nobody has.
+        /// All workers have evaluated their shares of this epoch at the final weights, so the sum is the final
+        /// evaluation. `None`: no worker has.
         evaluated: Option<u64>,
     },
 }
 
 impl Action {
-    /// Whether the trainer goes on only once it is told what came of it.
+    /// Whether the trainer continues only after the loop reports this action's result.
     pub fn has_answer(&self) -> bool {
         matches!(
             self,
@@ -211,25 +212,25 @@ impl Action {
     }
 }
 
-/// What the worker is in the middle of.
+/// The worker's current activity.
 pub(crate) enum State {
-    /// Nothing: a step is begun.
+    /// Ready to start a step.
     Next,
     First,
     Gradient(Step),
     Local(Local),
-    /// Everything of a step is pushed.
+    /// A step is pushed completely.
     Pushed {
         step: Step,
         loss: f32,
     },
-    /// It is pulled behind it.
+    /// The pull after it.
     Behind {
         step: Step,
         loss: f32,
     },
     Leased(Leased),
-    /// The weights once every worker has trained everything.
+    /// The weights after every worker has trained everything.
     Barrier,
     Final,
     Ended,
@@ -239,15 +240,15 @@ pub(crate) enum State {
 pub struct Trainer {
     pub(crate) o: Options,
     pub(crate) state: State,
-    /// What is to be done before anything is decided anew.
+    /// Actions that precede the next decision.
     pub(crate) queue: VecDeque<Action>,
     pub(crate) done: Step,
-    /// A fragment that was pushed, and comes with a pull of everything.
+    /// A pushed fragment that arrives with a pull of everything.
     pub(crate) rest: Option<Range<usize>>,
     pub(crate) stop: bool,
-    /// The epoch whose evaluation is that of the final weights, as far as this worker knows.
+    /// The epoch whose evaluation used the final weights, as far as this worker knows.
     pub(crate) evaluated: Option<u64>,
-    /// The last action has an answer that was not given.
+    /// Whether the last action still needs an answer.
     unanswered: bool,
 }
 
@@ -272,10 +273,9 @@ impl Trainer {
         self.done
     }
 
-    /// What to do next.
+    /// The next action.
     ///
-    /// # Panics
-    /// Where the last action has an answer that was not given, or after [`Action::End`].
+    /// # Panics If the last action's answer is missing, or after [`Action::End`].
     pub fn next_action(&mut self) -> Action {
         loop {
             assert!(!self.unanswered, "the last action was not answered");
@@ -293,7 +293,7 @@ impl Trainer {
         }
     }
 
-    pub(crate) fn does(&mut self, action: Action, state: State) {
+    pub(crate) fn queue_action(&mut self, action: Action, state: State) {
         self.queue.push_back(action);
         self.state = state;
     }
@@ -301,7 +301,7 @@ impl Trainer {
     fn begin_step(&mut self) {
         match (self.done.0 >= self.o.steps.total, self.stop) {
             (true, false) => return self.finish_together(),
-            // Each worker stops where it hears of it.
+            // Each worker stops where it receives this.
             (_, true) => return self.finish(),
             (false, false) => {}
         }
@@ -312,18 +312,18 @@ impl Trainer {
         let ask_ahead = !self.is_due(step);
         let evaluates = self.o.evaluates && self.o.steps.ends_epoch(step);
         let goes_on = ask_ahead && !evaluates && step.0 < self.o.steps.total;
-        self.does(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
+        self.queue_action(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {
         self.o.leased.is_none() && self.o.due.is_some_and(|d| d.at(step))
     }
 
-    /// Everything is trained. Before the worker says so its share of the final weights is evaluated, where all workers come to
-    /// the same step: once they are there, nothing changes the weights any more.
+    /// Everything is trained. Before the worker reports that, it evaluates its share at the final weights, if all
+    /// workers reach the same step: then nothing changes the weights any more.
     fn finish_together(&mut self) {
         self.queue.push_back(Action::Trained);
-        self.does(Action::Pull(Pull { barrier: true, ..Pull::of(self.done) }), State::Barrier);
+        self.queue_action(Action::Pull(Pull { barrier: true, ..Pull::of(self.done) }), State::Barrier);
     }
 
     fn at_barrier(&mut self, pulled: Pulled) {
@@ -335,13 +335,13 @@ impl Trainer {
             return self.state = State::Next;
         }
         let epoch = self.o.steps.epoch_of(self.done);
-        // A session that was opened anew knows nothing of what the others have waited for.
+        // A reopened session does not know what the other workers have waited for.
         self.evaluated = (!pulled.rejoined).then_some(epoch);
         self.evaluate(epoch);
         self.say_finished();
     }
 
-    /// The worker trains nothing more, whatever the others do.
+    /// The worker trains no more, whatever the others do.
     pub(crate) fn finish(&mut self) {
         self.queue.push_back(Action::Trained);
         self.say_finished();
@@ -353,11 +353,12 @@ impl Trainer {
 
     fn say_finished(&mut self) {
         self.queue.push_back(Action::Finish(self.done));
-        self.does(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
+        self.queue_action(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
     }
 
-    /// What came of [`Action::Gradient`] or [`Action::Local`]: the sum of the losses of its samples, and how many those are;
-    /// `None`: no data is left, and the worker ends; what it has of a step of several minibatches is pushed before.
+    /// Reports the result of [`Action::Gradient`] or [`Action::Local`]: the sum of the samples' losses, and their
+    /// number. `None`: no data is left. The worker then pushes what it has of a step of several minibatches, and
+    /// ends.
     pub fn trained(&mut self, trained: Option<(f64, u64)>) {
         self.unanswered = false;
         let state = mem::replace(&mut self.state, State::Next);
@@ -375,8 +376,8 @@ impl Trainer {
         }
     }
 
-    /// Instead of [`Self::trained`], of [`Action::Gradient`]: what was pulled while the gradient was computed says that the session was opened
-    /// anew. Nothing comes of the step.
+    /// In place of [`Self::trained`], after [`Action::Gradient`]: a pull during the gradient's computation says
+    /// that the session was reopened. The step is dropped.
     pub fn rejoined(&mut self, pulled: Pulled) {
         self.unanswered = false;
         let State::Gradient(step) = mem::replace(&mut self.state, State::Next) else {
@@ -388,24 +389,24 @@ impl Trainer {
         self.queue.push_back(Action::Begin(self.done));
     }
 
-    /// Everything of a step is pushed.
+    /// A step is pushed completely.
     pub(crate) fn pushed(&mut self, step: Step, loss_sum: f64, samples: u64) {
         let loss = mean(loss_sum, samples);
-        self.does(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
+        self.queue_action(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
     }
 
-    /// Behind the push of a step: a pull, but where one comes ahead of the next push or came with the fragments.
+    /// After a step's push comes a pull, unless the pull precedes the next push or came with the fragments.
     fn pull_behind(&mut self, step: Step, loss: f32) {
         let (checkpoint, rule) = (self.is_due(step), self.o.local.rule());
         let pulled_elsewhere = rule.pulls_first() || rule.fragments().stream();
         if pulled_elsewhere && !checkpoint && !self.o.steps.ends_epoch(step) {
-            // The next pull is of this step too, and waits for its push; or the last fragment's is over.
+            // The next pull belongs to this step too and waits for its push; or the last fragment's pull is done.
             return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
         }
-        self.does(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
+        self.queue_action(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
     }
 
-    /// What came of [`Action::Pull`].
+    /// Reports the result of [`Action::Pull`].
     pub fn pulled(&mut self, pulled: Pulled) {
         self.unanswered = false;
         self.o.share = pulled.share.unwrap_or(self.o.share);
@@ -424,7 +425,7 @@ impl Trainer {
                 let first = pulled.finishers.first() == Some(&self.o.worker);
                 let same = pulled.changed.is_empty() && !pulled.rejoined;
                 let evaluated = self.evaluated.filter(|_| same);
-                self.does(Action::End { done: self.done, first, evaluated }, State::Ended);
+                self.queue_action(Action::End { done: self.done, first, evaluated }, State::Ended);
             }
             _ => panic!("nothing was to be pulled"),
         }
@@ -436,8 +437,8 @@ impl Trainer {
         }
         (self.done, self.stop) = (pulled.done, pulled.stop);
         self.queue.push_back(Action::Begin(self.done));
-        // The epoch that has just ended is evaluated after the step is cut into a checkpoint: who goes on from there does it
-        // now. Where it was done already, the servers know.
+        // The ended epoch is evaluated after its checkpoint is cut. A worker that resumes from that checkpoint
+        // evaluates it now. If it was evaluated before, the servers know.
         let (done, per_epoch) = (self.done.0, self.o.steps.per_epoch);
         if done > 0 && done < self.o.steps.total && done.is_multiple_of(per_epoch) && self.o.evaluates {
             self.evaluate(done / per_epoch);
@@ -445,7 +446,7 @@ impl Trainer {
         self.state = State::Next;
     }
 
-    /// A step is over, be it that it was given up (`pushed` is `None`): the worker is where the pull says.
+    /// A step is over, or given up if `pushed` is `None`. The worker continues where the pull says.
     pub(crate) fn stepped(&mut self, pushed: Option<(Step, f32)>, pulled: Pulled) {
         let step = pushed.map_or(self.done.next(), |(step, _)| step);
         self.done = pulled.done;
@@ -460,7 +461,7 @@ impl Trainer {
             self.evaluate(epoch);
         }
         let (stop, done, rejoined) = (self.stop, self.done, pulled.rejoined);
-        // Also rounds that were closed without this worker may have brought it just here: then nothing was cut for it.
+        // Rounds closed without this worker may also have moved it to this step; then no checkpoint was cut for it.
         if pushed.is_some() && !moved && self.is_due(step) {
             self.queue.push_back(Action::Checkpoint(pulled));
         }
@@ -472,7 +473,7 @@ impl Trainer {
         self.state = State::Next;
     }
 
-    /// What came of [`Action::TakeChunk`].
+    /// Reports the result of [`Action::TakeChunk`].
     pub fn chunk(&mut self, next: Next) {
         self.unanswered = false;
         let State::Leased(leased) = mem::replace(&mut self.state, State::Next) else {
@@ -481,7 +482,7 @@ impl Trainer {
         self.took_chunk(leased, next);
     }
 
-    /// What came of [`Action::Chunk`]: so many minibatches.
+    /// Reports the result of [`Action::Chunk`]: the number of minibatches.
     pub fn prepared(&mut self, minibatches: u64) {
         self.unanswered = false;
         let State::Leased(leased) = mem::replace(&mut self.state, State::Next) else {

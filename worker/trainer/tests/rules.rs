@@ -1,4 +1,4 @@
-//! What a trainer says, whatever the servers answer.
+//! The trainer's actions under any answers of the servers.
 
 use paraft_common::{
     Layout, Step, TensorSpec, WorkerId,
@@ -6,7 +6,7 @@ use paraft_common::{
     local::{Diloco, Downpour, Easgd, LocalConfig},
 };
 use paraft_session::{Next, Pulled};
-use paraft_trainer::{Action, Due, Options, Steps, Trainer};
+use paraft_trainer::{Action, CheckpointSteps, Options, Steps, Trainer};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ fn layout() -> Layout {
     Layout::new(vec![TensorSpec::param("w", &[BUCKETS * 2])], 2).expect("a layout")
 }
 
-/// What a worker did, put together from the actions.
+/// A worker's work, collected from its actions.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct ActionLog {
     minibatches: u64,
     /// The clocks of its local minibatches.
     clocks: Vec<u64>,
-    /// Steps that were pushed whole.
+    /// Completely pushed steps.
     pushed: Vec<Step>,
     evaluated: Vec<u64>,
     checkpoints: Vec<Step>,
@@ -34,15 +34,15 @@ struct Told {
     final_epoch: Option<u64>,
 }
 
-/// How the servers answer: the nth pull.
+/// The servers' answer to the nth pull.
 type Answer<'a> = dyn FnMut(u64, &paraft_session::Pull) -> Pulled + 'a;
 
-/// Drives a trainer to its end; panics where it asks for what makes no sense.
-fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
+/// Drives a trainer to its end; panics at an action that makes no sense.
+fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> ActionLog {
     let mut trainer = Trainer::new(options, Step(0));
-    let mut told = Told::default();
+    let mut told = ActionLog::default();
     let (mut pulls, mut finished, mut begun, mut trains) = (0, false, false, true);
-    // Of the step that is under way: which buckets were pushed.
+    // The buckets that are pushed of the current step.
     let mut open = (Step(0), BTreeSet::new());
     for n in 0u64.. {
         assert!(n < 100_000, "it does not come to an end");
@@ -63,7 +63,7 @@ fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next
             }
             Action::Begin(_) => {
                 (begun, trains) = (true, true);
-                open.0 = Step(0); // what is pushed now may have been pushed before
+                open.0 = Step(0); // buckets may be pushed again
             }
             Action::Gradient { step, .. } => {
                 assert!(begun && trains);
@@ -135,13 +135,13 @@ fn a_rule() -> impl Strategy<Value = LocalConfig> {
 fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
     let a_step = rule.rule().minibatches();
     let steps = Steps::new(an_epoch, a_step, epochs, None).expect("some steps");
-    let due = Some(Due::new(Some(3), None, &steps, None));
+    let due = Some(CheckpointSteps::new(Some(3), None, &steps, None));
     Options { evaluates: true, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
 }
 
 proptest! {
-    /// Where nothing goes wrong, a worker trains each minibatch of the job once, pushes every bucket once in each step,
-    /// evaluates each epoch once, and cuts each checkpoint that is due.
+    /// Without faults a worker trains each of the job's minibatches once, pushes every bucket once per step,
+    /// evaluates each epoch once, and cuts each due checkpoint.
     #[test]
     fn every_minibatch_is_trained_once_and_every_step_pushed_whole(
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4,
@@ -162,9 +162,8 @@ proptest! {
         prop_assert!(told.first && told.moved == 0);
     }
 
-    /// Pulls that say that the session was lost, that rounds were closed without this worker or that the job has stopped lead
-    /// to an end all the same; no step is pushed in part and called whole, and none of a step that was given up is cut into a
-    /// checkpoint.
+    /// Pulls may report a lost session, rounds closed without this worker, or an early stop. The trainer still
+    /// ends. It never calls a partly pushed step complete, and never cuts a given-up step into a checkpoint.
     #[test]
     fn whatever_pulls_say_the_worker_goes_on_from_there_and_ends(
         rule in a_rule(), an_epoch in 1u64..8,
@@ -191,10 +190,10 @@ proptest! {
         prop_assert_eq!(told.final_epoch, want, "{:?}", told);
     }
 
-    /// Weights that have changed after a worker has evaluated its share, or a worker that trains on, make an evaluation that is
-    /// not the final one; nothing of it is evaluated twice. Without evaluations between epochs there is the final one.
+    /// An evaluation is not final if the weights change after it or a worker trains on. No share is evaluated
+    /// twice. Without evaluations between epochs there is only the final one.
     #[test]
-    fn an_evaluation_is_the_final_one_only_where_nothing_changed_behind_it(
+    fn evaluation_is_final_only_if_nothing_changed_after(
         rule in a_rule(), an_epoch in 1u64..8, epochs in 1u64..4, every_epoch in any::<bool>(),
         changed in any::<bool>(), back in 0u64..3,
     ) {
@@ -222,8 +221,7 @@ proptest! {
         prop_assert_eq!(told.final_epoch, Some(epochs).filter(|_| !changed));
     }
 
-    /// The leased sampler: chunks that are given out are trained and accounted for, but for those that are lost with the
-    /// session.
+    /// The leased sampler: every assigned chunk is trained and reported, unless it is lost with the session.
     #[test]
     fn chunks_are_trained_and_accounted_for(
         given in prop::collection::vec((0u64..3, any::<bool>(), 0u8..6), 1..20), lost in 0u64..40,
@@ -241,7 +239,7 @@ proptest! {
         let trained = queue.iter().filter(|n| matches!(n, Next::Train { .. })).count();
         let chunks = ChunkPlan { per_epoch: 7, epochs: 3 };
         let base = options(LocalConfig::default(), 7, 3);
-        let due = Some(Due::new(None, Some(1), &base.steps, Some(chunks)));
+        let due = Some(CheckpointSteps::new(None, Some(1), &base.steps, Some(chunks)));
         let options = Options { leased: Some(chunks), due, ..base };
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             Pulled { rejoined: n == lost && !pull.last, ..in_order(n, pull) }

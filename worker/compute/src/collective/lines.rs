@@ -1,8 +1,8 @@
-//! From one rank of a group to another: what stages of a model give each other.
+//! Messages between ranks of a group: the data that stages of a model exchange.
 //!
-//! Between each two ranks there is a connection, which a thread writes and a thread reads, so that a rank computes while what it has made
-//! is on its way and what it needs next comes. A message has a tag; who waits for one takes it, whatever else has come before it. How much may
-//! be on its way is for the ranks to know: nothing is refused for being too much, only for being longer than any message is.
+//! Each pair of ranks has a connection with a writer and a reader thread, so a rank computes while its messages are
+//! in flight. Each message has a tag, and a rank waits for a tag; messages may arrive in any order. The ranks
+//! themselves limit the messages in flight: a line refuses only a message longer than the longest allowed.
 
 use super::{GroupError, Watch};
 use paraft_tls::blocking::{ReadHalf, Wire, WriteHalf};
@@ -14,19 +14,19 @@ use std::{
     thread,
 };
 
-/// What a message is, among those of a connection that are on their way.
+/// Identifies a message among those of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag {
-    /// For its ranks to choose.
+    /// Chosen by the ranks.
     pub kind: u32,
-    /// Likewise.
+    /// Chosen by the ranks.
     pub number: u64,
 }
 
 /// Bytes of a message before its values.
 const HEAD: usize = 24;
 
-/// This rank's connections to the others. Cheap to clone; they end with the last one.
+/// This rank's connections to the others. Cheap to clone; they close with the last clone.
 #[derive(Clone, Debug)]
 pub struct Lines {
     lines: Arc<BTreeMap<usize, Line>>,
@@ -35,23 +35,23 @@ pub struct Lines {
 
 #[derive(Debug)]
 struct Line {
-    /// Dropped first: ends the thread that writes, once all is written.
+    /// Dropped first: ends the writer thread after its last message.
     out: Option<mpsc::Sender<(Tag, Vec<f32>)>>,
-    come: Mutex<Come>,
+    received: Mutex<Received>,
     writer: Option<thread::JoinHandle<()>>,
     reader: Option<thread::JoinHandle<()>>,
     socket: std::net::TcpStream,
 }
 
 #[derive(Debug)]
-struct Come {
+struct Received {
     next: mpsc::Receiver<io::Result<(Tag, Vec<f32>)>>,
-    /// That came before it was waited for.
+    /// Messages that arrived before a rank waited for them.
     early: HashMap<Tag, Vec<f32>>,
 }
 
 impl Lines {
-    /// Over these connections, by place. No message has more values than `longest`.
+    /// Over these connections, by place. No message has more than `longest` values.
     pub(super) fn new(
         wires: BTreeMap<usize, Wire>,
         longest: usize,
@@ -61,7 +61,7 @@ impl Lines {
         let line = |(place, wire): (usize, Wire)| -> io::Result<(usize, Line)> {
             let socket = wire.socket().try_clone()?;
             let ends = socket.try_clone()?;
-            // Whoever waits on it wakes up.
+            // Wakes every waiting thread.
             watch.when_broken(move || drop(ends.shutdown(Shutdown::Both)));
             let (read, write) = wire.into_split();
             let (out, orders) = mpsc::channel();
@@ -70,21 +70,20 @@ impl Lines {
             let writer = named("out").spawn(move || write_all(&write, &orders))?;
             let reader = named("in").spawn(move || read_all(read, longest, &say))?;
             let (writer, reader) = (Some(writer), Some(reader));
-            let come = Mutex::new(Come { next, early: HashMap::new() });
-            Ok((place, Line { out: Some(out), come, writer, reader, socket }))
+            let received = Mutex::new(Received { next, early: HashMap::new() });
+            Ok((place, Line { out: Some(out), received, writer, reader, socket }))
         };
         let lines = wires.into_iter().map(line).collect::<io::Result<_>>().map_err(cannot)?;
         Ok(Self { lines: Arc::new(lines), watch })
     }
 
-    /// Sends values to the rank at a place; it goes on while others compute.
+    /// Sends values to the rank at a place, in the background.
     ///
-    /// # Errors
-    /// The group is broken.
+    /// # Errors The group is broken.
     pub fn send(&self, place: usize, tag: Tag, values: Vec<f32>) -> Result<(), GroupError> {
         let line = self.lines.get(&place).ok_or_else(|| none(place))?;
         let sent = line.out.as_ref().map(|out| out.send((tag, values)));
-        // Where the thread has ended, the connection has.
+        // If the thread has ended, so has the connection.
         if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.watch.reason(over())) }
     }
 
@@ -94,20 +93,19 @@ impl Lines {
         GroupError::Broken(why.into())
     }
 
-    /// Waits for what the rank at a place sends under a tag.
+    /// Waits for the message of the rank at a place with a tag.
     ///
-    /// # Errors
-    /// The group is broken.
+    /// # Errors The group is broken.
     pub fn receive(&self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
         let line = self.lines.get(&place).ok_or_else(|| none(place))?;
-        let mut come = line.come.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(values) = come.early.remove(&tag) {
+        let mut received = line.received.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = received.early.remove(&tag) {
             return Ok(values);
         }
         loop {
-            match come.next.recv() {
+            match received.next.recv() {
                 Ok(Ok((of, values))) if of == tag => return Ok(values),
-                Ok(Ok((of, values))) => drop(come.early.insert(of, values)),
+                Ok(Ok((of, values))) => drop(received.early.insert(of, values)),
                 Ok(Err(e)) => {
                     let seen =
                         GroupError::Broken(format!("the line to its rank at place {place} has ended: {e}"));
@@ -130,7 +128,7 @@ fn over() -> GroupError {
 impl Drop for Line {
     fn drop(&mut self) {
         self.out = None;
-        // The other side reads whatever it does; where it is gone, the watch has ended the connection.
+        // The peer reads in any state; if it is gone, the watch has closed the connection.
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
@@ -150,7 +148,7 @@ fn write_all(to: &WriteHalf, orders: &mpsc::Receiver<(Tag, Vec<f32>)>) {
         head[16..].copy_from_slice(&(values.len() as u64).to_le_bytes());
         let written = to.write_all(&head).and_then(|()| to.write_all(super::ring::bytes(&values)));
         if written.and_then(|()| to.flush()).is_err() {
-            // The other half says why.
+            // The reader reports the cause.
             let _ = to.socket().shutdown(Shutdown::Both);
             return;
         }
@@ -159,9 +157,9 @@ fn write_all(to: &WriteHalf, orders: &mpsc::Receiver<(Tag, Vec<f32>)>) {
 
 fn read_all(mut from: ReadHalf, longest: usize, say: &mpsc::Sender<io::Result<(Tag, Vec<f32>)>>) {
     loop {
-        let come = read(&mut from, longest);
-        let ended = come.is_err();
-        if say.send(come).is_err() || ended {
+        let received = read(&mut from, longest);
+        let ended = received.is_err();
+        if say.send(received).is_err() || ended {
             return;
         }
     }

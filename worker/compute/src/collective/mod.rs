@@ -1,15 +1,15 @@
-//! Groups: ranks that reduce among themselves and act as one worker.
+//! Groups of ranks that reduce among themselves and act as one worker.
 //!
 //! ```text
-//!  Rendezvous (who is in the group, from the control plane)
-//!    └─ Group::form ─┬─ watch: a connection to each other rank; who dies is noticed at once, and ends every wait
-//!                    ├─ Ring for gradients and weights (on the CPU; GPUs have NCCL for them)
-//!                    ├─ Ring for what is small: statistics of a batch, losses, words of the leader
-//!                    └─ Lines, where ranks hold stages of a model: activations and gradients from one to the next
+//!  Rendezvous (the group's members, from the control plane)
+//!    └─ Group::form ─┬─ watch: a connection to each other rank; it notices a death at once, and ends every wait
+//!                    ├─ Ring for gradients and weights (on the CPU; GPUs use NCCL)
+//!                    ├─ Ring for small data: statistics of a batch, losses, the leader's messages
+//!                    └─ Lines, between ranks with stages of a model: activations and gradients
 //! ```
 //!
-//! A group never changes. When a rank is lost every call of every other rank fails, and they form a new group: smaller, or with
-//! the rank that has come back.
+//! A group never changes. When a rank is lost, every call of every other rank fails, and they form a new group:
+//! smaller, or with the rank that has returned.
 
 mod lines;
 mod rendezvous;
@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// What became of a group.
+/// Why a group failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
     /// A rank is gone.
@@ -36,10 +36,10 @@ pub enum GroupError {
     Lost {
         /// Its rank.
         rank: u32,
-        /// What was seen.
+        /// The observed cause.
         how: String,
     },
-    /// The group cannot be formed, or go on.
+    /// The group cannot be formed, or cannot continue.
     #[error("the group is broken: {0}")]
     Broken(String),
 }
@@ -50,13 +50,13 @@ impl From<GroupError> for DeviceError {
     }
 }
 
-/// Sums over the ranks of a group, of few values: every rank calls it at the same place of the same program.
+/// Sums of few values over the ranks of a group. All ranks call it at the same points of the same program.
 pub trait RankSums: Send + Sync + Debug {
-    /// Each value becomes the sum over the ranks, the same bits on all of them.
+    /// Replaces each value by its sum over the ranks, with the same bits on all of them.
     fn sum(&self, values: &mut [f64]) -> Result;
 }
 
-/// This process's part in a group.
+/// This process's membership in a group.
 #[derive(Debug)]
 pub struct Group {
     rendezvous: Rendezvous,
@@ -65,8 +65,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Meets the others within the time; an error says who was not there. The second value reduces gradients, on whatever thread
-    /// does that.
+    /// Connects to the other ranks within the time; an error names the missing ones. The second value reduces
+    /// gradients, on any thread.
     pub fn form(
         rendezvous: Rendezvous,
         listener: &mut Listener,
@@ -76,10 +76,9 @@ impl Group {
         Ok((group, ring))
     }
 
-    /// Likewise, with lines between each two ranks for messages of at most so many values; `None`: there are none.
+    /// Likewise, with lines between each two ranks for messages of at most this many values; `None`: without lines.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors See [`Self::form`].
     pub fn form_with(
         rendezvous: Rendezvous,
         listener: &mut Listener,
@@ -96,32 +95,32 @@ impl Group {
         Ok((Self { small: Arc::new(Mutex::new(small)), rendezvous, watch }, bulk, lines))
     }
 
-    /// Who is in it.
+    /// The group's members.
     pub fn rendezvous(&self) -> &Rendezvous {
         &self.rendezvous
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.rendezvous.ranks.len()
     }
 
-    /// Whether this rank speaks for the group.
+    /// Whether this rank leads the group.
     pub fn leads(&self) -> bool {
         self.rendezvous.place == 0
     }
 
-    /// Who looks after the others.
+    /// The observer of the other ranks.
     pub fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }
 
-    /// For a device's statistics.
+    /// Sums for a device's statistics.
     pub fn sums(&self) -> Arc<dyn RankSums> {
         Arc::new(SmallRing(self.small.clone()))
     }
 
-    /// The leader's words, on every rank.
+    /// Copies the leader's words to every rank.
     pub fn words(&self, words: &mut [u64]) -> std::result::Result<(), GroupError> {
         self.small.lock().unwrap_or_else(PoisonError::into_inner).broadcast(words)
     }

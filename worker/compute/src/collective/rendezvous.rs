@@ -1,5 +1,5 @@
-//! How the ranks of a group find each other: everyone listens, and dials whom it needs. A connection begins with a line that
-//! says which group it is for, so that what is left of an earlier one, or a stranger, is not taken for a rank.
+//! How the ranks of a group connect: each rank listens, and dials the ranks that it needs. A connection starts with
+//! a line that identifies the group, so that a connection of an earlier group, or of a stranger, is rejected.
 
 use super::GroupError;
 use paraft_tls::{Access, access::Expected, blocking::Wire};
@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A rank of a group, as the others find it.
+/// A rank of a group, with its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its rank, which it keeps for life.
+    /// Its rank, which never changes.
     pub rank: u32,
     /// `host:port`
     pub address: String,
@@ -22,15 +22,15 @@ pub struct Peer {
 /// A place in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
-    /// Which group of this worker, counted from 1.
+    /// The generation of this worker's group, from 1.
     pub generation: u64,
-    /// Known to its ranks only.
+    /// Known only to its ranks.
     pub secret: u64,
-    /// The job's name: under TLS its ranks show certificates for it.
+    /// The job's name. Under TLS the ranks' certificates must be for it.
     pub job: String,
     /// This process's place among `ranks`; the first leads.
     pub place: usize,
-    /// Who is in it.
+    /// The group's members.
     pub ranks: Vec<Peer>,
 }
 
@@ -41,7 +41,7 @@ impl Rendezvous {
     }
 }
 
-/// Where the other ranks reach this process, for as long as it lives.
+/// The address at which other ranks reach this process, while it lives.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -56,7 +56,7 @@ impl Listener {
             .next()
             .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address"))?;
         let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 16], 0).into() };
-        // Nothing is sent: the kernel only looks up its route.
+        // Sends nothing: the kernel only looks up its route.
         let probe = std::net::UdpSocket::bind(any)?;
         probe.connect(to)?;
         let socket = TcpListener::bind((probe.local_addr()?.ip(), 0))?;
@@ -70,16 +70,16 @@ impl Listener {
     }
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Use {
+enum ConnectionKind {
     Watch,
     Bulk,
     Small,
     Line,
 }
 
-/// Connections to the ranks beside this one.
+/// Connections to this rank's neighbours on the ring.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     pub next: Wire,
@@ -90,19 +90,19 @@ pub(super) struct Neighbours {
 pub(super) struct Connected {
     /// By place.
     pub peers: BTreeMap<usize, Wire>,
-    /// None in a group of one.
+    /// `None` in a group of one.
     pub bulk: Option<Neighbours>,
     pub small: Option<Neighbours>,
-    /// By place; none where nobody asked for them.
+    /// By place; empty if no lines were requested.
     pub lines: BTreeMap<usize, Wire>,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"paraftgr");
 const HELLO_BYTES: usize = 8 * 3 + 5;
-/// Who dialled has said its line by then, or is a stranger.
-const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+/// A peer must send its line within this time, or it is a stranger.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
-fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
+fn hello(rendezvous: &Rendezvous, to: ConnectionKind) -> [u8; HELLO_BYTES] {
     let mut line = [0; HELLO_BYTES];
     line[..8].copy_from_slice(&MAGIC.to_le_bytes());
     line[8..16].copy_from_slice(&rendezvous.secret.to_le_bytes());
@@ -112,16 +112,18 @@ fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
     line
 }
 
-/// Place and use of who says this line; `None` for a stranger.
-fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
+/// Place and purpose of the sender of this line; `None` for a stranger.
+fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, ConnectionKind)> {
     let place = u32::from_le_bytes([line[24], line[25], line[26], line[27]]) as usize;
-    let to = [Use::Watch, Use::Bulk, Use::Small, Use::Line].into_iter().find(|u| *u as u8 == line[28])?;
+    let to = [ConnectionKind::Watch, ConnectionKind::Bulk, ConnectionKind::Small, ConnectionKind::Line]
+        .into_iter()
+        .find(|u| *u as u8 == line[28])?;
     let told = Rendezvous { place, ..rendezvous.clone() };
     (place < rendezvous.ranks.len() && place != rendezvous.place && hello(&told, to) == *line)
         .then_some((place, to))
 }
 
-/// Connects to everyone; with `lines`, for messages between any two too.
+/// Connects to all ranks; with `lines`, also for messages between each two.
 pub(super) fn connect(
     rendezvous: &Rendezvous,
     listener: &mut Listener,
@@ -134,14 +136,17 @@ pub(super) fn connect(
     }
     let deadline = Instant::now() + within;
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
-    let with_each: &[Use] = if lines { &[Use::Watch, Use::Line] } else { &[Use::Watch] };
+    let with_each: &[ConnectionKind] =
+        if lines { &[ConnectionKind::Watch, ConnectionKind::Line] } else { &[ConnectionKind::Watch] };
     let to_all = |places: std::ops::Range<usize>| {
         places.flat_map(|place| with_each.iter().map(move |to| (place, *to)))
     };
-    let to_dial: Vec<(usize, Use)> = to_all(0..me).chain([(next, Use::Bulk), (next, Use::Small)]).collect();
-    let mut expected: Vec<(usize, Use)> = to_all(me + 1..n).collect();
-    expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
-    // Each at the same time, beside those who dial here: under TLS who dials waits for an answer, and so may the other.
+    let to_dial: Vec<(usize, ConnectionKind)> =
+        to_all(0..me).chain([(next, ConnectionKind::Bulk), (next, ConnectionKind::Small)]).collect();
+    let mut expected: Vec<(usize, ConnectionKind)> = to_all(me + 1..n).collect();
+    expected.extend([(previous, ConnectionKind::Bulk), (previous, ConnectionKind::Small)]);
+    // Dial all at once, while others dial here: under TLS a dialling rank waits for an answer, and both sides may
+    // do so.
     let (mut dialled, accepted) = std::thread::scope(|scope| {
         let dials: Vec<_> = (to_dial.iter())
             .map(|(place, to)| scope.spawn(move || dial(rendezvous, *place, *to, deadline)))
@@ -157,23 +162,23 @@ pub(super) fn connect(
     let mut pair = |to| {
         Some(Neighbours { next: dialled.remove(&(next, to))?, previous: accepted.remove(&(previous, to))? })
     };
-    let (bulk, small) = (pair(Use::Bulk), pair(Use::Small));
+    let (bulk, small) = (pair(ConnectionKind::Bulk), pair(ConnectionKind::Small));
     let (mut peers, mut lines) = (BTreeMap::new(), BTreeMap::new());
     for ((place, to), wire) in dialled.into_iter().chain(accepted) {
-        let of = if to == Use::Line { &mut lines } else { &mut peers };
+        let of = if to == ConnectionKind::Line { &mut lines } else { &mut peers };
         of.insert(place, wire);
     }
     Ok(Connected { peers, bulk, small, lines })
 }
 
-/// Waits for those who dial here.
+/// Waits for the ranks that dial here.
 fn accept_all(
     rendezvous: &Rendezvous,
     listener: &mut Listener,
-    expected: &[(usize, Use)],
+    expected: &[(usize, ConnectionKind)],
     deadline: Instant,
     within: Duration,
-) -> Result<BTreeMap<(usize, Use), Wire>, GroupError> {
+) -> Result<BTreeMap<(usize, ConnectionKind), Wire>, GroupError> {
     let mut accepted = BTreeMap::new();
     while accepted.len() < expected.len() {
         match accept(rendezvous, listener) {
@@ -192,7 +197,12 @@ fn accept_all(
     Ok(accepted)
 }
 
-fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Result<Wire, GroupError> {
+fn dial(
+    rendezvous: &Rendezvous,
+    place: usize,
+    to: ConnectionKind,
+    deadline: Instant,
+) -> Result<Wire, GroupError> {
     let Peer { rank, address } = &rendezvous.ranks[place];
     let dial = || {
         let at = address
@@ -213,13 +223,13 @@ fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Re
         .map_err(|e| GroupError::Lost { rank: *rank, how: format!("it cannot be reached at {address}: {e}") })
 }
 
-/// The next that dialled, if it is of this group.
-fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, Use), Wire)> {
+/// The next connection, if it is of this group.
+fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, ConnectionKind), Wire)> {
     let (socket, from) = listener.socket.accept().ok()?;
     let hear = || {
         socket.set_nonblocking(false)?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(HELLO_PATIENCE))?;
+        socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
         let mut wire = Wire::accept(socket, &Access::ours(), &Expected::worker_of(&rendezvous.job))?;
         let mut line = [0; HELLO_BYTES];
         wire.read_exact(&mut line)?;
@@ -229,8 +239,8 @@ fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, U
     match hear() {
         Ok((wire, line)) => understood(rendezvous, &line).map(|key| (key, wire)),
         Err(error) => {
-            // It may have been of an earlier group.
-            tracing::debug!(%from, %error, "somebody dialled who is not of this group");
+            // The peer may be of an earlier group.
+            tracing::debug!(%from, %error, "rejected a connection from outside this group");
             None
         }
     }

@@ -1,8 +1,8 @@
-//! Sums over the ranks of a group, on a ring: everyone sends to the next and receives from the one before it.
+//! Sums over the ranks of a group, on a ring: each rank sends to the next and receives from the previous one.
 //!
-//! A reduction is a reduce-scatter and an all-gather (Patarasuk and Yuan, 2009): of n values over p ranks each rank sends and
-//! receives 2n(p-1)/p, whatever p is. Every part is added up in the order of the ring, by one rank, which then hands it on: the
-//! same bits on all ranks, and each time.
+//! A reduction is a reduce-scatter and an all-gather (Patarasuk and Yuan, 2009): for n values and p ranks each rank
+//! sends and receives 2n(p-1)/p. One rank sums each part in ring order, and then passes it on: the same bits on all
+//! ranks, every time.
 
 use super::{GroupError, Watch, rendezvous::Neighbours};
 use nix::{
@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-/// Values that a ring carries.
+/// Values that a ring can sum.
 pub trait Number: Copy + Default + Send + 'static {
     /// Its sum with another.
     fn plus(self, other: Self) -> Self;
@@ -52,11 +52,11 @@ pub(super) fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }
 }
 
-/// Bytes that go at a time.
+/// Bytes per transfer.
 const PIECE: usize = 1 << 18;
 
-/// See the module. All ranks call the same methods in the same order, with as many values; a call that fails has left anything in
-/// them.
+/// See the module. All ranks call the same methods in the same order, with equally many values. After a failed call
+/// the values are undefined.
 #[derive(Debug)]
 pub struct Ring {
     place: usize,
@@ -79,17 +79,17 @@ impl Ring {
         Ok(Self { place, size, neighbours, watch })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Who looks after the other ranks.
+    /// The observer of the other ranks.
     pub fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }
 
-    /// Each value becomes its sum over the ranks.
+    /// Replaces each value by its sum over the ranks.
     pub fn all_reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
         let Some(n) = &mut self.neighbours else { return Ok(()) };
         let (place, size, len) = (self.place, self.size, values.len());
@@ -97,7 +97,7 @@ impl Ring {
             let i = i % size;
             len * i / size..len * (i + 1) / size
         };
-        // Piece by piece: what has come is added while it is in the cache, and the next is on its way meanwhile.
+        // In pieces: a received piece is added while it is in the cache, and the next one is in flight.
         let piece = PIECE / size_of::<T>();
         let mut received = vec![T::default(); len.div_ceil(size).min(piece)];
         for turn in 0..size - 1 {
@@ -106,7 +106,7 @@ impl Ring {
                 let into = &mut received[..to.len()];
                 exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
                 for (v, r) in values[to].iter_mut().zip(into) {
-                    // In the order of the ring: what came is what the ranks before have added up.
+                    // In ring order: the received value is the sum over the ranks before.
                     *v = r.plus(*v);
                 }
             }
@@ -121,12 +121,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Each value becomes the first rank's.
+    /// Replaces each value by the first rank's.
     pub fn broadcast<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
         let Some(n) = &mut self.neighbours else { return Ok(()) };
         let (first, last) = (self.place == 0, self.place == self.size - 1);
         let all = bytes_mut(values);
-        // Of what has come, all is handed on but what comes just now.
+        // Passes on all received pieces except the current one.
         let (mut sent, mut come) = (0, if first { all.len() } else { 0 });
         while come < all.len() || (!last && sent < all.len()) {
             let (have, to_come) = all.split_at_mut(come);
@@ -140,7 +140,7 @@ impl Ring {
     }
 }
 
-/// Two parts that go at the same time, in pieces; where one is longer, its last piece goes alone.
+/// Pairs the pieces of two parts that are transferred at the same time. The longer part's last piece goes alone.
 fn pieces(
     out: Range<usize>,
     to: Range<usize>,
@@ -153,7 +153,7 @@ fn pieces(
     (0..out.len().max(to.len())).step_by(piece).map(move |at| (cut(&out, at), cut(&to, at)))
 }
 
-/// Two parts that do not overlap, the second to be written.
+/// Two disjoint parts, the second one mutable.
 fn both<T>(values: &mut [T], out: Range<usize>, to: Range<usize>) -> (&[T], &mut [T]) {
     if out.is_empty() {
         (&[], &mut values[to])
@@ -168,7 +168,7 @@ fn both<T>(values: &mut [T], out: Range<usize>, to: Range<usize>) -> (&[T], &mut
     }
 }
 
-/// Sends and receives at the same time: two ranks that first sent and then received would wait for each other.
+/// Sends and receives at the same time: two ranks that first send and then receive would deadlock.
 fn exchange(n: &mut Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(), GroupError> {
     let ended = |e: io::Error| GroupError::Broken(format!("a connection of its ring has ended: {e}"));
     loop {
@@ -184,7 +184,7 @@ fn exchange(n: &mut Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(),
         if fds.is_empty() {
             return Ok(());
         }
-        // For as long as it takes: whose process ends, or is silent, is the watch's to find out.
+        // Without a timeout: the watch notices a rank that ends or is silent.
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(ended(e.into())),

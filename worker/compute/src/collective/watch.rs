@@ -1,5 +1,5 @@
-//! Who looks after the other ranks: a thread with a connection to each of them, on which nothing is said but that one is
-//! there. When a process dies the kernel closes its connections, and this thread ends whatever waits for it.
+//! Observes the other ranks: a thread with a connection to each, which carries only heartbeats. When a process
+//! dies, the kernel closes its connections, and this thread ends every wait for that rank.
 
 use super::{
     GroupError,
@@ -18,17 +18,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often everyone says that it is there.
-const BEAT: Duration = Duration::from_secs(1);
-/// A rank from which nothing was heard for this long is as good as dead: its process is stopped, or its host is.
-const SILENCE: Duration = Duration::from_secs(10);
-/// A connection's end is seen by whoever read from it, and by this thread a moment later.
-const REASON_PATIENCE: Duration = Duration::from_secs(2);
+/// The interval of heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// A rank without a heartbeat for this long counts as dead: its process or host is stopped.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A reader notices the end of its connection first, and this thread a moment later.
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
-const HERE: u8 = b'.';
-/// It leaves in order: what it has said still counts.
+const ALIVE: u8 = b'.';
+/// The rank leaves in order: what it sent still counts.
 const LEAVING: u8 = b'L';
-/// It has seen the group break; the rank that is to blame follows.
+/// The rank has seen the group break; the rank at fault follows.
 const BROKEN: u8 = b'B';
 
 type Ending = Box<dyn Fn() + Send>;
@@ -36,9 +36,9 @@ type Ending = Box<dyn Fn() + Send>;
 #[derive(Default)]
 struct State {
     broken: Option<GroupError>,
-    /// Who has left in order, last. Nobody minds, unless it is waited for.
+    /// The last rank that left in order. That is an error only if another rank waits for it.
     left: Option<u32>,
-    /// What is to be ended when the group breaks.
+    /// Called when the group breaks.
     endings: Vec<Ending>,
 }
 
@@ -74,11 +74,11 @@ impl Shared {
     }
 }
 
-/// See the module. Dropped, it leaves the group.
+/// See the module. Dropping it leaves the group.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
-    /// Written to when this rank leaves or breaks the group.
+    /// Wakes the thread when this rank leaves or breaks the group.
     wake: UnixStream,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -94,7 +94,7 @@ impl Watch {
         for pair in rings.into_iter().flatten() {
             for stream in [&pair.next, &pair.previous] {
                 let stream = stream.socket().try_clone().map_err(cannot)?;
-                // Whoever waits on it wakes up.
+                // Wakes every waiting thread.
                 shared.lock().endings.push(Box::new(move || drop(stream.shutdown(Shutdown::Both))));
             }
         }
@@ -120,24 +120,24 @@ impl Watch {
         Ok(Self { shared, wake, thread: Some(thread) })
     }
 
-    /// What broke the group, if it is broken.
+    /// The error that broke the group, if it is broken.
     pub fn broken(&self) -> Option<GroupError> {
         self.shared.lock().broken.clone()
     }
 
-    /// Whether the group is broken, or is found to be within a moment.
+    /// Whether the group is broken, or found broken within a moment.
     pub fn breaks(&self) -> bool {
         let state = self.shared.lock();
-        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, |s| s.broken.is_none());
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_TIMEOUT, |s| s.broken.is_none());
         wait.is_ok_and(|(s, _)| s.broken.is_some())
     }
 
-    /// Why a call of the group has failed: what this thread finds out within a moment, or what the caller saw. It is broken then,
-    /// for all ranks.
+    /// The reason for a failed call: what this thread finds out within a moment, or what the caller saw. Breaks the
+    /// group for all ranks.
     pub fn reason(&self, seen: GroupError) -> GroupError {
         let state = self.shared.lock();
         let unknown = |s: &mut State| s.broken.is_none() && s.left.is_none();
-        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, unknown);
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_TIMEOUT, unknown);
         let (broken, left) = wait.map_or((None, None), |(s, _)| (s.broken.clone(), s.left));
         let lost = left.map(|rank| GroupError::Lost { rank, how: "it has left".into() });
         broken.unwrap_or_else(|| {
@@ -147,7 +147,7 @@ impl Watch {
         })
     }
 
-    /// Called, from another thread, when the group breaks; at once if it is broken.
+    /// Calls `end` from another thread when the group breaks; at once if it is broken.
     pub fn when_broken(&self, end: impl Fn() + Send + 'static) {
         let mut state = self.shared.lock();
         if state.broken.is_none() {
@@ -184,7 +184,7 @@ struct Other {
     heard: Instant,
     leaving: bool,
     noted: bool,
-    /// It has said that the group is broken, and was about to say by whom.
+    /// The rank has reported a broken group, and is about to name the rank at fault.
     blames: Option<Vec<u8>>,
 }
 
@@ -198,7 +198,7 @@ impl Watcher {
     fn run(mut self) {
         let mut said = Instant::now();
         loop {
-            let wait = BEAT.saturating_sub(said.elapsed()).as_millis() as u16;
+            let wait = HEARTBEAT_INTERVAL.saturating_sub(said.elapsed()).as_millis() as u16;
             let mut fds = vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
             let there = |o: &&Other| !o.leaving;
             let streams = self.others.iter().filter(there);
@@ -207,14 +207,14 @@ impl Watcher {
             let mut byte = [0];
             self.woken.set_nonblocking(true).ok();
             match self.woken.read(&mut byte) {
-                // This rank leaves: the thread ends, and with it the connections.
+                // This rank leaves: the thread ends, and closes the connections.
                 Ok(0) => return self.say(&[LEAVING]),
                 Ok(_) => return self.spread(),
                 Err(_) => {}
             }
-            if said.elapsed() >= BEAT {
+            if said.elapsed() >= HEARTBEAT_INTERVAL {
                 said = Instant::now();
-                self.say(&[HERE]);
+                self.say(&[ALIVE]);
             }
             if let Some(why) = self.others.iter_mut().filter(|o| !o.leaving).find_map(Other::listen) {
                 self.shared.end(why);
@@ -228,7 +228,7 @@ impl Watcher {
         }
     }
 
-    /// Tells the others why the group is broken: they may not see it themselves.
+    /// Tells the other ranks why the group is broken: they may not see it themselves.
     fn spread(&mut self) {
         let broken = self.shared.lock().broken.clone();
         let blamed = match broken {
@@ -241,14 +241,14 @@ impl Watcher {
 
     fn say(&mut self, what: &[u8]) {
         for o in &mut self.others {
-            // Who does not read for so long that its buffer is full is found out by its silence.
+            // A full buffer means a peer that does not read; its silence is noticed separately.
             let _ = o.stream.write(what);
         }
     }
 }
 
 impl Other {
-    /// Whether it is there: `Some` says why not.
+    /// Whether the rank is alive: `Some` says why not.
     fn listen(&mut self) -> Option<GroupError> {
         let lost = |how: &str| Some(GroupError::Lost { rank: self.rank, how: how.into() });
         let mut bytes = [0; 64];
@@ -282,13 +282,13 @@ impl Other {
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // Under TLS who goes in order says so.
+                // Under TLS an orderly end is announced.
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => return lost("its process has ended"),
                 Err(e) => return lost(&format!("its connection has ended: {e}")),
             }
         }
-        if self.heard.elapsed() > SILENCE {
-            return lost(&format!("nothing was heard of it for {SILENCE:?}"));
+        if self.heard.elapsed() > SILENCE_TIMEOUT {
+            return lost(&format!("nothing was heard of it for {SILENCE_TIMEOUT:?}"));
         }
         None
     }

@@ -7,7 +7,7 @@ use crate::cpu::{
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 use std::f32::consts::FRAC_2_SQRT_PI;
 
-/// Values that a thread takes at a time.
+/// Values per thread and task.
 const VALUES: usize = 1 << 14;
 
 /// Zeroes the gradient where the ReLU's output is zero. `y` and `dy` have one length.
@@ -27,8 +27,8 @@ fn relu_backward_in<S: Token>(s: S, y: &[f32], dy: &mut [f32]) {
         y.len(),
         #[inline(always)]
         |p| {
-            // Not a choice between `dy` and zero: of that AVX2's compilers make a masked store, which costs AMD's processors as much
-            // as a dozen others.
+            // Use a mask, not a choice between `dy` and zero: for the latter, compilers emit AVX2's masked store,
+            // which is as slow as a dozen others on AMD processors.
             let open = zero.simd_lt(load(s, y, p, 0.0)).select(all, none);
             let bits: S::u32s = load(s, dy, p, 0.0).bitcast();
             store(s, bits.min(open).bitcast(), dy, p);

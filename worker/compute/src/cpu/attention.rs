@@ -1,9 +1,9 @@
-//! Causal self-attention, one head of one sequence at a time, a block of its rows after another: the weights of a block are a
-//! matrix in memory, of the columns that are not later than its last row.
+//! Causal self-attention, one head of one sequence at a time, in blocks of rows. A block's attention weights are a
+//! matrix in memory, with the columns up to its last row.
 
 use crate::{
     cpu::{
-        matrix::{Matrix, Onto, product},
+        matrix::{Matrix, ProductStart, product},
         simd::Cpu,
         threads::Threads,
         vector::{exp, largest, load, places, store},
@@ -13,10 +13,10 @@ use crate::{
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 use std::{cell::RefCell, ops::Range};
 
-/// Rows of a block. More compute more that is later than a row, and thrown away; fewer pack keys and values more often.
+/// Rows per block. Larger blocks compute more masked values; smaller ones pack keys and values more often.
 const ROWS: usize = 64;
 
-/// Room for a block's weights and for their gradient, `[ROWS, time]` each, of this thread.
+/// This thread's memory for a block's weights and their gradient, `[ROWS, time]` each.
 fn with_room<R>(s: AttentionShape, work: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
     thread_local!(static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     ROOM.with_borrow_mut(|room| {
@@ -32,8 +32,8 @@ fn blocks(time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..time.div_ceil(ROWS)).map(move |i| i * ROWS..time.min((i + 1) * ROWS))
 }
 
-/// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm of the sum
-/// of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
+/// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm
+/// of the sum of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
 pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
     let (t, w) = (s.time, s.width());
     let sequences =
@@ -49,14 +49,14 @@ pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32
                     softmax(one.cpu(), rows.start, weights, s.scale(), lse);
                     let (p, v) = (Matrix::rows(weights, rows.end), Matrix::rows(head.v, 3 * w));
                     let out = &mut out[rows.start * w + h * s.head..];
-                    product(&one, [rows.len(), rows.end, s.head], p, v, (out, w), Onto::Zero);
+                    product(&one, [rows.len(), rows.end, s.head], p, v, (out, w), ProductStart::Zero);
                 }
             });
         }
     });
 }
 
-/// The gradient of `qkv`, over what is there.
+/// Overwrites the gradient of `qkv`.
 pub fn backward(
     threads: &Threads,
     s: AttentionShape,
@@ -78,17 +78,18 @@ pub fn backward(
             let head = Head::of(s, &one, qkv, h);
             let (out, dout) = (&out[h * d..], &dout[h * d..]);
             with_room(s, |p, dp| {
-                // From the last block on, since its products reach all keys and values: the others are added to them.
+                // Starts with the last block, because its products cover all keys and values; the other blocks add
+                // to them.
                 for rows in blocks(t).rev() {
                     let (m, n) = (rows.len(), rows.end);
-                    let onto = if n == t { Onto::Zero } else { Onto::Sum };
+                    let onto = if n == t { ProductStart::Zero } else { ProductStart::Sum };
                     let dout = &dout[rows.start * w..];
                     head.scores(&rows, p);
                     weights(one.cpu(), rows.start, p, s.scale(), &lse[rows.clone()]);
                     let (pt, right) = (Matrix::columns(p, n), Matrix::rows(dout, w));
                     product(&one, [n, m, d], pt, right, (&mut dqkv[2 * w + h * d..], wide), onto);
                     let (left, v) = (Matrix::rows(dout, w), Matrix::columns(head.v, wide));
-                    product(&one, [m, d, n], left, v, (&mut *dp, n), Onto::Zero);
+                    product(&one, [m, d, n], left, v, (&mut *dp, n), ProductStart::Zero);
                     let outs = (&out[rows.start * w..], dout);
                     dscores(one.cpu(), [m, n, d, w], s.scale(), p, dp, outs);
                     let (left, k) = (Matrix::rows(dp, n), Matrix::rows(head.k, wide));
@@ -98,7 +99,7 @@ pub fn backward(
                         left,
                         k,
                         (&mut dqkv[rows.start * wide + h * d..], wide),
-                        Onto::Zero,
+                        ProductStart::Zero,
                     );
                     let (left, q) =
                         (Matrix::columns(dp, n), Matrix::rows(&head.q[rows.start * wide..], wide));
@@ -109,7 +110,7 @@ pub fn backward(
     });
 }
 
-/// A head's queries, keys and values, whose rows are three widths apart.
+/// A head's queries, keys and values, with rows three widths apart.
 struct Head<'a> {
     shape: AttentionShape,
     threads: &'a Threads,
@@ -124,15 +125,22 @@ impl<'a> Head<'a> {
         Self { shape, threads, q: &qkv[at..], k: &qkv[w + at..], v: &qkv[2 * w + at..] }
     }
 
-    /// `q · kᵀ` for some rows and the places that are not later than the last of them.
+    /// `q · kᵀ` for some rows and the places up to the last of them.
     fn scores(&self, rows: &Range<usize>, scores: &mut [f32]) {
         let wide = 3 * self.shape.width();
         let (q, k) = (Matrix::rows(&self.q[rows.start * wide..], wide), Matrix::columns(self.k, wide));
-        product(self.threads, [rows.len(), self.shape.head, rows.end], q, k, (scores, rows.end), Onto::Zero);
+        product(
+            self.threads,
+            [rows.len(), self.shape.head, rows.end],
+            q,
+            k,
+            (scores, rows.end),
+            ProductStart::Zero,
+        );
     }
 }
 
-/// Turns each row's scores into weights; what is later than the row becomes 0. Row `i` is place `first + i`.
+/// Turns each row's scores into weights; later places become 0. Row `i` is place `first + i`.
 fn softmax(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &mut [f32]) {
     dispatch!(cpu.level(), s => softmax_in(s, first, scores, scale, lse));
 }
@@ -168,7 +176,7 @@ fn softmax_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse:
     }
 }
 
-/// The same weights again, from the logarithms of the sums.
+/// Recomputes the weights from the logarithms of the sums.
 fn weights(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &[f32]) {
     dispatch!(cpu.level(), s => weights_in(s, first, scores, scale, lse));
 }
@@ -189,7 +197,8 @@ fn weights_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse:
     }
 }
 
-/// Turns the gradient of the weights `p` into that of the scores. `outs` are the rows' outputs and their gradients, `w` apart.
+/// Turns the gradient of the weights `p` into that of the scores. `outs` are the rows' outputs and their gradients,
+/// `w` apart.
 fn dscores(cpu: Cpu, dims: [usize; 4], scale: f32, p: &[f32], dp: &mut [f32], outs: (&[f32], &[f32])) {
     dispatch!(cpu.level(), s => dscores_in(s, dims, scale, p, dp, outs));
 }
@@ -218,7 +227,7 @@ fn dscores_in<S: Token>(
             n,
             #[inline(always)]
             |at| {
-                // Zero where the place is later, since `p` is.
+                // Zero at later places, because `p` is.
                 let d = load(s, p, at, 0.0) * (load(s, dp, at, 0.0) - delta) * scales;
                 store(s, d, dp, at);
             },

@@ -4,15 +4,14 @@
 //!  [block][channel][pad + height + pad][pad + width + pad][16 samples]
 //! ```
 //!
-//! Neighbouring samples need the same arithmetic with the same weights, so a convolution in this layout is
-//! nothing but broadcast-multiply-add on whole vectors: no im2col, no shuffles, no special case at the edge
-//! of a row. A border of zeros around each plane replaces the tests for the image's edge; operators write
-//! the inside only, so the border is zeroed once, when the memory is made.
+//! Neighbouring samples need the same arithmetic with the same weights, so a convolution in this layout is only
+//! broadcast-multiply-add on whole vectors: no im2col, no shuffles, no special case at the edge of a row. A border
+//! of zeros around each plane replaces tests for the image's edge. Operators write only the inside, so the border
+//! is zeroed once, at allocation.
 //!
-//! A batch that is no multiple of sixteen leaves dead lanes in the last block. Their inputs and what is
-//! pooled from them are zero, so are the gradients that go into a weight's; elsewhere they may hold anything,
-//! left from another batch, and no operator lets it out. Where eight or more are dead, the costly operators
-//! leave that half out.
+//! A batch that is not a multiple of sixteen leaves dead lanes in the last block. Their inputs and pooled values
+//! are zero, as are the gradients that contribute to a weight's. Elsewhere they may hold values of another batch,
+//! which no operator uses. If eight or more lanes are dead, the costly operators skip that half.
 
 use crate::cpu::{
     simd::{LANES, Lane},
@@ -85,10 +84,10 @@ pub(crate) fn live_mask(live: usize) -> Lane {
     m
 }
 
-/// A block of planes, to be written. The border must stay zero.
+/// A mutable block of planes. The border must stay zero.
 #[derive(Debug)]
 pub struct Block<'a> {
-    /// Which one it is.
+    /// Its index.
     pub number: usize,
     /// Its shape.
     pub geometry: Geometry,
@@ -125,12 +124,12 @@ pub struct Planes {
 }
 
 impl Planes {
-    /// No samples yet; [`Planes::reserve`] makes room.
+    /// No samples yet; [`Planes::reserve`] allocates.
     pub fn new(geometry: Geometry) -> Self {
         Self { geometry, data: Vec::new() }
     }
 
-    /// Makes room for `n` samples; what is there stays. New lanes are zero.
+    /// Allocates space for `n` samples and keeps the present ones. New lanes are zero.
     pub fn reserve(&mut self, n: usize) {
         let len = blocks(n) * self.geometry.block();
         if len > self.data.len() {
@@ -143,25 +142,26 @@ impl Planes {
         self.geometry
     }
 
-    /// Block `b`: `[channel][row][column]` with borders. Panics when there is no room reserved for it.
+    /// Block `b`: `[channel][row][column]` with borders. Panics if it is not reserved.
     pub fn block(&self, b: usize) -> &[Lane] {
         let len = self.geometry.block();
         &self.data[b * len..(b + 1) * len]
     }
 
-    /// The blocks of a batch of `n`, to be written. Panics when there is no room reserved for them.
+    /// The mutable blocks of a batch of `n`. Panics if they are not reserved.
     pub fn blocks_mut(&mut self, n: usize) -> impl Iterator<Item = Block<'_>> {
         let (geometry, len) = (self.geometry, self.geometry.block());
         let all = self.data[..blocks(n) * len].chunks_exact_mut(len).enumerate();
         all.map(move |(number, lanes)| Block { number, geometry, lanes })
     }
 
-    /// All blocks that there is room for, one after another.
+    /// All reserved blocks, concatenated.
     pub fn lanes(&self) -> &[Lane] {
         &self.data
     }
 
-    /// All samples of `inputs` (`[n, channels, height, width]`), making room where needed; dead lanes become zero.
+    /// Copies all samples of `inputs` (`[n, channels, height, width]`), and allocates if needed; dead lanes become
+    /// zero.
     pub fn pack(&mut self, threads: &Threads, inputs: &[f32], n: usize) {
         let len = self.geometry.sample_len();
         assert_eq!(inputs.len(), n * len, "pack: inputs must be [n, {len}]");
@@ -169,7 +169,7 @@ impl Planes {
         threads.each(self.blocks_mut(n), |mut block| block.pack(inputs, n));
     }
 
-    /// The first `n` samples, as `[n, channels, height, width]`. Allocates: for tests.
+    /// The first `n` samples, as `[n, channels, height, width]`. It allocates, for tests.
     pub fn unpack(&self, n: usize) -> Vec<f32> {
         let g = self.geometry;
         let mut out = Vec::with_capacity(n * g.sample_len());
@@ -191,7 +191,7 @@ mod tests {
     use crate::cpu::simd::Cpu;
 
     #[test]
-    fn packing_and_unpacking_returns_the_samples_and_keeps_the_border_zero() {
+    fn packing_round_trips_and_keeps_zero_border() {
         let g = Geometry::new(2, 3, 4, 1);
         for n in [1, 15, 16, 17, 40] {
             let inputs: Vec<f32> = (0..n * g.sample_len()).map(|i| i as f32 + 1.0).collect();

@@ -1,22 +1,22 @@
 //! Convolution in the blocked layout: forward, and the gradient of the input.
 //!
-//! Both are the same direct convolution; for the gradient the kernel is turned by 180 degrees and its channel
-//! axes are swapped. A tile of some output channels and columns stays in registers while all taps of all
-//! input channels pass:
+//! Both are the same direct convolution; for the gradient the kernel is turned by 180 degrees and its channel axes
+//! are swapped. A tile of some output channels and columns stays in registers, while the loop passes all taps of
+//! all input channels:
 //!
 //! | vector registers | tile | per tap |
 //! |---|---|---|
 //! | 32 (AVX-512, NEON) | 4 channels x 7 columns | 7 loads and 4 broadcasts feed 28 multiply-adds |
 //! | 16 (AVX2, SSE2) | 2 x 6 | 6 and 2 feed 12 |
 //!
-//! What a tile reads is in the first-level cache when the next channels and the next part of the lanes come, so
-//! both go inside the loop over columns.
+//! A tile's input stays in the first-level cache for the next channels and the next part of the lanes, so both
+//! loops are inside the loop over columns.
 
 use crate::cpu::blocked::{Block, Geometry, Planes, live_lanes};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::shape::ConvShape;
 
-/// Output channels whose weights lie together; a tile has as many, or half.
+/// Output channels whose weights are adjacent; a tile has as many, or half.
 const CHANNEL_TILE: usize = 4;
 
 impl ConvShape {
@@ -33,13 +33,13 @@ pub struct ConvWeights {
     shape: ConvShape,
     packed: Vec<[f32; CHANNEL_TILE]>,
     bias: Vec<f32>,
-    /// Where the taps' inputs lie in a block of this shape, counted from the first tap's.
+    /// Offsets of the taps' inputs in a block of this shape, relative to the first tap.
     places: Vec<u32>,
     from: Geometry,
 }
 
 impl ConvWeights {
-    /// Room for weights of this shape, all zero.
+    /// Zero weights of this shape.
     pub fn new(shape: ConvShape) -> Self {
         assert!(shape.pad < shape.kernel, "a convolution's padding must be less than its kernel");
         let tiles = shape.outputs.div_ceil(CHANNEL_TILE);
@@ -58,7 +58,7 @@ impl ConvWeights {
         self.shape
     }
 
-    /// Takes over `weight` (`[outputs, inputs, kernel, kernel]`) and `bias` (`[outputs]`).
+    /// Copies `weight` (`[outputs, inputs, kernel, kernel]`) and `bias` (`[outputs]`).
     pub fn set(&mut self, weight: &[f32], bias: &[f32]) {
         let s = self.shape;
         assert_eq!(weight.len(), s.weight_len(), "ConvWeights::set: weight of {s:?}");
@@ -72,7 +72,7 @@ impl ConvWeights {
         self.bias[..s.outputs].copy_from_slice(bias);
     }
 
-    /// Takes over the weight of the convolution whose input gradient this one computes: `self` must have the
+    /// Copies the weight of the convolution whose input gradient this one computes: `self` must have the
     /// [`ConvShape::transposed`] shape of `weight`'s. There is no bias.
     pub fn set_transposed(&mut self, weight: &[f32]) {
         let s = self.shape;
@@ -89,7 +89,7 @@ impl ConvWeights {
         }
     }
 
-    /// Inputs have this shape from now on.
+    /// Sets the shape of later inputs.
     pub fn lay(&mut self, from: Geometry) {
         if from == self.from {
             return;
@@ -105,8 +105,8 @@ impl ConvWeights {
 
 /// A block of `y = conv(x) + bias` for a batch of `n`.
 ///
-/// `x` must have the shape that the weights were [laid out](ConvWeights::lay) for, with a border of at least the convolution's
-/// padding; `y` any border. Dead lanes of `y` hold no meaning.
+/// `x` must have the shape that the weights were [laid out](ConvWeights::lay) for, with a border of at least the
+/// convolution's padding; `y` may have any border. Dead lanes of `y` are undefined.
 pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Block, n: usize) {
     let (s, from, to) = (weights.shape, x.geometry(), y.geometry);
     assert_eq!(from, weights.from, "conv: the shape that the weights are laid out for");
@@ -165,13 +165,13 @@ impl Forward<'_> {
         }
         let taps = weights.places.len();
         let packed = &weights.packed[o / CHANNEL_TILE * taps..][..taps];
-        // So that the compiler sees that they are inside.
+        // Shows the compiler that the indices are in range.
         let first = (o % CHANNEL_TILE) & (CHANNEL_TILE - C);
         let pixels = &self.x[(y + from.pad - shape.pad) * from.row() + from.pad - shape.pad + x0..];
         for (tap, &place) in packed.iter().zip(&weights.places) {
             let (tap, place) = (&tap[first..first + C], place as usize);
             let window = &pixels[place..place + X];
-            // What there is less of stays in registers, the other passes through one.
+            // The fewer of both stay in registers; the others pass through one register.
             if C < X {
                 for x in 0..X {
                     let v = s.load(&window[x]);

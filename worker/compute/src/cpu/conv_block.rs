@@ -1,4 +1,4 @@
-//! Convolution, BatchNorm, ReLU and 2x2 max pooling with their workspaces, block of samples by block.
+//! Convolution, BatchNorm, ReLU and 2x2 max pooling with their workspaces, one block of samples after another.
 
 use crate::{
     collective::RankSums,
@@ -21,7 +21,7 @@ pub struct ConvBlock {
     shape: ConvBlockShape,
     at: ConvBlockAt,
     weights: ConvWeights,
-    /// From the output's gradient to the input's.
+    /// Computes the input's gradient from the output's.
     back: Option<ConvWeights>,
     stats: ChannelStats,
     of_blocks: Vec<BlockStats>,
@@ -42,7 +42,7 @@ impl ConvBlock {
         let c = conv.outputs;
         let (height, width) = (conv.side(shape.height), conv.side(shape.width));
         let half = |pad| Planes::new(Geometry::new(c, height / 2, width / 2, pad));
-        // The gradient of the output is convolved where that of the input is asked for, and wants a border then.
+        // If the input's gradient is needed, the output's gradient is convolved, which requires a border.
         let back = shape.input_gradient.then(|| ConvWeights::new(conv.transposed()));
         let border = back.as_ref().map_or(0, |b| b.shape().pad);
         Self {
@@ -73,7 +73,7 @@ impl ConvBlock {
         start..start + c
     }
 
-    /// In training, with the statistics of the batches of all `ranks`, where there are any.
+    /// In training it uses the batch statistics of all `ranks`, if any.
     pub(super) fn forward(
         &mut self,
         threads: &Threads,
@@ -111,7 +111,7 @@ impl ConvBlock {
         Ok(())
     }
 
-    /// Normalise by this batch's statistics, or by the running ones.
+    /// Normalises by this batch's statistics, or by the running ones.
     fn set_norms(&mut self, params: &[f32], train: bool) {
         let (gamma, beta) = (&params[self.channel_tensor(1)], &params[self.channel_tensor(2)]);
         let (mean, var) = params[self.at.buffers..].split_at(self.shape.conv.outputs);
@@ -122,7 +122,7 @@ impl ConvBlock {
         }
     }
 
-    /// What is to be subtracted from the running statistics.
+    /// Writes the amount to subtract from the running statistics.
     pub(super) fn write_buffers(&self, params: &[f32], grads: &mut [f32]) {
         let c = self.shape.conv.outputs;
         for i in 0..c {
@@ -150,7 +150,7 @@ impl ConvBlock {
     pub(super) fn backward_weight(&mut self, threads: &Threads, x: &Planes, n: usize, grads: &mut [f32]) {
         self.dweights.clear();
         let (all, count) = (blocks(n), self.stats.count());
-        // On one thread block by block: what was written is still in the caches.
+        // On one thread, block by block: written values are still in the caches.
         let together = if threads.count() == 1 { 1 } else { all };
         for from in (0..all).step_by(together.max(1)) {
             let some = from..(from + together).min(all);

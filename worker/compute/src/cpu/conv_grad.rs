@@ -1,11 +1,11 @@
 //! Gradient of a convolution's weight in the blocked layout.
 //!
-//! `dw[o][i][ky][kx]` is a sum over samples and pixels of `dy[o] * x[i]`, shifted by the tap. Samples are
-//! lanes, so each weight has a vector of sixteen partial sums; they are added up at the end of the step. A
-//! tile of output channels x taps of one kernel row stays in registers while a strip of rows passes: 4 x 5
-//! where there are 32 vector registers, else 2 x 5 or, for small kernels, 4 x 3.
-//! The strip is chosen such that the gradient rows (4 channels) and the input rows (1 channel) stay in the
-//! first-level cache for all kernel rows and all parts of the lanes.
+//! `dw[o][i][ky][kx]` is a sum over samples and pixels of `dy[o] * x[i]`, shifted by the tap. Samples are lanes, so
+//! each weight has a vector of sixteen partial sums, which are summed at the end of the step. A tile of output
+//! channels x taps of one kernel row stays in registers, while the loop passes a strip of rows: 4 x 5 with 32
+//! vector registers, otherwise 2 x 5 or, for small kernels, 4 x 3. The strip is small enough that the gradient rows
+//! (4 channels) and the input rows (1 channel) stay in the first-level cache for all kernel rows and all parts of
+//! the lanes.
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Channels of the largest tile.
 const CHANNELS: usize = 4;
-/// Rows of the gradient that are worked on together.
+/// Rows of the gradient per strip.
 const STRIP: usize = 5;
 
 /// Partial sums of a convolution's weight gradient: `[output][input][row][column]` vectors.
@@ -31,13 +31,13 @@ impl ConvGradient {
         Self { shape, sums: vec![Lane::ZERO; shape.weight_len()] }
     }
 
-    /// Forgets all sums.
+    /// Resets all sums.
     pub fn clear(&mut self) {
         self.sums.fill(Lane::ZERO);
     }
 
-    /// Adds some blocks of a batch of `n`, each thread for some output channels. `x` is the convolution's input and `dy` the
-    /// gradient of its output; where `dy`'s dead lanes are zero, they add nothing.
+    /// Adds some blocks of a batch of `n`; each thread computes some output channels. `x` is the convolution's
+    /// input and `dy` its output's gradient, which must be zero in dead lanes to add nothing there.
     pub fn add(&mut self, threads: &Threads, x: &Planes, dy: &Planes, some: Range<usize>, n: usize) {
         let (s, from, to) = (self.shape, x.geometry(), dy.geometry());
         assert_eq!(from.channels, s.inputs, "conv gradient: channels of the input");
@@ -61,7 +61,7 @@ impl ConvGradient {
     }
 }
 
-/// Adds up the lanes of each vector.
+/// Sums the lanes of each vector.
 pub(crate) struct LaneSums<'a> {
     pub(crate) sums: &'a [Lane],
     pub(crate) out: &'a mut [f32],
@@ -78,7 +78,7 @@ impl Kernel for LaneSums<'_> {
 
 struct WeightGrad<'a> {
     shape: ConvShape,
-    /// The first of the output channels that `sums` are of.
+    /// The first output channel of `sums`.
     first: usize,
     sums: &'a mut [Lane],
     x: &'a [Lane],
@@ -98,7 +98,7 @@ impl Kernel for WeightGrad<'_> {
     }
 }
 
-/// Which weights a tile sums up, over which rows.
+/// A tile's weights, and its rows.
 #[derive(Clone, Copy)]
 struct Place {
     o: usize,
@@ -110,12 +110,12 @@ struct Place {
 }
 
 impl WeightGrad<'_> {
-    /// The channel behind the last.
+    /// One past the last channel.
     fn end(&self) -> usize {
         self.first + self.sums.len() / (self.shape.inputs * self.shape.kernel * self.shape.kernel)
     }
 
-    /// Everything, `C` channels at a time.
+    /// All channels, `C` at a time.
     #[inline(always)]
     fn strips<S: Simd, const C: usize>(&mut self, s: S) {
         let k = self.shape.kernel;
@@ -156,7 +156,7 @@ impl WeightGrad<'_> {
         let channels = C.min(self.end() - at.o);
         let mut acc = [[s.splat(0.0); T]; C];
         for y in at.top..at.top + at.rows {
-            // Channels past the last one repeat it; their sums are not kept.
+            // Channels past the last one repeat it; their sums are dropped.
             let dy: [&[Lane]; C] =
                 std::array::from_fn(|c| &self.dy[to.at(at.o + c.min(channels - 1), y)..][..width]);
             let first = at.i * from.plane() + (y + at.ky + from.pad - shape.pad) * from.row() + from.pad
@@ -164,7 +164,7 @@ impl WeightGrad<'_> {
                 + at.kx;
             let row = &self.x[first..][..width + T - 1];
             for (x, window) in row.windows(T).enumerate().take(width) {
-                // What there is less of stays in registers, the other passes through one.
+                // The fewer of both stay in registers; the others pass through one register.
                 if C < T {
                     let mut g = [s.splat(0.0); C];
                     for c in 0..C {

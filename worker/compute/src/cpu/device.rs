@@ -19,19 +19,19 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Threads of this machine. Computes in f32; every operator is done when it returns. None fails, but for
-/// those that share statistics with a group.
+/// The threads of this machine. It computes in f32; every operator is complete when it returns. Only operators that
+/// share statistics with a group can fail.
 #[derive(Debug)]
 pub struct CpuDevice {
     threads: Threads,
     loss: f32,
     sums: Sums,
-    /// Losses, and gradients of norms, of blocks of rows.
+    /// Losses, and norm gradients, of blocks of rows.
     losses: Vec<f64>,
     norms: Vec<f32>,
     /// `[block][class]` vectors of a linear layer over images.
     lanes: Vec<Lane>,
-    /// The group that statistics of a batch are shared with.
+    /// The group with shared batch statistics.
     ranks: Option<Arc<dyn RankSums>>,
 }
 
@@ -42,7 +42,7 @@ impl Default for CpuDevice {
 }
 
 impl CpuDevice {
-    /// With certain instructions; for comparisons.
+    /// With a given instruction set, for comparisons.
     pub fn on(cpu: Cpu) -> Self {
         Self::with(Threads::one(cpu))
     }
@@ -60,23 +60,23 @@ impl CpuDevice {
         }
     }
 
-    /// Another one, on the same threads.
+    /// Another device on the same threads.
     pub fn another(&self) -> Self {
         Self::with(self.threads.clone())
     }
 
-    /// From now on a batch's statistics, in training, are those of the batches of all ranks of a group.
+    /// Shares batch statistics in training with all ranks of a group from now on.
     pub fn join(&mut self, ranks: Option<Arc<dyn RankSums>>) {
         self.ranks = ranks;
     }
 }
 
-/// A linear layer's weight and bias; the bias is empty where there is none.
+/// A linear layer's weight and bias; the bias may be empty.
 fn of(params: &[f32], shape: LinearShape, at: LinearAt) -> (&[f32], &[f32]) {
     (&params[at.weight..][..shape.weight_len()], at.bias.map_or(&[], |b| &params[b..][..shape.outputs]))
 }
 
-/// The gradients of a weight and of the bias, in whatever order the two lie.
+/// The gradients of a weight and its bias, which may lie in either order.
 fn of_mut(grads: &mut [f32], shape: LinearShape, at: LinearAt) -> (&mut [f32], &mut [f32]) {
     let (weight, len) = (at.weight, shape.weight_len());
     match at.bias {

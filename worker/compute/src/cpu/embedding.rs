@@ -21,7 +21,7 @@ pub fn backward_tokens(s: EmbeddingShape, tokens: &[u32], dy: &[f32], dtable: &m
     }
 }
 
-/// The gradient of the positions' table, `[context, cols]`, over what is there; rows that no sequence reaches get 0.
+/// Overwrites the gradient of the position table, `[context, cols]`. Rows that no sequence reaches get 0.
 pub fn backward_positions(s: EmbeddingShape, dy: &[f32], dpositions: &mut [f32]) {
     dpositions.fill(0.0);
     for (i, dy) in dy.chunks_exact(s.cols).enumerate() {

@@ -1,12 +1,11 @@
 //! Linear layers over row-major slices.
 //!
-//! Shapes follow PyTorch: `x` is `[n, inputs]`, `weight` is `[outputs, inputs]`, `bias` is `[outputs]`, `y` is
-//! `[n, outputs]`. Every matrix is handed to the product as it lies in memory, with strides; nothing is
-//! transposed by copying.
+//! Shapes follow PyTorch: `x` is `[n, inputs]`, `weight` is `[outputs, inputs]`, `bias` is `[outputs]`, `y` is `[n,
+//! outputs]`. The product reads every matrix in place, by strides; nothing is transposed by copying.
 
 use crate::{
     cpu::{
-        matrix::{Matrix, Onto, product},
+        matrix::{Matrix, ProductStart, product},
         threads::Threads,
         vector::{load, places, store},
     },
@@ -14,8 +13,8 @@ use crate::{
 };
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// `y = x · weightᵀ + bias`, with a ReLU before it is stored; `bias` may be empty. (A GELU needs its argument kept: see
-/// [`gelu`](crate::cpu::activation::gelu).)
+/// `y = x · weightᵀ + bias`, followed by an optional ReLU; `bias` may be empty. (A GELU needs its argument kept:
+/// see [`gelu`](crate::cpu::activation::gelu).)
 pub fn forward(
     threads: &Threads,
     shape: LinearShape,
@@ -29,9 +28,9 @@ pub fn forward(
     assert!(bias.is_empty() || bias.len() == outputs, "linear: bias");
     let relu = activation == Activation::Relu;
     let onto = match bias.is_empty() {
-        true => Onto::Zero,
-        false if relu => Onto::BiasRelu(bias),
-        false => Onto::Bias(bias),
+        true => ProductStart::Zero,
+        false if relu => ProductStart::BiasRelu(bias),
+        false => ProductStart::Bias(bias),
     };
     let (x, weight) = (Matrix::rows(x, inputs), Matrix::columns(weight, inputs));
     product(threads, [n, inputs, outputs], x, weight, (y, outputs), onto);
@@ -52,14 +51,14 @@ pub fn backward_weight(
     let LinearShape { n, inputs, outputs } = shape;
     assert!(dbias.is_empty() || dbias.len() == outputs, "linear: dbias");
     let (left, right) = (Matrix::columns(dy, outputs), Matrix::rows(x, inputs));
-    product(threads, [outputs, n, inputs], left, right, (dweight, inputs), Onto::Zero);
+    product(threads, [outputs, n, inputs], left, right, (dweight, inputs), ProductStart::Zero);
     if dbias.is_empty() {
         return;
     }
     dispatch!(threads.cpu().level(), s => sums(s, dy, outputs, dbias));
 }
 
-/// The sum of each column, its rows in their order.
+/// The sum of each column, in row order.
 #[inline(always)]
 fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
     places(
@@ -80,5 +79,5 @@ fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
 pub fn backward_input(threads: &Threads, shape: LinearShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
     let LinearShape { n, inputs, outputs } = shape;
     let (dy, weight) = (Matrix::rows(dy, outputs), Matrix::rows(weight, inputs));
-    product(threads, [n, outputs, inputs], dy, weight, (dx, inputs), Onto::Zero);
+    product(threads, [n, outputs, inputs], dy, weight, (dx, inputs), ProductStart::Zero);
 }

@@ -6,16 +6,17 @@ use crate::cpu::{
 };
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// Rows whose losses are added up before those of others are, whatever the number of threads.
+/// Rows per partial sum, whatever the number of threads.
 const ROWS: usize = 64;
 
-/// Values that are added up in single precision; the sums of all in double.
+/// Values summed in single precision; partial sums are added in double.
 const VALUES: usize = 1 << 14;
 
-/// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`. The logits become the gradient.
+/// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`. The logits become the
+/// gradient.
 ///
-/// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`. The largest logit of a row is subtracted before
-/// the exponential, so any finite logits are fine. `room` is for sums.
+/// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`. It subtracts each row's largest logit
+/// before the exponential, so any finite logits are valid. `room` is a buffer for sums.
 pub fn softmax_cross_entropy(
     threads: &Threads,
     logits: &mut [f32],
@@ -91,8 +92,8 @@ pub fn cross_entropy_sum(logits: &[f32], labels: &[u32], classes: usize) -> (f64
     (loss, correct)
 }
 
-/// Mean of the squared difference over all values: `torch.nn.functional.mse_loss`. `dy` is its gradient with
-/// respect to `y`; all three have one length. `room` is for sums.
+/// Mean of the squared difference over all values: `torch.nn.functional.mse_loss`. `dy` becomes its gradient with
+/// respect to `y`; all three have one length. `room` is a buffer for sums.
 pub fn mse(threads: &Threads, y: &[f32], target: &[f32], dy: &mut [f32], room: &mut Vec<f64>) -> f32 {
     assert_eq!(y.len(), target.len(), "mse: target");
     assert_eq!(y.len(), dy.len(), "mse: dy");
@@ -111,7 +112,7 @@ pub fn mse(threads: &Threads, y: &[f32], target: &[f32], dy: &mut [f32], room: &
 fn squares<S: Token>(s: S, y: &[f32], target: &[f32], scale: f32, dy: &mut [f32]) -> f64 {
     let scales = S::f32s::splat(s, scale);
     let mut total = 0.0;
-    // Parts short enough for sums in single precision.
+    // Parts are short enough for sums in single precision.
     for ((y, target), dy) in y.chunks(1024).zip(target.chunks(1024)).zip(dy.chunks_mut(1024)) {
         let mut sums = S::f32s::splat(s, 0.0);
         places(

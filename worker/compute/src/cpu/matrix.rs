@@ -6,12 +6,12 @@
 //!      a: read where it lies, a value at a time, R rows by the panel: R x 2 accumulators in registers (tile.rs)
 //! ```
 //!
-//! Nothing of `a` is ever copied, and a panel of `b` once, while it is in the cache: with 64 rows copies of both matrices, as
-//! products of large ones are blocked, cost more than they save. A bias, or what is in `c`, is where a sum starts, and a ReLU is
-//! applied before it is stored, so that no pass over `c` follows.
+//! It never copies `a`, and copies a panel of `b` once, while it is in the cache: with 64 rows, copying both
+//! matrices, as for large products, costs more than it saves. A sum starts from a bias, or from `c`, and a ReLU is
+//! applied before the store, so no further pass over `c` is needed.
 //!
-//! A value of `c` is one chain of (fused) multiplications and additions over `k` for each KC, whatever the tile: neither the
-//! number of threads nor the rows beside it change its bits.
+//! A value of `c` is one chain of (fused) multiplications and additions over `k` for each KC, whatever the tile:
+//! neither the number of threads nor neighbouring rows change its bits.
 
 mod pack;
 mod tile;
@@ -21,18 +21,18 @@ use fearless_simd::{Simd as Token, dispatch, prelude::*};
 use pack::{Room, pack, with_room};
 use tile::{Panel, Tile};
 
-/// Rows of `b` that a panel has at most: with two vectors of AVX-512 it has 128 KiB then, and with what it is multiplied by it
-/// stays in the second cache.
+/// Maximum rows of a panel of `b`. With two AVX-512 vectors it then has 128 KiB, and fits into the second-level
+/// cache together with the other operand.
 const KC: usize = 1024;
-/// Likewise where the columns of `a` are contiguous: a tile takes a part of a line of each, and the next tile the rest of it, which is
-/// in the first cache still.
+/// Likewise for contiguous columns of `a`: a tile reads a part of a cache line of each, and the next tile reads the
+/// rest while the line is still in the first-level cache.
 const KC_COLUMNS: usize = 256;
-/// Values of `a` that a panel is used for before the next is packed: half of a second cache of 1 MiB.
+/// Values of `a` per panel: half of a second-level cache of 1 MiB.
 const BLOCK: usize = 1 << 17;
-/// Multiplications from which on a product is worth waking other threads for: some 20 us of one.
+/// Minimum multiplications of a parallel product: about 20 us on one thread.
 const PARALLEL: usize = 1 << 20;
 
-/// A matrix that is read: the strides of its rows and columns, one of which is 1.
+/// A read-only matrix, with the strides of its rows and columns, one of which is 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
     values: &'a [f32],
@@ -41,7 +41,7 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows one after another, at this distance.
+    /// Consecutive rows at this distance.
     pub(crate) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row: stride, col: 1 }
     }
@@ -51,7 +51,7 @@ impl<'a> Matrix<'a> {
         Self { values, row: 1, col: stride }
     }
 
-    /// What lies behind a row and a column.
+    /// The submatrix from a row and a column on.
     #[inline(always)]
     fn from(self, row: usize, col: usize) -> Self {
         Self { values: &self.values[row * self.row + col * self.col..], ..self }
@@ -62,20 +62,20 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// What a product starts from, and what is done with it.
+/// The initial value of a product's sums, and what follows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Onto<'a> {
-    /// Nothing: `c` is not read.
+pub(crate) enum ProductStart<'a> {
+    /// Zero: `c` is not read.
     Zero,
-    /// What is in `c`.
+    /// The value of `c`.
     Sum,
-    /// A bias, a value for each column.
+    /// A bias, one value per column.
     Bias(&'a [f32]),
     /// The same, and negative results become zero.
     BiasRelu(&'a [f32]),
 }
 
-impl<'a> Onto<'a> {
+impl<'a> ProductStart<'a> {
     fn columns(self, from: usize) -> Self {
         match self {
             Self::Bias(b) => Self::Bias(&b[from..]),
@@ -96,14 +96,14 @@ impl<'a> Onto<'a> {
     }
 }
 
-/// `c = a · b`, onto something. `c` is `[m, n]`, its rows at a distance of `stride`.
+/// `c = a · b`, starting from `onto`. `c` is `[m, n]`, with rows at a distance of `stride`.
 pub(crate) fn product(
     threads: &Threads,
     [m, k, n]: [usize; 3],
     a: Matrix,
     b: Matrix,
     (c, stride): (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
 ) {
     if m == 0 || n == 0 {
         return;
@@ -131,7 +131,7 @@ fn rows(
     a: Matrix,
     b: Matrix,
     c: (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
     room: &mut Room,
 ) {
     dispatch!(cpu.level(), s => blocks(s, dims, a, b, c, onto, room));
@@ -144,7 +144,7 @@ fn blocks<S: Token>(
     a: Matrix,
     b: Matrix,
     (c, stride): (&mut [f32], usize),
-    onto: Onto,
+    onto: ProductStart,
     room: &mut Room,
 ) {
     let len = S::f32s::LEN;
@@ -159,7 +159,7 @@ fn blocks<S: Token>(
                 let cols = (2 * len).min(n - j0);
                 let width = cols.next_multiple_of(len);
                 let b = b.from(k0, j0);
-                // A copy of the panel does not pay for few rows.
+                // With few rows a copy of the panel does not pay.
                 let panel = if b.col == 1 && cols == width && mc <= 4 * len {
                     Panel::Apart(b.values, b.row)
                 } else {

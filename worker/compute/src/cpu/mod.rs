@@ -1,5 +1,5 @@
-//! The CPU's operators, no allocation of tensors in the step, and [`CpuDevice`], which offers them to models. What costs time they compute
-//! on several threads ([`Threads`]).
+//! The CPU's operators, without tensor allocation in a step, and [`CpuDevice`], which provides them to models.
+//! Costly operators use several threads ([`Threads`]).
 //!
 //! Two families:
 //!

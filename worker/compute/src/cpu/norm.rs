@@ -7,18 +7,18 @@
 //!             dp, pick, y --apply--> dy, over y's memory
 //! ```
 //!
-//! Of the three, only `y` and the pooled result are ever stored: the normalised and the rectified planes are
-//! four times the size of the pooled one and would cost more memory traffic than their arithmetic. `pick` lets
-//! the backward pass find the maximum again by equality; the first of equal values wins, as in PyTorch.
-//! The backward pass is in [`crate::cpu::norm_grad`]. Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
+//! Of these only `y` and the pooled result are stored: the normalised and the rectified planes are four times as
+//! large as the pooled one, and would cost more memory traffic than their arithmetic. With `pick` the backward pass
+//! finds the maximum by equality; the first of equal values wins, as in PyTorch. The backward pass is in
+//! [`crate::cpu::norm_grad`]. Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
 
 use crate::cpu::blocked::{Block, Geometry, Planes, live_lanes, live_mask};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::{collective::RankSums, error::Result};
 
-/// Added to the variance before the root, as in PyTorch.
+/// Added to the variance before the square root, as in PyTorch.
 pub const EPSILON: f32 = 1e-5;
-/// Share of a batch's statistic in the running one, as in PyTorch.
+/// Weight of a batch's statistic in the running one, as in PyTorch.
 pub const MOMENTUM: f32 = 0.1;
 
 /// Mean and variance of each channel, collected block by block.
@@ -31,19 +31,19 @@ pub struct ChannelStats {
 }
 
 impl ChannelStats {
-    /// Nothing collected yet.
+    /// Empty statistics.
     pub fn new(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], spread: vec![0.0; channels], count: 0.0 }
     }
 
-    /// Forgets everything.
+    /// Resets the statistics.
     pub fn clear(&mut self) {
         self.mean.fill(0.0);
         self.spread.fill(0.0);
         self.count = 0.0;
     }
 
-    /// Adds what [`block_stats`] says of a block (Chan et al.); blocks are added in their order.
+    /// Adds the statistics of blocks ([`block_stats`]) in their order (Chan et al.).
     pub fn add(&mut self, of: &[BlockStats]) {
         assert_eq!(of.len(), self.mean.len(), "statistics: channels");
         let Some(count) = of.first().map(|s| s.count) else { return };
@@ -56,9 +56,9 @@ impl ChannelStats {
         self.count = all;
     }
 
-    /// Makes them those of the batches of all ranks together (SyncBatchNorm).
+    /// Combines them with those of all ranks' batches (SyncBatchNorm).
     pub fn join(&mut self, ranks: &dyn RankSums) -> Result {
-        // In two rounds, mean first, for the reason of `add_block`.
+        // In two rounds, mean first, for precision, as in `block_stats`.
         let mut sums: Vec<f64> = self.mean.iter().map(|m| m * self.count).collect();
         sums.push(self.count);
         ranks.sum(&mut sums)?;
@@ -78,35 +78,35 @@ impl ChannelStats {
         self.mean[c] as f32
     }
 
-    /// Biased variance of channel `c`: what the batch is normalised by.
+    /// Biased variance of channel `c`, used to normalise the batch.
     pub fn variance(&self, c: usize) -> f32 {
         (self.spread[c] / self.count.max(1.0)) as f32
     }
 
-    /// Unbiased variance of channel `c`: what goes into the running variance.
+    /// Unbiased variance of channel `c`, for the running variance.
     pub fn unbiased_variance(&self, c: usize) -> f32 {
         (self.spread[c] / (self.count - 1.0).max(1.0)) as f32
     }
 
-    /// Values a channel.
+    /// Values per channel.
     pub fn count(&self) -> f64 {
         self.count
     }
 }
 
-/// Of one channel of one block.
+/// Statistics of one channel of one block.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockStats {
     mean: f64,
-    /// Sum of squared distances from it.
+    /// Sum of squared distances from the mean.
     spread: f64,
     /// Values.
     count: f64,
 }
 
-/// The statistics of a block of a batch of `n`, for each channel.
+/// The statistics of each channel in a block of a batch of `n`.
 ///
-/// Two passes over it, mean first: a plain sum of squares loses the variance of a channel whose mean is large.
+/// It uses two passes, mean first: a plain sum of squares loses the variance of a channel with a large mean.
 pub fn block_stats(cpu: Cpu, y: &Block, n: usize, stats: &mut [BlockStats]) {
     let (g, live) = (y.geometry, live_lanes(n, y.number));
     assert_eq!(g.channels, stats.len(), "statistics: channels");
@@ -130,7 +130,7 @@ impl Kernel for Stats<'_> {
         for c in 0..g.channels {
             let mut total = 0.0;
             for r in 0..g.height {
-                // One vector of sums a row: short sums keep their precision.
+                // One vector of sums per row: short sums keep their precision.
                 let mut sum = s.splat(0.0);
                 for lane in &y[g.at(c, r)..][..g.width] {
                     sum = s.fma(s.load(lane), mask, sum);
@@ -153,7 +153,7 @@ impl Kernel for Stats<'_> {
     }
 }
 
-/// What a channel is normalised with: `z = scale * y + shift`, and the numbers that the gradients need.
+/// A channel's normalisation, `z = scale * y + shift`, and the numbers for its gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChannelNorm {
     pub(crate) mean: f32,
@@ -230,7 +230,7 @@ impl Kernel for Pool<'_> {
                         z = s.select(more, zv, z);
                         best = s.select(more, v, best);
                     }
-                    // `0 > z` rather than `z > 0`: a NaN passes through.
+                    // `0 > z`, not `z > 0`: a NaN passes through.
                     let z = s.select(s.gt(zero, z), zero, z);
                     s.store(&mut p[x], s.select(live, z, zero));
                     s.store(&mut pick[x], best);

@@ -1,7 +1,8 @@
 //! The backward pass of [`crate::cpu::norm`]: the gradients of BatchNorm, ReLU and 2x2 max pooling as one operator.
 //!
-//! It goes over the batch twice: a norm's gradient depends on two sums over all samples ([`NormSums`], from the
-//! pooled planes alone), and only then can [`NormSums::apply`] turn each convolution output into its gradient.
+//! It makes two passes over the batch, because a norm's gradient depends on two sums over all samples. The first
+//! computes these sums ([`NormSums`], from the pooled planes alone); then [`NormSums::apply`] turns each
+//! convolution output into its gradient.
 
 use crate::cpu::blocked::{Geometry, Planes, blocks, live_lanes, live_mask};
 use crate::cpu::norm::{ChannelNorm, check_pool};
@@ -10,7 +11,7 @@ use crate::cpu::threads::Threads;
 use crate::{collective::RankSums, error::Result};
 use std::ops::Range;
 
-/// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
+/// Per-channel sums over the whole batch, which precede the gradients.
 #[derive(Clone, Debug)]
 pub struct NormSums {
     /// Σ g, the gradient of beta.
@@ -19,11 +20,11 @@ pub struct NormSums {
     gy: Vec<f64>,
     /// Σ dy, the gradient of the convolution's bias before the norm.
     dy: Vec<f64>,
-    /// Two sums of each channel, block by block, until they are added up in their order.
+    /// Two sums per channel and block, until they are added in block order.
     parts: Vec<[f64; 2]>,
 }
 
-/// Room for the sums of so many blocks.
+/// Memory for the sums of this many blocks.
 fn parts(
     of: &mut Vec<[f64; 2]>,
     blocks: usize,
@@ -72,8 +73,8 @@ impl NormSums {
         }
     }
 
-    /// Some blocks of the gradient of `y`, of a batch of `n`, written over `y`, after all of the batch was added here; `count` is the
-    /// number of values a channel ([`count`](crate::cpu::norm::ChannelStats::count)).
+    /// Overwrites some blocks of `y`, of a batch of `n`, by their gradient. All of the batch must have been added
+    /// before. `count` is the number of values per channel ([`count`](crate::cpu::norm::ChannelStats::count)).
     pub fn apply(
         &mut self,
         threads: &Threads,
@@ -100,8 +101,8 @@ impl NormSums {
         }
     }
 
-    /// Makes those that [`NormSums::apply`] needs the sums over all ranks' batches (SyncBatchNorm). What [`Self::write`] writes is the
-    /// rank's own, since gradients are averaged over the ranks: call it before.
+    /// Sums the values for [`NormSums::apply`] over all ranks' batches (SyncBatchNorm). The values for
+    /// [`Self::write`] must stay this rank's own, because gradients are averaged over the ranks: call that before.
     pub fn join(&mut self, ranks: &dyn RankSums) -> Result {
         let mut sums = [self.g.as_slice(), self.gy.as_slice()].concat();
         ranks.sum(&mut sums)?;
@@ -120,7 +121,7 @@ impl NormSums {
     }
 
     /// Writes the gradient of the bias of the convolution before the norm; valid after [`NormSums::apply`] on all
-    /// blocks. (In exact arithmetic it is zero, since the norm takes the mean away.)
+    /// blocks. (In exact arithmetic it is zero, because the norm subtracts the mean.)
     pub fn write_bias(&self, dbias: &mut [f32]) {
         for (d, v) in dbias.iter_mut().zip(&self.dy) {
             *d = *v as f32;
@@ -163,7 +164,7 @@ struct Apply<'a> {
     count: f64,
     /// Σ g and Σ g (y - mean).
     sums: (&'a [f64], &'a [f64]),
-    /// Of this block, Σ dy comes first.
+    /// For this block, with Σ dy first.
     totals: &'a mut [[f64; 2]],
     pick: &'a [Lane],
     dp: &'a [Lane],

@@ -9,14 +9,14 @@ use crate::{
 };
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// Of each row: what was subtracted and what it was multiplied by. Of an RMSNorm the mean is not used.
+/// Per row: the subtracted mean and the factor. An RMSNorm does not use the mean.
 pub const STATS: usize = 2;
 
-/// Rows whose gradients of gamma and beta are added up before those of others are: the same on any number of threads.
+/// Rows per partial sum of gamma's and beta's gradients, whatever the number of threads.
 const ROWS: usize = 128;
 
-/// `y = (x - mean) · inverse · gamma + beta` for each row, and `(mean, inverse)` into `stats`, `[rows, 2]`. Without `beta`
-/// (empty) it is an RMSNorm: the mean is 0 and the inverse that of the root of the mean square.
+/// `y = (x - mean) · inverse · gamma + beta` for each row, and `(mean, inverse)` into `stats`, `[rows, 2]`. With an
+/// empty `beta` it is an RMSNorm: the mean is 0, and the inverse is that of the root mean square.
 pub fn forward(
     threads: &Threads,
     shape: NormShape,
@@ -85,8 +85,8 @@ fn forward_in<S: Token>(
     }
 }
 
-/// The gradient of `x`, plus `add` if that is not empty, into `dx`, and those of gamma and beta, all over what is there. `dbeta` is
-/// empty for an RMSNorm. `room` is for sums.
+/// Overwrites `dx` by the gradient of `x`, plus `add` unless it is empty, and the gradients of gamma and beta.
+/// `dbeta` is empty for an RMSNorm. `room` is a buffer for sums.
 #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
 pub fn backward(
     threads: &Threads,
@@ -122,7 +122,7 @@ pub fn backward(
     }
 }
 
-/// What the gradient of some rows is made of.
+/// The inputs of the gradient of some rows.
 struct Rows<'a> {
     dy: &'a [f32],
     x: &'a [f32],
@@ -155,7 +155,7 @@ impl Rows<'_> {
                     store(s, dy + load(s, dbeta, p, 0.0), dbeta, p);
                 },
             );
-            // Without a mean there is nothing that the mean of the gradient would be taken from.
+            // Without a mean there is no such term.
             let of_dy = if with_mean { of_dy.reduce_sum() / cols as f32 } else { 0.0 };
             let (of_dy, of_both) =
                 (S::f32s::splat(s, of_dy), S::f32s::splat(s, of_both.reduce_sum() / cols as f32));

@@ -1,20 +1,21 @@
-//! Sixteen `f32` lanes in vectors of any width, and the kernels' way to the process's instructions.
+//! Sixteen `f32` lanes in vectors of any width, and the dispatch of kernels to the process's instruction set.
 //!
-//! A kernel is written once, generic over [`Simd`], and compiled for each level: AVX-512, AVX2 with FMA, and what every
-//! machine of the target has (SSE2 on x86-64, NEON on aarch64). The instructions are those of the crate `fearless_simd`,
-//! whose tokens prove that the machine has them, so nothing here is unsafe.
+//! A kernel is written once, generic over [`Simd`], and compiled for each level: AVX-512, AVX2 with FMA, and the
+//! target's baseline (SSE2 on x86-64, NEON on aarch64). The crate `fearless_simd` provides the instructions; its
+//! tokens prove that the machine has them, so nothing here is unsafe.
 //!
 //! ```text
 //!  operator --Kernel--> Cpu::run ----------> all sixteen lanes at once
 //!                       Cpu::run_tiles ----> as many lanes at a time as a register holds, one part after the other
 //! ```
 //!
-//! `run_tiles` is for kernels that keep a tile of accumulators in registers: AVX2 and the portable set have half and a quarter of
-//! AVX-512's lanes in a register, and on x86-64 half as many registers ([`Simd::REGISTERS`], by which a kernel chooses its tile), so
-//! a tile of whole [`Lane`]s would live on the stack. It also leaves out parts in which no lane holds a sample.
+//! `run_tiles` is for kernels that keep a tile of accumulators in registers. AVX2 and the portable set have half
+//! and a quarter of AVX-512's lanes in a register, and on x86-64 half as many registers ([`Simd::REGISTERS`], by
+//! which a kernel chooses its tile), so a tile of whole [`Lane`]s would be spilled to the stack. It also skips
+//! parts without samples.
 //!
-//! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give the same
-//! bits.
+//! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give
+//! the same bits.
 
 use fearless_simd::{Level, Simd as Token, dispatch, f32x8, f32x16, prelude::*};
 pub use paraft_simd::Isa;
@@ -23,7 +24,7 @@ use std::marker::PhantomData;
 /// Number of `f32` lanes of a [`Lane`].
 pub const LANES: usize = 16;
 
-/// Sixteen samples' value at one place of a plane: the innermost, vectorised axis of the blocked layout.
+/// The values of sixteen samples at one place of a plane: the innermost, vectorised axis of the blocked layout.
 ///
 /// Aligned to a cache line, so that no load of the hot loops crosses one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,17 +42,17 @@ impl Default for Lane {
     }
 }
 
-/// The operations that kernels are made of, on all lanes of a [`Lane`] or on a part of them.
+/// The operations of kernels, on all lanes of a [`Lane`] or a part of them.
 pub(crate) trait Simd: Copy {
-    /// How many vectors the processor has room for. A tile that needs all of them is spilled as the compiler sees fit: leave one.
+    /// Number of the processor's vector registers. A tile that uses all of them is spilled: leave one free.
     const REGISTERS: usize;
 
     /// The lanes in registers.
     type V: Copy;
-    /// One truth value a lane.
+    /// One truth value per lane.
     type M: Copy;
 
-    /// As many lanes at a time as a register has, one part of the [`Lane`] after the other. Only [`Cpu::run_tiles`] has several.
+    /// The parts of a [`Lane`] that fit into a register, one after another. Only [`Cpu::run_tiles`] has several.
     fn parts(self) -> impl Iterator<Item = Self>;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, p: &Lane) -> Self::V;
@@ -59,7 +60,7 @@ pub(crate) trait Simd: Copy {
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, fused where the machine can.
+    /// `a * b + c`, fused if the machine supports it.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a > b`, false for NaN.
     fn gt(self, a: Self::V, b: Self::V) -> Self::M;
@@ -67,11 +68,11 @@ pub(crate) trait Simd: Copy {
     fn eq(self, a: Self::V, b: Self::V) -> Self::M;
     /// `t` where `m` holds, else `f`.
     fn select(self, m: Self::M, t: Self::V, f: Self::V) -> Self::V;
-    /// The sum of the lanes. The upper half is added to the lower one until one value is left: the same bits at every level.
+    /// The sum of the lanes: repeatedly adds the upper half to the lower one, with the same bits at every level.
     fn sum(self, v: Self::V) -> f32;
 }
 
-/// The lanes of vectors `V` from the `at`-th on, and up to the `end`-th the further parts; `at` is a multiple of their number.
+/// Lanes in vectors `V` from `at` on, and the further parts up to `end`; `at` is a multiple of the vector's length.
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes<S, V> {
     token: S,
@@ -89,7 +90,7 @@ impl<S: Token, V: SimdBase<S>> Lanes<S, V> {
         Self { token, at: 0, end, vectors: PhantomData }
     }
 
-    /// So that the compiler sees that they are inside a [`Lane`].
+    /// Shows the compiler that the lanes are inside a [`Lane`].
     #[inline(always)]
     fn place(self) -> std::ops::Range<usize> {
         let at = self.at & (LANES - V::LEN);
@@ -166,10 +167,10 @@ impl<S: Token, V: SimdFloat<S, Element = f32>> Simd for Lanes<S, V> {
     }
 }
 
-/// Work to be run with the machine's best instructions.
+/// Work to run with the machine's best instructions.
 ///
-/// `run` must be `#[inline(always)]`, and so must all that it calls, or the instructions of the caller do not
-/// reach it.
+/// `run` must be `#[inline(always)]`, as must everything it calls, or the caller's instruction set does not apply
+/// to it.
 pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S);
 }
@@ -186,17 +187,17 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The set that is chosen for this process: the machine's best, or what `PARAFT_SIMD` says.
+    /// The set chosen for this process: the machine's best, or that of `PARAFT_SIMD`.
     pub fn detect() -> Self {
         Self { level: paraft_simd::level() }
     }
 
-    /// A certain set, or `None` where the machine lacks it. For comparisons.
+    /// A given set, or `None` if the machine lacks it. For comparisons.
     pub fn with(isa: Isa) -> Option<Self> {
         Some(Self { level: isa.level()? })
     }
 
-    /// Every set of this machine, the least first.
+    /// Every set of this machine, the smallest first.
     pub fn every() -> impl Iterator<Item = Self> {
         Isa::ALL.into_iter().filter_map(Self::with)
     }
@@ -211,14 +212,15 @@ impl Cpu {
         self.level
     }
 
-    /// On all sixteen lanes at once.
+    /// Runs on all sixteen lanes at once.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         dispatch!(self.level, s => kernel.run(Whole::new(s, LANES)));
     }
 
-    /// For a block of which only the first `live` lanes hold samples. Where eight lanes are enough, only the first eight of each
-    /// [`Lane`] are read and written: the last block of a batch then costs half (a batch of 100 has four samples in it).
+    /// Runs on a block with samples only in its first `live` lanes. If eight lanes suffice, it reads and writes
+    /// only the first eight of each [`Lane`]: the last block of a batch then costs half (a batch of 100 has four
+    /// samples in it).
     #[inline]
     pub(crate) fn run_live<K: Kernel>(self, live: usize, kernel: K) {
         match live <= LANES / 2 {
@@ -227,7 +229,7 @@ impl Cpu {
         }
     }
 
-    /// Likewise, for a kernel with a tile in registers, which goes over the [`parts`](Simd::parts) of its lanes.
+    /// Likewise, for a kernel with a tile in registers, which visits the [`parts`](Simd::parts) of its lanes.
     #[inline]
     pub(crate) fn run_tiles<K: Kernel>(self, live: usize, kernel: K) {
         dispatch!(self.level, s => tiles(s, live, kernel));
@@ -259,7 +261,7 @@ mod tests {
         }))
     }
 
-    /// Everything that a tile does, and one value that depends on all of it.
+    /// All operations of a tile, and one value that depends on all of them.
     struct Tile<'a>(&'a [Lane], &'a mut [Lane]);
 
     impl Kernel for Tile<'_> {
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tile_in_parts_has_the_bits_of_a_whole_one_and_leaves_dead_parts_alone() {
+    fn tile_in_parts_equals_whole_and_skips_dead_parts() {
         let mut x: Vec<Lane> = (0..20).map(|i| noise(97 * i)).collect();
         x[7] = x[5];
         x[11].0[3] = f32::NAN;
@@ -309,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_sum_of_lanes_is_by_halves_at_every_level() {
-        // Sixteen ones, but two that swallow what is added to them before they meet.
+        // Sixteen ones, except two values that absorb additions before they cancel.
         let mut x = Lane([1.0; LANES]);
         (x.0[0], x.0[2]) = (1e8, -1e8);
         let by_halves = |n: usize| {

@@ -1,7 +1,8 @@
-//! What operators run on: the instructions, and the threads of one worker.
+//! The instructions and threads of one worker's operators.
 //!
-//! Work is cut where its results are apart (rows of a product, sequences of an attention), and sums over samples in blocks whose
-//! number depends on the batch alone, added up in their order: the number of threads changes no bit of a result.
+//! Work is split where results are independent (rows of a product, sequences of an attention). Sums over samples
+//! use blocks whose number depends only on the batch, added in order. So the number of threads changes no bit of a
+//! result.
 
 use crate::{
     cpu::simd::Cpu,
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone, Debug)]
 pub struct Threads {
     cpu: Cpu,
-    /// All but the calling thread; `None` where that is the only one.
+    /// All threads except the calling one; `None` if that is the only one.
     others: Option<Arc<ThreadPool>>,
 }
 
@@ -24,7 +25,7 @@ impl Threads {
         Self { cpu, others: None }
     }
 
-    /// The calling thread and `count - 1` more, which are started. Clones share them.
+    /// The calling thread and `count - 1` new ones. Clones share them.
     pub fn new(cpu: Cpu, count: usize) -> Result<Self> {
         if count <= 1 {
             return Ok(Self::one(cpu));
@@ -42,12 +43,13 @@ impl Threads {
         self.cpu
     }
 
-    /// How many threads there are.
+    /// The number of threads.
     pub fn count(&self) -> usize {
         self.others.as_ref().map_or(1, |p| p.current_num_threads() + 1)
     }
 
-    /// Calls `work` with every part, on all threads, and returns when all calls have. Who is done with one takes the next.
+    /// Calls `work` with every part, on all threads, and returns when all calls are done. A thread that finishes a
+    /// part takes the next.
     pub(crate) fn each<T: Send>(
         &self,
         parts: impl IntoIterator<Item = T, IntoIter: Send>,

@@ -1,14 +1,14 @@
-//! Loops over slices of any length in vectors of the machine's width, and the functions that they need: `exp` and the logistic
-//! function.
+//! Loops over slices of any length in vectors of the machine's width, and functions for them: `exp` and the
+//! logistic function.
 //!
-//! Sums are taken lane by lane and then over the lanes: they differ between levels in the last bits, not from one call to the
-//! next. A NaN stays one, or a diverged run would look healthy.
+//! Sums are per lane and then over the lanes: they differ between levels in the last bits, but not between calls. A
+//! NaN stays, or a diverged run would look healthy.
 
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, prelude::*};
 use std::f32::consts::LOG2_E;
 
-/// A vector's place in a slice: where it begins, and how many of its values there are.
+/// A vector's place in a slice: its start, and its number of values.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     at: usize,
@@ -28,7 +28,7 @@ pub(crate) fn places<S: Token>(_: S, len: usize, mut f: impl FnMut(Place)) {
     }
 }
 
-/// The values at a place; lanes beyond the slice have `fill`.
+/// The values at a place; lanes past the slice have `fill`.
 #[inline(always)]
 pub(crate) fn load<S: Token>(s: S, x: &[f32], p: Place, fill: f32) -> S::f32s {
     let x = &x[p.at..][..p.len];
@@ -52,7 +52,7 @@ pub(crate) fn store<S: Token>(_: S, v: S::f32s, x: &mut [f32], p: Place) {
     x.copy_from_slice(&all[..p.len]);
 }
 
-/// The largest value; of those that are numbers, or NaN.
+/// The largest value. If a value is NaN, the result is NaN or the largest number.
 #[inline(always)]
 pub(crate) fn largest<S: Token>(s: S, x: &[f32]) -> f32 {
     let mut all = S::f32s::splat(s, f32::NEG_INFINITY);
@@ -65,24 +65,25 @@ pub(crate) fn largest<S: Token>(s: S, x: &[f32]) -> f32 {
     all.reduce_max()
 }
 
-/// Below this `exp` is 0, where exactly it would be less than the smallest normal number.
-const LEAST: f32 = -87.3;
-/// Above it `exp` is infinite, where exactly it would be more than two thirds of the largest number: 2^128 is none.
-const MOST: f32 = 88.3;
+/// Below this `exp` returns 0; the exact result would be less than the smallest normal number.
+const EXP_MIN: f32 = -87.3;
+/// Above this `exp` returns infinity, although the exact result may still be finite: the factor 2^128 is not
+/// representable.
+const EXP_MAX: f32 = 88.3;
 
-/// `e` to the power of each value: to 2 units in the last place (the test is by its relative error); 0 below [`LEAST`] and
-/// infinity above [`MOST`].
+/// The exponential of each value, within 2 units in the last place (the test uses the relative error); 0 below
+/// [`EXP_MIN`] and infinity above [`EXP_MAX`].
 ///
-/// `x = n ln 2 + r` with a whole `n`; `e^r` is a polynomial, whose coefficients are those of Cephes' `expf`, and `2^n` is made of
-/// `n`'s bits.
+/// `x = n ln 2 + r` with an integer `n`; `e^r` is a polynomial with the coefficients of Cephes' `expf`, and `2^n`
+/// is built from `n`'s bits.
 #[inline(always)]
 pub(crate) fn exp<S: Token>(s: S, x: S::f32s) -> S::f32s {
-    /// Adding it leaves the whole part in the low bits.
+    /// Adding it leaves the integer part in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    /// `ln 2` in two parts, of which the first has few bits: its products with whole numbers are exact.
+    /// `ln 2` in two parts. The first has few bits, so its products with integers are exact.
     const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    let (least, most) = (S::f32s::splat(s, LEAST), S::f32s::splat(s, MOST));
+    let (least, most) = (S::f32s::splat(s, EXP_MIN), S::f32s::splat(s, EXP_MAX));
     let within = x.max(least).min(most);
     let shifted = within.mul_add(S::f32s::splat(s, LOG2_E), S::f32s::splat(s, ROUND));
     let n = shifted - S::f32s::splat(s, ROUND);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_and_the_logistic_function_are_right_to_a_few_units_in_the_last_place() {
+    fn exp_and_logistic_are_accurate_to_a_few_ulps() {
         let x: Vec<f32> = (-87_300..=88_300).map(|i| i as f32 * 1e-3).collect();
         each(&x, |isa, x, power, share| {
             let (p, l) = (f64::from(x).exp(), 1.0 / (1.0 + (-f64::from(x)).exp()));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_limits_there_are_zero_and_infinity_and_a_nan_stays() {
+    fn exp_beyond_limits_is_zero_or_infinity_and_keeps_nan() {
         each(&[-87.4, -1e30, f32::NEG_INFINITY], |_, x, power, share| {
             assert_eq!((power, share), (0.0, if x > -88.0 { share } else { 0.0 }), "{x}");
         });
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_a_slice_has_its_place_and_nothing_beyond_is_written() {
+    fn vectors_cover_slice_and_write_nothing_beyond() {
         for len in 0..40 {
             let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
             for cpu in Cpu::every() {

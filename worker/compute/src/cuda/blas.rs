@@ -1,4 +1,4 @@
-//! Matrix products by cuBLAS, for matrices that lie row by row.
+//! Matrix products by cuBLAS, for row-major matrices.
 
 use crate::{
     cuda::{
@@ -12,10 +12,10 @@ use crate::{
 use cudarc::cublas::sys::{self, cublasStatus_t};
 use std::ptr;
 
-/// Bytes that cuBLAS may use for itself; what NVIDIA recommends for its newest devices.
+/// Bytes of cuBLAS's workspace; NVIDIA's recommendation for its newest devices.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// A matrix: where it is, whether its transpose is meant, and how many values as it lies are from one row to the next.
+/// A matrix: its address, whether the product uses its transpose, and the distance of its rows in values.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     pub at: u64,
@@ -23,7 +23,7 @@ pub struct Operand {
     pub cols: usize,
 }
 
-/// How a product's values lie in memory.
+/// The type of a product's values in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     F32,
@@ -46,12 +46,12 @@ impl Element {
 pub struct Blas {
     handle: sys::cublasHandle_t,
     compute: sys::cublasComputeType_t,
-    /// Given to cuBLAS, so that it allocates nothing in a step.
+    /// The workspace of cuBLAS, so that it allocates nothing in a step.
     workspace: Buffer<u8>,
     device: String,
 }
 
-// SAFETY: a handle may be used from any thread, one at a time; `&mut self` sees to that.
+// SAFETY: any thread may use a handle, one at a time; `&mut self` ensures that.
 unsafe impl Send for Blas {}
 
 impl Blas {
@@ -80,7 +80,7 @@ impl Blas {
         Ok(this)
     }
 
-    /// Where so many bytes are for whatever product is on the stream.
+    /// Address of the workspace, for any product on the stream.
     pub fn workspace(&self) -> u64 {
         self.workspace.at(0)
     }
@@ -98,7 +98,7 @@ impl Blas {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        // cuBLAS counts by columns: what lies row by row is the transpose there. cᵀ = bᵀ · aᵀ.
+        // cuBLAS is column-major: a row-major matrix is the transpose there. cᵀ = bᵀ · aᵀ.
         let op = |o: Operand| {
             if o.transposed {
                 sys::cublasOperation_t::CUBLAS_OP_T

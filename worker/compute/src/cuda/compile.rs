@@ -1,9 +1,9 @@
-//! From CUDA C++ to code for one device: NVRTC, and what it made kept on the disk.
+//! Compiles CUDA C++ for one device by NVRTC, and caches the code on disk.
 //!
-//! The cache's folder is `PARAFT_CACHE`, else `paraft` in `XDG_CACHE_HOME`, else `~/.cache/paraft`; an empty `PARAFT_CACHE`
-//! means none. A file's name is a hash of the source, the options and the compiler's version, and in front of the code there
-//! is a checksum: a file that is not what was written is compiled anew. Files are written beside and renamed, so workers that
-//! start together do not meet halves.
+//! The cache's folder is `PARAFT_CACHE`, otherwise `paraft` in `XDG_CACHE_HOME`, otherwise `~/.cache/paraft`; an
+//! empty `PARAFT_CACHE` disables the cache. A file's name is a hash of the source, the options and the compiler's
+//! version. A checksum precedes the code: a damaged file is compiled again. Files are written under a temporary
+//! name and renamed, so workers that start together never read incomplete files.
 
 use crate::{
     cuda::library::{self, Part},
@@ -25,13 +25,13 @@ const MAGIC: &[u8; 8] = b"PARAFTK2";
 /// One program.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// For messages: `loss.cu`.
+    /// The file's name for messages: `loss.cu`.
     pub file: &'static str,
     /// The text.
     pub text: &'static str,
-    /// What it includes: name and text.
+    /// Its include file: name and text.
     pub header: (&'static str, &'static str),
-    /// Options beside those of all programs.
+    /// Additional options.
     pub options: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub fn version() -> Result<(u32, u32)> {
 /// The machine code of a program for a compute capability: from the cache, or compiled.
 pub fn cubin(source: &Source, (major, minor): (u32, u32)) -> Result<Vec<u8>> {
     let arch = format!("sm_{major}{minor}");
-    // Without a compiler what any version made will do.
+    // Without a compiler, code of any compiler version is acceptable.
     let compiler = version();
     let place = cache_folder().map(|f| f.join("kernels"));
     let name = |version: &str| {
@@ -76,13 +76,13 @@ pub fn cubin(source: &Source, (major, minor): (u32, u32)) -> Result<Vec<u8>> {
     if let Some(folder) = place {
         let path = folder.join(name(&versions[0]));
         if let Err(error) = write(&path, &code) {
-            tracing::warn!(path = %path.display(), %error, "compiled kernels cannot be kept; they are compiled at each start");
+            tracing::warn!(path = %path.display(), %error, "cannot cache compiled kernels; they are compiled at each start");
         }
     }
     Ok(code)
 }
 
-/// Forgets what the cache has of a program for a device: the driver did not take it.
+/// Removes a program's code for a device from the cache, because the driver rejected it.
 pub fn forget(source: &Source, (major, minor): (u32, u32)) {
     let Some(folder) = cache_folder().map(|f| f.join("kernels")) else { return };
     let prefix = format!("{}-sm_{major}{minor}-", source.file.trim_end_matches(".cu"));
@@ -110,7 +110,7 @@ fn read(path: &std::path::Path) -> Option<Vec<u8>> {
     let head = bytes.get(..16)?;
     let whole = head[..8] == *MAGIC && head[8..] == xxh3_64(&bytes[16..]).to_le_bytes();
     if !whole {
-        tracing::warn!(path = %path.display(), "not what was written there; the kernels are compiled anew");
+        tracing::warn!(path = %path.display(), "a cached file is damaged; compiling its kernels again");
         return None;
     }
     bytes.drain(..16);
@@ -161,8 +161,8 @@ impl Program {
     }
 }
 
-/// Options of every program. Division and roots as IEEE 754 wants them, and subnormal numbers kept: results must be those of
-/// the CPU as far as the order of additions lets them.
+/// Options of every program. Division and roots follow IEEE 754, and subnormal numbers are kept: results must equal
+/// the CPU's, except for the order of additions.
 const OPTIONS: [&str; 5] =
     ["--std=c++17", "-default-device", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 

@@ -1,4 +1,5 @@
-//! A GPU as a [`Device`](crate::device::Device): its buffers here, its operators by family in the files beside.
+//! A GPU as a [`Device`](crate::device::Device). Its buffers are here, its operators by family in the neighbouring
+//! files.
 
 mod attention;
 mod conv;
@@ -26,7 +27,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{ops::Range, sync::Arc};
 
-/// In which numbers a GPU computes. Parameters and gradients are f32 in any case, and so are the sums of matrix products.
+/// The numbers in which a GPU computes. Parameters and gradients are always f32, and so are the sums of matrix
+/// products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -37,12 +39,12 @@ pub enum Precision {
     Tf32,
     /// Activations and the operands of matrix products in bf16.
     Bf16,
-    /// The same in f16; gradients of activations are scaled, for f16 has no small numbers.
+    /// The same in f16. Gradients of activations are scaled, because f16 cannot represent small numbers.
     F16,
 }
 
 impl Precision {
-    /// The kernel that turns parameters into what matrices are multiplied in.
+    /// The kernel that converts parameters to the type of matrix operands.
     pub(super) fn cast(self) -> Option<&'static str> {
         match self {
             Self::F32 | Self::Tf32 => None,
@@ -67,7 +69,7 @@ impl Precision {
         }
     }
 
-    /// For the compiler: which element type it is asked for.
+    /// The compiler's definition of the element type.
     fn define(self) -> &'static str {
         match self {
             Self::F32 | Self::Tf32 => "-DPARAFT_F32",
@@ -85,26 +87,26 @@ impl Precision {
 /// How to use a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Which one, from 0.
+    /// The GPU's index, from 0.
     pub ordinal: u32,
-    /// In which numbers.
+    /// The numbers in which it computes.
     pub precision: Precision,
-    /// Begin each kernel by itself, without CUDA graphs.
+    /// Start each kernel separately, without CUDA graphs.
     pub eager: bool,
-    /// Apply biases and activations by kernels of their own, without cuBLASLt.
+    /// Apply biases and activations by separate kernels, without cuBLASLt.
     pub apart: bool,
 }
 
-/// A matrix on the device, in the element type in which it computes.
+/// A matrix on the device, in the element type of the computation.
 #[derive(Debug, Default)]
 pub struct Values {
     buffer: Option<Buffer<u8>>,
     len: usize,
-    /// Where its rows do not follow each other without a gap.
+    /// Set if there is padding between its rows.
     rows: Option<Rows>,
 }
 
-/// Rows of which each begins at 16 bytes, though a row's values don't end there: tensor cores take no others in whole vectors.
+/// Rows padded to multiples of 16 bytes, because tensor cores read only such rows as whole vectors.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     cols: usize,
@@ -117,7 +119,7 @@ impl Values {
         Arg::At(self.address())
     }
 
-    /// Of values that follow each other.
+    /// Address of contiguous values.
     fn address(&self) -> u64 {
         assert!(self.rows.is_none(), "logits are for losses and products");
         self.begin()
@@ -127,13 +129,13 @@ impl Values {
         self.buffer.as_ref().map_or(0, |b| b.at(0))
     }
 
-    /// From one row of so many columns to the next.
+    /// Distance of rows with this many columns.
     fn pitch(&self, cols: usize) -> usize {
         self.rows.map_or(cols, |rows| rows.pitch)
     }
 }
 
-/// f32 on the device.
+/// f32 values on the device.
 #[derive(Debug, Default)]
 pub struct Floats {
     buffer: Option<Buffer<f32>>,
@@ -145,14 +147,15 @@ impl Floats {
     }
 }
 
-/// Labels or tokens on the device, and on the host: which rows an embedding's gradient goes to is worked out there.
+/// Labels or tokens on the device and on the host. The host determines the rows that receive an embedding's
+/// gradient.
 #[derive(Debug, Default)]
 pub struct Ids {
     buffer: Option<Buffer<u32>>,
     host: Vec<u32>,
     /// Places by token: `order[rows]`, `starts[most + 1]`, `ids[most]`.
     order: Option<Buffer<u32>>,
-    /// Tokens in there; none where they were not ordered since they were loaded.
+    /// The maximum number of tokens in it; `None`: not ordered since the last load.
     most: Option<usize>,
 }
 
@@ -162,21 +165,21 @@ impl Ids {
     }
 }
 
-/// One GPU, with a stream on which every operator is begun.
+/// One GPU, with a stream for all operators.
 #[derive(Debug)]
 pub struct CudaDevice {
-    // In the order in which they are given back.
+    // Declared in drop order.
     lt: Option<Lt>,
     blas: Blas,
     launcher: Arc<Launcher>,
     stream: Arc<Stream>,
     context: Arc<Context>,
-    /// With whom this GPU computes one step.
+    /// The group with which this GPU computes one step.
     group: Option<Arc<Nccl>>,
     precision: Precision,
-    /// Whether steps may be written down.
+    /// Whether steps may be recorded.
     pub(super) graphs: bool,
-    /// What gradients of activations are multiplied by.
+    /// The factor on gradients of activations.
     loss_scale: f32,
     inputs: Staging<f32>,
     ids: Staging<u32>,
@@ -187,7 +190,7 @@ pub struct CudaDevice {
     counted: Pinned<u64>,
 }
 
-/// What is known of a step whose gradient stays on the device.
+/// The result of a step whose gradient stays on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
     /// Mean over the batch.
@@ -198,25 +201,25 @@ pub struct StepResult {
     pub bad: u64,
 }
 
-/// Room for what an operator needs within itself. Operators follow each other on one stream, so they share it.
+/// Buffers within an operator. All operators run on one stream, so they share them.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     floats: Option<Buffer<f32>>,
     doubles: Option<Buffer<f64>>,
-    /// Loss of the step, and of the evaluation.
+    /// Losses of the step and of the evaluation.
     losses: Option<Buffer<f64>>,
     correct: Option<Buffer<u64>>,
     rows: Option<Buffer<f32>>,
     hits: Option<Buffer<u32>>,
     bad: Option<Buffer<u64>>,
-    /// What the step's loss is the mean of.
+    /// The number of values in the step's mean loss.
     pub(super) step_values: usize,
     /// Whether the evaluation's sums have begun.
     summing: bool,
     sorted: Vec<u32>,
 }
 
-/// Makes room; what was there is lost.
+/// Allocates a buffer; its former content is lost.
 fn room<'a, T: Plain>(
     context: &Arc<Context>,
     buffer: &'a mut Option<Buffer<T>>,
@@ -227,7 +230,7 @@ fn room<'a, T: Plain>(
         if context.is_recording() {
             return Err(graph::refused(&format!("room for {what}")));
         }
-        // First: there may not be room for both.
+        // First: there may not be enough memory for both.
         *buffer = None;
         *buffer = Some(Buffer::new(context, len, what)?);
     }
@@ -237,7 +240,7 @@ fn room<'a, T: Plain>(
     }
 }
 
-/// Rows of a chunk in sums over columns.
+/// Rows per chunk in sums over columns.
 fn chunk(rows: usize) -> usize {
     rows.div_ceil(512).max(64)
 }
@@ -247,7 +250,7 @@ fn reduction(n: usize) -> usize {
     n.div_ceil(8192).clamp(1, 1024)
 }
 
-/// A warp or a block for each row.
+/// A warp or a block per row.
 fn by_rows(rows: usize, cols: usize, most: u32) -> Geometry {
     if cols <= 1024 {
         Geometry::line(rows.div_ceil(8).min(1 << 20), 256)
@@ -269,7 +272,7 @@ impl CudaDevice {
         };
         let graphs = !options.eager && library::has_graphs();
         if !options.eager && !graphs {
-            tracing::debug!(device = context.name(), "steps are not begun as CUDA graphs");
+            tracing::debug!(device = context.name(), "steps run without CUDA graphs");
         }
         Ok(Self {
             lt,
@@ -301,23 +304,23 @@ impl CudaDevice {
         &self.stream
     }
 
-    /// In which numbers it computes.
+    /// The numbers in which it computes.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// Shared with the ways to and from the host.
+    /// Shared with the transfers to and from the host.
     pub(super) fn launcher(&self) -> &Arc<Launcher> {
         &self.launcher
     }
 
-    /// From now on norms over a batch are over the batches of all ranks (as PyTorch's SyncBatchNorm has it), and so is the count
-    /// of values that are not finite. What is read from the device is to be believed after [`Self::check_group`].
+    /// From now on batch norms cover the batches of all ranks (like PyTorch's SyncBatchNorm), as does the count of
+    /// values that are not finite. Results read from the device are valid only after [`Self::check_group`].
     pub fn join(&mut self, group: Option<Arc<Nccl>>) {
         self.group = group;
     }
 
-    /// The group it is in.
+    /// Its group.
     pub fn group(&self) -> Option<&Arc<Nccl>> {
         self.group.as_ref()
     }
@@ -327,17 +330,17 @@ impl CudaDevice {
         self.group.as_ref().map_or(Ok(()), |g| g.check())
     }
 
-    /// Where there is more than one rank.
+    /// The group, if it has more than one rank.
     fn others(&self) -> Option<&Nccl> {
         self.group.as_deref().filter(|g| g.size() > 1)
     }
 
-    /// From now on gradients of activations, and so the whole gradient, are multiplied by this.
+    /// Sets the factor on gradients of activations, and so on the whole gradient.
     pub fn set_loss_scale(&mut self, scale: f32) {
         self.loss_scale = scale;
     }
 
-    /// Parameters from the host, for comparisons.
+    /// Copies parameters from the host, for comparisons.
     pub fn hold(&mut self, from: &[f32]) -> Result<Inbox> {
         let mut inbox = Inbox::new(self, from.len())?;
         inbox.host_mut()?.copy_from_slice(from);
@@ -346,8 +349,8 @@ impl CudaDevice {
         Ok(inbox)
     }
 
-    /// Multiplies the first `len` values of the gradient, and says how many of the results are not finite, in a group on all
-    /// ranks together; waits for them.
+    /// Multiplies the first `len` values of the gradient, waits, and returns how many results are not finite, in a
+    /// group on all ranks together.
     pub fn unscale(&mut self, gradient: &mut Gradient, len: usize, factor: f32) -> Result<u64> {
         if len == 0 {
             return Ok(0);
@@ -363,8 +366,8 @@ impl CudaDevice {
         Ok(self.counted.as_slice()?[0])
     }
 
-    /// Begins the statistics of a part of the gradient, which is multiplied first where there is a factor: behind as many
-    /// partials of `work.doubles` and `work.bad` as are returned.
+    /// Starts the statistics of a part of the gradient, after multiplying it by the factor, if any. The results
+    /// follow this many partials of `work.doubles` and `work.bad`; returns the new number.
     fn statistics(
         &mut self,
         gradient: &Gradient,
@@ -372,7 +375,7 @@ impl CudaDevice {
         factor: Option<f32>,
         accumulate: bool,
     ) -> Result<usize> {
-        // As many for any part of a gradient: a sum that is continued stays where it is.
+        // The same number for every part of a gradient, so that a continued sum stays at its place.
         let blocks = reduction(gradient.len());
         let used = reduction(part.len());
         let doubles = room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?;
@@ -385,14 +388,14 @@ impl CudaDevice {
         match factor {
             Some(factor) => {
                 let args = [g, n, ("factor", Arg::Float(factor)), partials[0], partials[1]];
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe { self.launch(Unit::Stats, "unscale", geometry, &args) }
             }
             None =>
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe { self.launch(Unit::Stats, "grad_stats", geometry, &[g, n, partials[0], partials[1]]) },
         }?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Stats,
@@ -411,7 +414,7 @@ impl CudaDevice {
         Ok(blocks)
     }
 
-    /// The loss of the step, and statistics of its gradient, whose first `trained` values are not buffers; waits for them.
+    /// Waits for the step's loss and the statistics of its gradient, whose first `trained` values are not buffers.
     pub fn step_result(&mut self, gradient: &Gradient, trained: usize) -> Result<StepResult> {
         self.squares.as_mut_slice()?[0] = 0.0;
         self.counted.as_mut_slice()?[0] = 0;
@@ -422,7 +425,7 @@ impl CudaDevice {
             }
         }
         if !gradient.is_empty() {
-            // Buffers count only where they are not finite.
+            // For buffers only the count of values that are not finite matters.
             let at = match gradient.len() - trained {
                 0 => reduction(gradient.len()),
                 _ => self.statistics(gradient, trained..gradient.len(), None, trained > 0)?,
@@ -436,10 +439,10 @@ impl CudaDevice {
         Ok(StepResult { loss, squares: self.squares.as_slice()?[0], bad: self.counted.as_slice()?[0] })
     }
 
-    /// Sets every value of a gradient, for comparisons: what an operator leaves out of NaNs is found.
+    /// Sets every value of a gradient, for comparisons: remaining NaNs show values that an operator skipped.
     pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
         let n = gradient.len();
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Elementwise,
@@ -455,7 +458,7 @@ impl CudaDevice {
         self.precision.bytes()
     }
 
-    /// Begins an encoding kernel over a whole gradient, to be timed.
+    /// Starts an encoding kernel over a whole gradient, for measurements.
     pub(super) fn encode(&self, kernel: &str, from: &Gradient, to: Arg) -> Result {
         let n = from.len();
         let geometry = match kernel {
@@ -463,11 +466,11 @@ impl CudaDevice {
             _ => Geometry::flat(n),
         };
         let args = [("g", Arg::At(from.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
     }
 
-    /// The gradient on the host, for comparisons; waits for it.
+    /// Waits for the gradient and copies it to the host, for comparisons.
     pub fn read_gradient(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
         let mut to = Pinned::new(&self.context, gradient.len())?;
         gradient.values.download(&self.stream, 0..gradient.len(), &mut to)?;
@@ -475,10 +478,9 @@ impl CudaDevice {
         Ok(to.as_slice()?.to_vec())
     }
 
-    /// Begins a kernel on the device's stream.
+    /// Starts a kernel on the device's stream.
     ///
-    /// # Safety
-    /// As [`Launcher::launch`].
+    /// # Safety See [`Launcher::launch`].
     pub(super) unsafe fn launch(
         &self,
         unit: Unit,
@@ -486,16 +488,15 @@ impl CudaDevice {
         geometry: Geometry,
         args: &[(&str, Arg)],
     ) -> Result {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         unsafe { self.launcher.launch(&self.stream, (unit, name), geometry, args) }
     }
 
-    /// The same for the kernel of the element type.
+    /// Likewise, for the kernel of the element type.
     ///
-    /// # Safety
-    /// As [`Launcher::launch`].
+    /// # Safety See [`Launcher::launch`].
     unsafe fn typed(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         unsafe { self.launch(unit, &format!("{name}_{}", self.precision.suffix()), geometry, args) }
     }
 
@@ -505,7 +506,7 @@ impl CudaDevice {
         Ok(values)
     }
 
-    /// Rows that begin at 16 bytes.
+    /// Allocates rows that start at multiples of 16 bytes.
     fn sized_apart(&self, values: &mut Values, n: usize, cols: usize, what: &str) -> Result {
         let pitch = cols.next_multiple_of(16 / self.precision.bytes());
         self.sized(values, n * pitch, what)?;
@@ -522,7 +523,7 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Pinned memory is not given back under a copy.
+        // Pinned memory must not be freed during a copy.
         let _ = self.stream.synchronize();
     }
 }
@@ -547,7 +548,7 @@ impl Buffers for CudaDevice {
                 let floats = room(&self.context, &mut self.work.floats, from.len(), "a batch")?;
                 self.inputs.upload(&self.stream, from, floats)?;
                 let args = [("x", Arg::At(floats.at(0))), ("y", to.at()), ("n", long(from.len()))];
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe { self.launch(Unit::Elementwise, cast, Geometry::flat(from.len()), &args) }
             }
         }
@@ -576,7 +577,7 @@ impl Buffers for CudaDevice {
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
                 let name = format!("cast_{}_to_f32", self.precision.suffix());
                 let args = [("x", Arg::At(values.begin())), ("y", Arg::At(wide.at(0))), ("n", long(n))];
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe { self.launch(Unit::Elementwise, &name, Geometry::flat(n), &args) }?;
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
                 wide.download(&self.stream, 0..n, &mut to)?;

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-/// The name and the text that the driver has for an error.
+/// The driver's name and text of an error.
 fn explain(code: CUresult) -> String {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = ptr::null();
@@ -31,7 +31,7 @@ fn explain(code: CUresult) -> String {
     }
 }
 
-/// Whether the driver did what it was asked.
+/// Converts the driver's code to a result.
 pub(crate) fn check(code: CUresult, device: &str, call: impl FnOnce() -> String) -> Result {
     if code == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -45,7 +45,7 @@ fn start() -> Result {
     check(unsafe { sys::cuInit(0) }, "the CUDA driver", || "cuInit".into())
 }
 
-/// How many devices the driver offers. An error says that there is no driver, or why it does not start.
+/// The number of the driver's devices. An error says that there is no driver, or why it does not start.
 pub fn count() -> Result<u32> {
     start()?;
     let mut count = 0;
@@ -54,7 +54,7 @@ pub fn count() -> Result<u32> {
     Ok(count.max(0) as u32)
 }
 
-/// The driver's version as CUDA's, for example 13000 for 13.0.
+/// The CUDA version of the driver, for example 13000 for 13.0.
 pub fn version() -> Result<u32> {
     start()?;
     let mut version = 0;
@@ -65,7 +65,7 @@ pub fn version() -> Result<u32> {
     Ok(version.max(0) as u32)
 }
 
-/// A device, and our part of it.
+/// A device, and our context on it.
 #[derive(Debug)]
 pub struct Context {
     device: sys::CUdevice,
@@ -76,9 +76,9 @@ pub struct Context {
     /// Major and minor.
     compute: (u32, u32),
     total: u64,
-    /// Counts what was allocated and given back.
+    /// Counts allocations and deallocations.
     layout: AtomicU64,
-    /// A stream's work is written down at the moment.
+    /// Whether a stream is being recorded.
     recording: AtomicBool,
 }
 
@@ -140,7 +140,7 @@ impl Context {
         &self.name
     }
 
-    /// What the device is called.
+    /// The device's model name.
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -150,7 +150,7 @@ impl Context {
         self.compute
     }
 
-    /// Bytes of memory: free, and in all.
+    /// Free and total bytes of memory.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -180,7 +180,7 @@ impl Context {
         self.total
     }
 
-    /// Makes this the thread's context. Before every call from a thread that may not have done it.
+    /// Makes this the thread's context. It precedes every call from a thread that may not have done it.
     pub(crate) fn bind(&self) -> Result {
         // SAFETY: the handle lives as long as `self`.
         check(unsafe { sys::cuCtxSetCurrent(self.raw) }, &self.name, || "cuCtxSetCurrent".into())
@@ -198,7 +198,7 @@ impl Drop for Context {
     }
 }
 
-/// Work in an order.
+/// An ordered queue of work.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
@@ -211,8 +211,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that waits for no other by itself. Of two that could go on, the one with the lower `priority` does (0 is
-    /// ordinary, -1 above that).
+    /// A stream that waits for no other by itself. If two streams have work, the one with the lower `priority` runs
+    /// (0 is normal, -1 is higher).
     pub fn new(context: &Arc<Context>, priority: i32) -> Result<Arc<Self>> {
         context.bind()?;
         let mut raw = ptr::null_mut();
@@ -233,14 +233,14 @@ impl Stream {
         self.raw
     }
 
-    /// What is begun on this stream from now on waits for the event.
+    /// Later work on this stream waits for the event.
     pub fn wait(&self, event: &Event) -> Result {
         // SAFETY: both handles are alive; the driver keeps what it needs of the event.
         self.context
             .check(unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) }, || "cuStreamWaitEvent".into())
     }
 
-    /// Waits on the host for everything that was begun.
+    /// Waits on the host for all work of the stream.
     pub fn synchronize(&self) -> Result {
         self.context.bind()?;
         // SAFETY: the handle is alive.
@@ -251,12 +251,12 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: made in `new`, given back once; work that is under way goes on.
+        // SAFETY: created in `new`, destroyed once; work in progress continues.
         unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 
-/// A moment of a stream.
+/// A point in a stream's work.
 #[derive(Debug)]
 pub struct Event {
     raw: sys::CUevent,
@@ -269,11 +269,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that has not been recorded: whoever waits for it goes on at once.
+    /// An unrecorded event: a wait for it returns at once.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         context.bind()?;
         use sys::CUevent_flags_enum as F;
-        // A thread that waits sleeps: it shares its cores with the servers.
+        // A waiting thread sleeps, because it shares its cores with the servers.
         let flags = F::CU_EVENT_DISABLE_TIMING as u32 | F::CU_EVENT_BLOCKING_SYNC as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle, which is given back when this is dropped.
@@ -281,7 +281,7 @@ impl Event {
         Ok(Self { raw, context: context.clone() })
     }
 
-    /// From now on it is the moment at which everything that was begun on the stream is done.
+    /// Moves the event to the end of the stream's present work.
     pub fn record(&self, stream: &Stream) -> Result {
         // SAFETY: both handles are alive.
         self.context.check(unsafe { sys::cuEventRecord(self.raw, stream.raw) }, || "cuEventRecord".into())
@@ -294,7 +294,7 @@ impl Event {
         self.context.check(unsafe { sys::cuEventSynchronize(self.raw) }, || "cuEventSynchronize".into())
     }
 
-    /// Whether it has come.
+    /// Whether the event's work is done.
     pub fn is_done(&self) -> Result<bool> {
         self.context.bind()?;
         // SAFETY: the handle is alive.
@@ -308,7 +308,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: made in `new`, given back once; who waits for it goes on waiting.
+        // SAFETY: created in `new`, destroyed once; the driver keeps it for pending waits.
         unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }

@@ -1,14 +1,14 @@
-//! Parameters and gradients as flat vectors on the device, and their ways to and from the host.
+//! Parameters and gradients as flat vectors on the device, and their transfers to and from the host.
 //!
 //! ```text
 //!  pull ─▶ Inbox: host (pinned) ─copy, bucket by bucket─▶ back ─swap─▶ front ─▶ operators
 //!  operators ─▶ Gradient ─event─▶ Outbox: encode ─▶ copy ─▶ pinned memory = the payload of a push
 //! ```
 //!
-//! Both ways have streams of their own, so that copies go on beside the backward pass, in both directions at once.
+//! Both directions have their own streams, so that copies overlap the backward pass, in both directions at once.
 //!
-//! In a group of ranks only rank 0 has these ways to the host. What comes it broadcasts from `back` to the others' `back`; what
-//! goes is the mean over the ranks, which the outbox's stream has them make in place before it encodes.
+//! In a group of ranks only rank 0 has these transfers. It broadcasts parameters from its `back` to the others'
+//! `back`. It sends the mean over the ranks, which the outbox's stream reduces in place before it encodes.
 
 use crate::{
     cuda::{
@@ -27,8 +27,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The flat parameters: in f32, and where the device computes in 16 bits, in those too. All of them lie one behind the other; or, of a
-/// model of which the device has some layers ([`Shelf`](super::Shelf)), each run by itself.
+/// The flat parameters in f32, and also in 16 bits if the device computes in those. They are contiguous, or consist
+/// of separate runs for a device that holds some layers ([`Shelf`](super::Shelf)).
 #[derive(Debug)]
 pub struct Params {
     pub(super) master: Buffer<f32>,
@@ -36,25 +36,24 @@ pub struct Params {
     pub(super) runs: Option<Runs>,
 }
 
-/// Where parts of a flat vector are, by their first value.
+/// The parts of a flat vector, by their first index.
 #[derive(Debug, Default)]
 pub(super) struct Runs(pub BTreeMap<usize, Run>);
 
-/// A part that lies in one piece.
+/// A contiguous part.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub range: Range<usize>,
-    /// Of its first value, in f32.
+    /// Address of its first value, in f32.
     pub wide: u64,
-    /// In the type in which matrices are multiplied.
+    /// Address in the type of matrix operands.
     pub narrow: u64,
 }
 
 impl Runs {
-    /// The run of a value, and how far in it is.
+    /// The run that contains a value, and the value's offset in it.
     ///
-    /// # Panics
-    /// It is in none.
+    /// # Panics If no run contains it.
     fn of(&self, index: usize) -> (&Run, u64) {
         let run = self.0.range(..=index).next_back().map(|(_, run)| run).filter(|run| index < run.range.end);
         let Some(run) = run else { panic!("value {index} of the flat vector is not on the device") };
@@ -69,7 +68,7 @@ impl Params {
         Ok(Self { master: Buffer::new(context, len, what)?, half, runs: None })
     }
 
-    /// Where they are: which of the two buffers they lie in.
+    /// Address of the vector, which tells the two buffers apart.
     pub fn address(&self) -> u64 {
         self.master.at(0)
     }
@@ -81,7 +80,7 @@ impl Params {
         run.wide + at * 4
     }
 
-    /// Address of a value in the type in which matrices are multiplied.
+    /// Address of a value in the type of matrix operands.
     pub(super) fn at(&self, index: usize) -> u64 {
         let Some(runs) = &self.runs else {
             return self.half.as_ref().map_or_else(|| self.master.at(index), |h| h.at(index));
@@ -101,7 +100,7 @@ impl Params {
     }
 }
 
-/// The flat gradient, in f32; likewise in one piece or in runs.
+/// The flat gradient, in f32, contiguous or in runs.
 #[derive(Debug)]
 pub struct Gradient {
     pub(super) values: Buffer<f32>,
@@ -109,7 +108,7 @@ pub struct Gradient {
 }
 
 impl Gradient {
-    /// For so many values, not initialised.
+    /// Allocates this many values, uninitialised.
     pub fn new(device: &CudaDevice, len: usize) -> Result<Self> {
         Ok(Self { values: Buffer::new(device.context(), len, "the gradient")?, runs: None })
     }
@@ -121,7 +120,7 @@ impl Gradient {
         run.wide + at * 4
     }
 
-    /// Begins to set values to zero, which lie in one piece.
+    /// Starts to zero a contiguous part.
     pub(super) fn clear(&self, stream: &Stream, part: Range<usize>) -> Result {
         let (Some(last), true) = (part.end.checked_sub(1), self.runs.is_some()) else {
             return self.values.clear(stream, part);
@@ -146,29 +145,29 @@ impl Gradient {
     }
 }
 
-/// Weights on their way to the device.
+/// Transfers weights to the device.
 #[derive(Debug)]
 pub struct Inbox {
     stream: Arc<Stream>,
     host: Pinned<f32>,
     front: Params,
     back: Params,
-    /// What `front` got when it was filled, and `back` lacks.
+    /// Ranges that `front` received when it was filled, and `back` lacks.
     only_front: Vec<Range<usize>>,
-    /// What has come for `back` since the last swap.
+    /// Ranges that arrived in `back` since the last swap.
     landed: Vec<Range<usize>>,
-    /// Recorded behind the copies: they are done.
+    /// Recorded after the copies.
     copied: Event,
-    /// Recorded at a swap: nobody reads `back` any more.
+    /// Recorded at a swap: later work does not read `back`.
     unread: Event,
-    /// Recorded where the device has changed `front` itself.
+    /// Recorded when the device has changed `front` itself.
     changed: Event,
-    /// Neither `front` nor `back` is what the host has.
+    /// Whether `front` and `back` both differ from the host's copy.
     distrusted: bool,
 }
 
 impl Inbox {
-    /// For so many parameters; zero until they come.
+    /// For this many parameters; zero until weights arrive.
     pub fn new(device: &CudaDevice, len: usize) -> Result<Self> {
         let context = device.context();
         let stream = Stream::new(context, 0)?;
@@ -182,7 +181,7 @@ impl Inbox {
         }
         let (copied, unread, changed) = (Event::new(context)?, Event::new(context)?, Event::new(context)?);
         copied.record(&stream)?;
-        // Whoever reads before anything has landed finds the zeros.
+        // Reads before the first arrival return zeros.
         device.stream().wait(&copied)?;
         let host = Pinned::new(context, len)?;
         let (only_front, landed) = (Vec::new(), Vec::new());
@@ -190,7 +189,7 @@ impl Inbox {
         Ok(Self { stream, host, front, back, only_front, landed, copied, unread, changed, distrusted })
     }
 
-    /// The host's copy, as the last pull left it. On a group's other ranks than 0 nothing is pulled: it is old there.
+    /// The host's copy of the last pull. In a group only rank 0 pulls, so on other ranks it is outdated.
     pub fn host(&self) -> &[f32] {
         self.host.values()
     }
@@ -200,16 +199,16 @@ impl Inbox {
         self.host.as_mut_slice()
     }
 
-    /// What the device has may be anything, as after a broken broadcast, or be another rank's: the next swap wants everything
-    /// to have landed.
+    /// Marks the device's parameters as invalid, for example after a failed broadcast or when they are another
+    /// rank's: before the next swap everything must land.
     pub fn distrust(&mut self) {
         self.landed.clear();
         self.only_front.clear();
         self.distrusted = true;
     }
 
-    /// `range` of the host's copy is new: its way to the device begins.
-    /// In a group it is rank 0's copy that goes to all ranks; all of them say so for the same ranges in the same order.
+    /// Starts to copy `range` of the host's copy to the device. In a group all ranks receive rank 0's copy; all of
+    /// them call this with the same ranges in the same order.
     pub fn landed(&mut self, device: &CudaDevice, range: Range<usize>, group: Option<&Nccl>) -> Result {
         if self.landed.is_empty() {
             self.stream.wait(&self.unread)?;
@@ -221,7 +220,7 @@ impl Inbox {
             group.broadcast(&self.back.master, range.clone(), &self.stream)?;
         }
         if let (Some(half), Some(cast)) = (&self.back.half, device.precision().cast()) {
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 device.launcher().launch(
                     &self.stream,
@@ -239,7 +238,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// A step's boundary: what has landed is what operators read from now on.
+    /// At a step's boundary: makes the arrived parameters those that operators read.
     pub fn swap(&mut self, device: &CudaDevice) -> Result<&Params> {
         if self.distrusted {
             let missing = without(0..self.front.len(), &self.landed);
@@ -252,9 +251,9 @@ impl Inbox {
             self.distrusted = false;
         }
         if !self.landed.is_empty() {
-            // What came the last time and not now is only in the other buffer: from there, since a group's other ranks do not
-            // have it on the host. It was written by this stream, or what wrote it was waited for (`changed`); this stream
-            // writes it again only behind `unread`.
+            // Ranges that arrived last time and not now are only in the other buffer. Copy them from there, because
+            // a group's other ranks do not have them on the host. This stream wrote them, or waited for their
+            // writer (`changed`); it overwrites them only after `unread`.
             for range in std::mem::take(&mut self.only_front) {
                 for missing in without(range, &self.landed) {
                     self.back.master.copy_from(&self.stream, &self.front.master, missing.clone())?;
@@ -272,18 +271,18 @@ impl Inbox {
         Ok(&self.front)
     }
 
-    /// What operators read.
+    /// The parameters that operators read.
     pub fn params(&self) -> &Params {
         &self.front
     }
 
-    /// What the device has is this rank's own: it may be used before anything lands.
+    /// Marks the device's parameters as valid on this rank, even before anything lands.
     pub fn trust(&mut self) {
         self.distrusted = false;
     }
 
-    /// Begins to make rank 0's parameters those that operators read, on all ranks, behind what was begun on the device's stream.
-    /// What has landed on the others since their last swap is lost.
+    /// Starts to copy rank 0's current parameters to all ranks, after present work of the device's stream. On the
+    /// other ranks parameters that landed since the last swap are lost.
     pub fn share(&mut self, device: &CudaDevice, group: &Nccl) -> Result {
         if group.rank() > 0 {
             self.landed.clear();
@@ -292,24 +291,24 @@ impl Inbox {
         self.changed(device)
     }
 
-    /// The parameters that operators read, to the host, where they are its copy from then on; waits for them.
+    /// Copies the operators' parameters to the host's copy; waits for it.
     pub fn fetch(&mut self, device: &CudaDevice) -> Result<&[f32]> {
         self.copied.synchronize()?;
         fetch(device, &self.front.master, &mut self.host)
     }
 
-    /// Room on the host for what is not parameters: no more values, and until the copy is wanted. To make pinned memory for it
-    /// and to give that back would be to wait for the whole device.
+    /// Lends the host's copy as a buffer for other values: at most as many, and until the copy is needed.
+    /// Allocating and freeing pinned memory instead would wait for the whole device.
     pub(super) fn borrow_host(&mut self) -> Result<&mut Pinned<f32>> {
         self.copied.synchronize()?;
         Ok(&mut self.host)
     }
 
-    /// The f32 parameters that operators read were changed by what was begun on the device's stream.
+    /// Records that present work of the device's stream has changed the operators' f32 parameters.
     pub(super) fn changed(&mut self, device: &CudaDevice) -> Result {
         if let (Some(half), Some(cast)) = (&self.front.half, device.precision().cast()) {
             let n = self.front.len();
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 device.launcher().launch(
                     device.stream(),
@@ -319,7 +318,7 @@ impl Inbox {
                 )
             }?;
         }
-        // The next swap copies what does not land from here, on the inbox's own stream.
+        // The next swap copies everything that does not land from here, on the inbox's own stream.
         self.only_front = std::iter::once(0..self.front.len()).collect();
         self.changed.record(device.stream())?;
         self.stream.wait(&self.changed)
@@ -328,25 +327,25 @@ impl Inbox {
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        // Pinned memory is not given back under a copy.
+        // Pinned memory must not be freed during a copy.
         let _ = self.stream.synchronize();
     }
 }
 
-/// Values to the host; waits for them.
+/// Copies values to the host; waits for it.
 pub(super) fn fetch<'a>(
     device: &CudaDevice,
     from: &Buffer<f32>,
     to: &'a mut Pinned<f32>,
 ) -> Result<&'a [f32]> {
     let begun = from.download(device.stream(), 0..from.len(), to);
-    // Also behind an error: nobody else may use the memory under a copy.
+    // Wait even after an error: the memory must not be used otherwise during a copy.
     device.stream().synchronize()?;
     begun?;
     Ok(&to.as_slice()?[..from.len()])
 }
 
-/// The parts of `range` that none of `others` covers.
+/// The parts of `range` outside all `others`.
 fn without(range: Range<usize>, others: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut left = vec![range];
     for o in others {
@@ -359,23 +358,23 @@ fn without(range: Range<usize>, others: &[Range<usize>]) -> Vec<Range<usize>> {
     left
 }
 
-/// How values are written for the wire: the job's encodings, on the device.
+/// The wire format of values: the job's encodings, on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
-    /// As they are.
+    /// Unchanged.
     F32,
     /// The upper half of an f32.
     Bf16,
     /// IEEE 754 binary16.
     F16,
-    /// Bytes with a scale for each block of 1024.
+    /// Bytes with one scale per block of 1024.
     Int8,
 }
 
 impl Wire {
     const BLOCK: usize = 1024;
 
-    /// Bytes of so many values.
+    /// Bytes of this many encoded values.
     pub fn bytes(self, values: usize) -> usize {
         match self {
             Self::F32 => values * 4,
@@ -385,13 +384,13 @@ impl Wire {
     }
 }
 
-/// Gradients on their way to the host.
+/// Transfers gradients to the host.
 #[derive(Debug)]
 pub struct Outbox {
     stream: Arc<Stream>,
     launcher: Arc<Launcher>,
     pool: Arc<Pool>,
-    /// Room for what is encoded, bucket by bucket; a bucket's begins where its values would in bytes of f32.
+    /// Memory for encoded buckets. A bucket starts at the byte offset that its values would have in f32.
     encoded: Option<Buffer<u8>>,
     ready: Event,
     sent: Event,
@@ -411,26 +410,26 @@ impl Outbox {
         })
     }
 
-    /// What is begun on the device's stream from now on may write over the gradient: it waits for everything that was sent.
+    /// Makes later work on the device's stream, which may overwrite the gradient, wait for all sent parts.
     pub fn begin(&mut self, stream: &Stream) -> Result {
         self.sent.record(&self.stream)?;
         stream.wait(&self.sent)
     }
 
-    /// What was begun on the device's stream so far completes the gradient of whatever is sent next.
+    /// Records that present work of the device's stream completes the gradient of the parts sent next.
     pub fn mark(&mut self, stream: &Stream) -> Result {
         self.ready.record(stream)?;
         self.stream.wait(&self.ready)
     }
 
-    /// Begins to turn a part of the gradient into the mean over the group's ranks, in place, behind the last mark: all ranks do,
-    /// and rank 0 sends it then.
+    /// Starts to replace a part of the gradient by the mean over the group's ranks, after the last mark. All ranks
+    /// call it; rank 0 then sends the part.
     pub fn reduce(&mut self, gradient: &Gradient, part: Range<usize>, group: &Nccl) -> Result {
         group.all_reduce_mean(&gradient.values, part, &self.stream)
     }
 
-    /// Begins to bring a part of the gradient to the host, behind the last mark and whatever was begun here before.
-    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
+    /// Starts to copy a part of the gradient to the host, after the last mark and all work started here before.
+    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<GradientPart> {
         let n = part.len();
         let (name, geometry) = match wire {
             Wire::F32 => return self.send_values(&from.values, part),
@@ -440,7 +439,7 @@ impl Outbox {
         };
         let bytes = wire.bytes(n);
         let mut to = self.pool.take(bytes)?;
-        // Each bucket's own room, since the next one is encoded while this one is copied.
+        // Each bucket has its own memory, because the next one is encoded while this one is copied.
         let need = from.len() * 4 + 4;
         if self.encoded.as_ref().is_none_or(|e| e.len() < need) {
             self.encoded = Some(Buffer::new(self.stream.context(), need, "encoded gradients")?);
@@ -453,18 +452,18 @@ impl Outbox {
             ("out", Arg::At(encoded.at(at))),
             ("n", long(n)),
         ];
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
         encoded.download(&self.stream, at..at + bytes, &mut to)?;
-        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
+        Ok(GradientPart(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 
-    /// The same of values that lie anywhere, as they are.
-    pub(super) fn send_values(&mut self, from: &Buffer<f32>, part: Range<usize>) -> Result<Parcel> {
+    /// Likewise, for unencoded values in any buffer.
+    pub(super) fn send_values(&mut self, from: &Buffer<f32>, part: Range<usize>) -> Result<GradientPart> {
         let bytes = Wire::F32.bytes(part.len());
         let mut to = self.pool.take(bytes)?;
         from.download(&self.stream, part, &mut to)?;
-        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
+        Ok(GradientPart(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 }
 
@@ -474,19 +473,19 @@ impl Drop for Outbox {
     }
 }
 
-/// A part of the gradient that may still be on its way.
+/// A part of the gradient that may still be in transfer.
 #[derive(Debug)]
-pub struct Parcel(PinnedBytes);
+pub struct GradientPart(PinnedBytes);
 
-impl Parcel {
-    /// Waits until it is there.
+impl GradientPart {
+    /// Waits for the transfer.
     pub fn wait(self) -> Result<PinnedBytes> {
         self.0.memory.as_ref().map_or(Ok(()), Pinned::wait)?;
         Ok(self.0)
     }
 }
 
-/// Bytes in pinned memory, which goes back to its pool with the last reference.
+/// Bytes in pinned memory, which returns to its pool with the last reference.
 #[derive(Debug)]
 pub struct PinnedBytes {
     memory: Option<Pinned<u8>>,
@@ -495,7 +494,7 @@ pub struct PinnedBytes {
 }
 
 impl PinnedBytes {
-    /// Where they are values as they were sent.
+    /// The bytes as f32 values, if they were sent unencoded.
     pub(super) fn values(&self) -> &[f32] {
         // SAFETY: every pattern of bits is an f32.
         let (before, values, behind) = unsafe { self.as_ref().align_to::<f32>() };
@@ -518,7 +517,7 @@ impl Drop for PinnedBytes {
     }
 }
 
-/// Pinned memory to be used again. It holds as much as was under way at once: the client's window and one step.
+/// Pinned memory for reuse. It holds as much as was in transfer at once: the client's window and one step.
 #[derive(Debug)]
 struct Pool {
     context: Arc<Context>,

@@ -1,7 +1,7 @@
-//! Work of a stream that is written down once and then begun at once, again and again: CUDA graphs. To begin a kernel takes the host
-//! some microseconds, longer than many kernels of a small model run.
+//! Records the work of a stream as a CUDA graph and replays it. Starting a kernel takes the host some microseconds,
+//! longer than many kernels of a small model run.
 //!
-//! A graph keeps addresses: one that was written down before memory was given back or allocated since is not begun any more.
+//! A graph contains addresses: after any allocation or deallocation it is not replayed any more.
 
 use crate::{
     cuda::{
@@ -13,10 +13,11 @@ use crate::{
 use cudarc::driver::sys;
 use std::{ptr, sync::Arc};
 
-/// Whatever is begun on the stream until [`Self::end`] is written down, and not done. If that never comes it is forgotten.
+/// Records the stream's work without running it, until [`Self::end`]. If dropped before, the recording is
+/// discarded.
 ///
-/// Operators make no room meanwhile: what frees or allocates memory is refused, and so are collectives, which other ranks would
-/// have to write down as well.
+/// Meanwhile operators must not allocate or free memory; that fails. Collectives fail too, because other ranks
+/// would have to record them as well.
 #[derive(Debug)]
 pub struct Recording {
     stream: Arc<Stream>,
@@ -24,11 +25,11 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// From now on; only this thread may use the stream.
+    /// Starts recording; only this thread may use the stream.
     pub fn begin(stream: &Arc<Stream>) -> Result<Self> {
         let context = stream.context();
         context.bind()?;
-        // Other threads may free what they like: it is none of the graph's.
+        // Other threads may free memory: it does not concern the graph.
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         context.check(unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) }, || {
@@ -38,9 +39,9 @@ impl Recording {
         Ok(Self { stream: stream.clone(), open: true })
     }
 
-    /// What was written down; none if that was nothing.
+    /// The recorded graph; `None` if it is empty.
     pub fn end(mut self) -> Result<Option<Graph>> {
-        let Some(written) = Written::of(&mut self)? else { return Ok(None) };
+        let Some(written) = CapturedGraph::of(&mut self)? else { return Ok(None) };
         let context = self.stream.context();
         let mut nodes = 0;
         // SAFETY: the graph is alive; without room for them the nodes are only counted.
@@ -60,15 +61,15 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // What was written down until an error is given back.
-        let _ = Written::of(self);
+        // Discards the recording after an error.
+        let _ = CapturedGraph::of(self);
     }
 }
 
-/// A graph that cannot be begun yet.
-struct Written(sys::CUgraph);
+/// A recorded graph that is not instantiated.
+struct CapturedGraph(sys::CUgraph);
 
-impl Written {
+impl CapturedGraph {
     /// Ends a recording, if it has not ended.
     fn of(recording: &mut Recording) -> Result<Option<Self>> {
         if !std::mem::take(&mut recording.open) {
@@ -86,26 +87,27 @@ impl Written {
         let (code, written) = end();
         let ended = context.check(code, || "cuStreamEndCapture".into());
         if ended.is_err() {
-            // Where that was refused the stream would go on doing nothing; where it was not, this is.
+            // If the driver refused, the stream would stay in recording mode; otherwise this call itself is
+            // refused.
             let _ = end();
         }
         ended.map(|()| written)
     }
 }
 
-impl Drop for Written {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: made once, given back once.
         unsafe { sys::cuGraphDestroy(self.0) };
     }
 }
 
-/// Work that can be begun at once.
+/// A graph that can be launched.
 #[derive(Debug)]
 pub struct Graph {
     exec: sys::CUgraphExec,
     context: Arc<Context>,
-    /// That of the device's memory when it was written down.
+    /// The device's memory layout at the recording.
     layout: u64,
 }
 
@@ -113,11 +115,10 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Begins it.
+    /// Launches the graph.
     ///
-    /// # Errors
-    /// Memory of the device was allocated or given back since it was written down ([`CudaDevice::layout`]): what it reads and
-    /// writes may not be where it was.
+    /// # Errors Memory of the device was allocated or freed since the recording ([`CudaDevice::layout`]): its
+    /// addresses may be invalid.
     pub fn launch(&self, stream: &Stream) -> Result {
         if self.context.layout() != self.layout {
             return Err(DeviceError::Unsupported("a graph about memory that is not there any more".into()));
@@ -136,29 +137,30 @@ impl Drop for Graph {
 }
 
 impl CudaDevice {
-    /// Whether steps are to be written down and begun at once.
+    /// Whether steps should be recorded and replayed.
     pub fn uses_graphs(&self) -> bool {
         self.graphs
     }
 
-    /// Changes whenever memory of the device is allocated or given back: what was written down before may be about other
-    /// memory.
+    /// Changes with each allocation or deallocation of device memory: earlier recordings may have invalid
+    /// addresses.
     pub fn layout(&self) -> u64 {
         self.context().layout()
     }
 
-    /// What the loss of the last step is the mean of, for [`Self::repeats`].
+    /// The number of values in the last step's mean loss, for [`Self::repeats`].
     pub fn step_values(&self) -> usize {
         self.work.step_values
     }
 
-    /// The step whose loss is asked for next is one over so many values, and not the one whose operators were called last.
+    /// Announces a replayed step over this many values, in place of the last called operators, for the next read of
+    /// the loss.
     pub fn repeats(&mut self, step_values: usize) {
         self.work.step_values = step_values;
     }
 }
 
-/// The error of what cannot be written down.
+/// The error of an operation that cannot be recorded.
 pub(super) fn refused(what: &str) -> DeviceError {
     DeviceError::Unsupported(format!("{what} while a graph is written down"))
 }

@@ -17,7 +17,7 @@ use std::{
 
 macro_rules! sources {
     ($($unit:ident: $file:literal $(, $option:literal)*;)+) => {
-        /// A source file, compiled as one program when the first of its kernels is wanted.
+        /// A source file, compiled as one program at the first use of its kernels.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Unit { $(#[doc = $file] $unit,)+ }
 
@@ -37,7 +37,7 @@ macro_rules! sources {
     };
 }
 
-// Without fused multiply-add where results are to be bit-equal to the CPU's.
+// Without fused multiply-add if results must be bit-equal to the CPU's.
 sources! {
     Elementwise: "elementwise.cu";
     Loss: "loss.cu";
@@ -62,14 +62,14 @@ unsafe impl Send for Function {}
 #[derive(Debug)]
 pub struct Kernels {
     context: Arc<Context>,
-    /// Only what this device computes in is compiled: all types would take several times as long.
+    /// The element type to compile: compiling all types would take several times as long.
     define: &'static str,
     loaded: Mutex<Loaded>,
 }
 
 #[derive(Debug, Default)]
 struct Loaded {
-    /// An attention has one for each size of a head.
+    /// Attention has a module per head size.
     modules: HashMap<(Unit, Option<String>), Module>,
     functions: HashMap<String, Function>,
 }
@@ -81,13 +81,13 @@ struct Module(sys::CUmodule);
 unsafe impl Send for Module {}
 
 impl Kernels {
-    /// Nothing is loaded before it is wanted.
+    /// Loads modules only at their first use.
     pub fn new(context: &Arc<Context>, define: &'static str) -> Self {
         Self { context: context.clone(), define, loaded: Mutex::default() }
     }
 
-    /// The function of that name. The first of a unit compiles it, which takes up to some seconds where the cache does not have
-    /// it. `shared` is the most dynamic shared memory that it will be launched with, in bytes.
+    /// The function with this name. The first of a unit compiles it, which takes up to some seconds without a
+    /// cached file. `shared` is the maximum dynamic shared memory of its launches, in bytes.
     pub fn function(&self, unit: Unit, name: &str, shared: u32) -> Result<Function> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(f) = loaded.functions.get(name) {
@@ -110,11 +110,11 @@ impl Kernels {
         // SAFETY: the module is loaded and the name ends with zero; writes one handle.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, module, text.as_ptr()) };
         self.context.check(code, || format!("cuModuleGetFunction of {name}"))?;
-        const WITHOUT_ASKING: u32 = 48 << 10;
-        if shared > WITHOUT_ASKING {
-            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+        const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+        if shared > DEFAULT_SHARED_BYTES {
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED_BYTES;
             // SAFETY: the function was just found.
-            let code = unsafe { sys::cuFuncSetAttribute(raw, MOST, shared as i32) };
+            let code = unsafe { sys::cuFuncSetAttribute(raw, MAX_SHARED_BYTES, shared as i32) };
             self.context
                 .check(code, || format!("cuFuncSetAttribute: {shared} bytes of shared memory for {name}"))?;
         }
@@ -134,9 +134,9 @@ impl Kernels {
             self.context.check(done, || format!("cuModuleLoadData of {}", source.file)).map(|()| module)
         };
         load().or_else(|first| {
-            // What an earlier version of the driver took, this one may not.
+            // This driver version may reject code that an earlier one accepted.
             compile::forget(&source, compute);
-            tracing::warn!(file = source.file, error = %first, "compiling anew");
+            tracing::warn!(file = source.file, error = %first, "compiling the kernels again");
             load()
         })
     }

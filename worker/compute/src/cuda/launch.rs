@@ -1,4 +1,4 @@
-//! Launching a kernel, and saying which one it was when that fails.
+//! Launches kernels, and names the kernel in errors.
 
 use crate::{
     cuda::{
@@ -10,7 +10,7 @@ use crate::{
 use cudarc::driver::sys;
 use std::{ffi::c_void, fmt};
 
-/// An argument of a kernel. The name beside it in a launch is for messages.
+/// An argument of a kernel. A launch also has its name, for messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg {
     /// An address on the device; 0 is null.
@@ -23,7 +23,7 @@ pub enum Arg {
     Float(f32),
     /// `double`
     Double(f64),
-    /// A number that the kernel's `int` cannot hold; refused.
+    /// A number that exceeds the kernel's `int`; the launch is refused.
     TooLarge(usize),
 }
 
@@ -54,24 +54,24 @@ impl fmt::Display for Arg {
     }
 }
 
-/// An `int` of a kernel's.
+/// A kernel's `int`.
 pub fn int(v: usize) -> Arg {
     i32::try_from(v).map_or(Arg::TooLarge(v), Arg::Int)
 }
 
-/// A `long long` of a kernel's.
+/// A kernel's `long long`.
 pub fn long(v: usize) -> Arg {
     Arg::Long(v as i64)
 }
 
-/// How many blocks of how many threads, with how many bytes of dynamic shared memory each.
+/// Number of blocks, threads per block, and bytes of dynamic shared memory per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// Bytes.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
@@ -97,7 +97,7 @@ impl Geometry {
     }
 }
 
-/// Launches on a stream. An error inside a kernel comes out of whatever is called next.
+/// Launches kernels on a stream. The next call reports an error inside a kernel.
 #[derive(Debug)]
 pub struct Launcher {
     kernels: Kernels,
@@ -108,11 +108,10 @@ impl Launcher {
         Self { kernels }
     }
 
-    /// Begins a kernel.
+    /// Starts a kernel.
     ///
-    /// # Safety
-    /// `args` are of the kernel's types, in its order. Every address is that of memory of the device which is as long as the
-    /// kernel goes with these lengths, and which nothing else on another stream writes meanwhile.
+    /// # Safety `args` have the kernel's types, in its order. Every address is device memory that is long enough
+    /// for the kernel with these lengths, and that no other stream writes meanwhile.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -129,8 +128,8 @@ impl Launcher {
             return Ok(()); // nothing to do
         }
         let function = self.kernels.function(unit, name, geometry.shared)?;
-        let mut places: [*mut c_void; MOST_ARGS] = [std::ptr::null_mut(); MOST_ARGS];
-        assert!(args.len() <= MOST_ARGS, "{name}: {} arguments", args.len());
+        let mut places: [*mut c_void; MAX_ARGS] = [std::ptr::null_mut(); MAX_ARGS];
+        assert!(args.len() <= MAX_ARGS, "{name}: {} arguments", args.len());
         for (place, (_, arg)) in places.iter_mut().zip(args) {
             *place = arg.place();
         }
@@ -155,8 +154,8 @@ impl Launcher {
     }
 }
 
-/// Most arguments that a kernel has.
-const MOST_ARGS: usize = 20;
+/// The maximum number of arguments of a kernel.
+const MAX_ARGS: usize = 20;
 
 fn describe(name: &str, g: Geometry, args: &[(&str, Arg)]) -> String {
     let [x, y, z] = g.grid;

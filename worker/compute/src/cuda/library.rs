@@ -1,8 +1,8 @@
-//! Which of CUDA's libraries this machine has.
+//! The CUDA libraries of this machine.
 //!
-//! A library is looked for where the dynamic linker looks, and before that in the folders that the environment variable
-//! `PARAFT_CUDA_LIBS` lists (separated by colons): whatever of the CUDA libraries lies there is opened first, by its full
-//! path, so that Python's wheels can be used without `LD_LIBRARY_PATH`.
+//! The dynamic linker searches a library in its usual places. Before that, all CUDA libraries in the folders of the
+//! environment variable `PARAFT_CUDA_LIBS` (separated by colons) are opened by full path, so that Python's wheels
+//! work without `LD_LIBRARY_PATH`.
 
 use crate::cuda::nccl;
 use libloading::Library;
@@ -33,10 +33,10 @@ impl Part {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::CublasLt, Self::Nccl];
 
-    /// Those without which a single GPU cannot be used.
+    /// Libraries without which a single GPU cannot be used.
     pub const NEEDED: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
 
-    /// As NVIDIA calls it.
+    /// NVIDIA's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Driver => "CUDA driver",
@@ -47,7 +47,7 @@ impl Part {
         }
     }
 
-    /// What a machine without it cannot do.
+    /// What a machine cannot do without it.
     pub fn without(self) -> &'static str {
         match self {
             Self::Driver => "no GPU can be used; workers compute on the CPU",
@@ -60,7 +60,7 @@ impl Part {
         }
     }
 
-    /// What to do about that.
+    /// How to install it.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Driver => {
@@ -80,7 +80,7 @@ impl Part {
         }
     }
 
-    /// Names under which the linker may find it, in the order in which cudarc tries them. (NCCL's second one it does not.)
+    /// Its file names, in the order in which cudarc tries them. (cudarc does not try NCCL's second name.)
     fn files(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
@@ -169,27 +169,27 @@ impl Part {
     }
 }
 
-/// A library that is there.
+/// A library that exists on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Under this name.
+pub struct FoundLibrary {
+    /// Its file name.
     pub file: String,
 }
 
-/// Looks for a library and for the functions that we call; the error says what is missing and what to do. Asked once for each
-/// library and process.
-pub fn find(part: Part) -> Result<&'static Found, &'static str> {
-    static FOUND: [OnceLock<Result<Found, String>>; Part::ALL.len()] =
+/// Searches a library and the functions that we call. The error says what is missing and how to fix it. The result
+/// is cached per library and process.
+pub fn find(part: Part) -> Result<&'static FoundLibrary, &'static str> {
+    static LIBRARIES: [OnceLock<Result<FoundLibrary, String>>; Part::ALL.len()] =
         [const { OnceLock::new() }; Part::ALL.len()];
     let look = || {
         static PRELOADED: OnceLock<()> = OnceLock::new();
         PRELOADED.get_or_init(preload);
         search(part)
     };
-    FOUND[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
+    LIBRARIES[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
 }
 
-/// Whether the driver has the functions of CUDA graphs; without them all work is begun piece by piece.
+/// Whether the driver supports CUDA graphs. Without them all work is started piece by piece.
 pub fn has_graphs() -> bool {
     const FUNCTIONS: [&str; 7] = [
         "cuStreamBeginCapture_v2",
@@ -211,7 +211,7 @@ pub fn has_graphs() -> bool {
     })
 }
 
-fn search(part: Part) -> Result<Found, String> {
+fn search(part: Part) -> Result<FoundLibrary, String> {
     for file in part.files() {
         // SAFETY: opening one of CUDA's libraries runs its initialisers, which is what it is opened for.
         let Ok(library) = (unsafe { Library::new(*file) }) else { continue };
@@ -225,14 +225,14 @@ fn search(part: Part) -> Result<Found, String> {
                 ));
             }
         }
-        // What was opened stays open: whoever calls it (cudarc, most of the time) opens it again, by the same name.
+        // Keep the library open: its callers (mostly cudarc) open it again by the same name.
         std::mem::forget(library);
-        return Ok(Found { file: (*file).to_string() });
+        return Ok(FoundLibrary { file: (*file).to_string() });
     }
     Err(format!("{} is not found ({}); {}", part.name(), part.files().join(", "), part.remedy()))
 }
 
-/// Opens what the named folders have, in the order in which the libraries need each other.
+/// Opens the libraries of the folders, in the order of their dependencies.
 fn preload() {
     const ORDER: [&str; 6] =
         ["libcuda.so", "libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so", "libcublas.so", "libnccl.so"];
@@ -243,7 +243,7 @@ fn preload() {
             // SAFETY: as in `search`; the folder is the user's word for where CUDA's libraries are.
             match unsafe { Library::new(&path) } {
                 Ok(library) => std::mem::forget(library),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be opened"),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot open a CUDA library"),
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Products with what follows them, by cuBLASLt: a linear layer's bias and activation are applied to the sums before they are
-//! written, and not by a kernel that reads them again.
+//! Products with epilogues by cuBLASLt: a linear layer's bias and activation are applied before the sums are
+//! written, and not by a further kernel.
 //!
-//! What cuBLASLt cannot do for a shape, or is not sure to do as our kernels do it, is left to those.
+//! Shapes that cuBLASLt does not support, or may compute differently from our kernels, use the separate kernels.
 
 use crate::{
     cuda::{
@@ -17,19 +17,19 @@ use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::sys::{self, cublasLtEpilogue_t as Epilogue, cublasStatus_t};
 use std::{collections::HashMap, ffi::c_void, ptr};
 
-/// Where a layer's operands are.
+/// The operands of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     pub x: u64,
     pub weight: u64,
-    /// In the type of the result.
+    /// In the result's type.
     pub bias: u64,
     pub y: u64,
-    /// Where a GELU's argument goes.
+    /// Destination of a GELU's argument.
     pub before: u64,
 }
 
-/// What a plan is for. The algorithms want some alignment.
+/// Identifies a plan. The algorithms require an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     shape: [usize; 3],
@@ -43,17 +43,17 @@ pub struct Lt {
     handle: sys::cublasLtHandle_t,
     device: String,
     precision: Precision,
-    /// cuBLAS's, on the same stream: one product has it at a time.
+    /// cuBLAS's workspace, on the same stream: one product uses it at a time.
     workspace: u64,
-    /// None: there is no algorithm.
+    /// `None`: there is no algorithm.
     plans: HashMap<Key, Option<Plan>>,
 }
 
-// SAFETY: a handle may be used from any thread, one at a time; `&mut self` sees to that.
+// SAFETY: any thread may use a handle, one at a time; `&mut self` ensures that.
 unsafe impl Send for Lt {}
 
 impl Lt {
-    /// Beside cuBLAS. None where the library is not there, or not wanted in this precision.
+    /// Complements cuBLAS. `None` if the library is missing, or unsuitable for this precision.
     pub fn new(stream: &Stream, precision: Precision, workspace: u64) -> Result<Option<Self>> {
         if precision == Precision::F32 || library::find(Part::CublasLt).is_err() {
             return Ok(None);
@@ -67,7 +67,7 @@ impl Lt {
         Ok(Some(Self { handle, device, precision, workspace, plans: HashMap::new() }))
     }
 
-    /// `y = act(x · weightᵀ + bias)`; false: that is left to others, and nothing was begun.
+    /// `y = act(x · weightᵀ + bias)`. Returns false if it does not support that; then it has started nothing.
     pub fn linear(
         &mut self,
         stream: &Stream,
@@ -76,9 +76,9 @@ impl Lt {
         at: Linear,
     ) -> Result<bool> {
         let LinearShape { n, inputs, outputs } = shape;
-        // Its ReLU may take a NaN for 0. In f16 that would be how an overflow is lost.
+        // Its ReLU may turn a NaN into 0. In f16 that would hide an overflow.
         let hides = activation == Activation::Relu && self.precision == Precision::F16;
-        // A bias is read, and a GELU's argument written, in vectors.
+        // It reads a bias, and writes a GELU's argument, as vectors.
         let apart = !at.bias.is_multiple_of(16)
             || (activation == Activation::Gelu
                 && (!at.before.is_multiple_of(16) || !outputs.is_multiple_of(8)));
@@ -113,8 +113,9 @@ impl Lt {
             .err();
         check(code.unwrap_or(cublasStatus_t::CUBLAS_STATUS_SUCCESS), &self.device, call)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the operands lie in buffers that the caller has checked to be long enough for these dimensions, and stay until
-        // the stream is done; the factors are read during the call; the workspace has as many bytes as the plan may use.
+        // SAFETY: the operands lie in buffers that the caller has checked to be long enough for these dimensions,
+        // and stay until the stream is done; the factors are read during the call; the workspace has as many bytes
+        // as the plan may use.
         let code = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -147,11 +148,11 @@ impl Drop for Lt {
     }
 }
 
-/// How a product is made, asked for once.
+/// The algorithm for a product, determined once.
 #[derive(Debug)]
 struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
-    /// Weight, input and result.
+    /// Layouts of weight, input and result.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
@@ -162,8 +163,8 @@ fn done(code: cublasStatus_t) -> std::result::Result<(), cublasStatus_t> {
 }
 
 impl Plan {
-    /// Asks cuBLASLt for an algorithm. cuBLASLt counts by columns: what lies row by row is the transpose there, and
-    /// yᵀ = weight · xᵀ, with a value of the bias for each row.
+    /// Asks cuBLASLt for an algorithm. cuBLASLt is column-major: a row-major matrix is the transpose there, and yᵀ
+    /// = weight · xᵀ, with one bias value per row.
     fn new(
         handle: sys::cublasLtHandle_t,
         precision: Precision,

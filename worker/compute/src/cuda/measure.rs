@@ -1,4 +1,4 @@
-//! How fast the kernels are that only move bytes, beside a copy: for `paraft bench gpu`.
+//! The speed of memory-bound kernels, relative to a copy: for `paraft bench gpu`.
 
 use super::{device::CudaDevice, flat::Gradient, launch::Arg, memory::Buffer};
 use crate::{
@@ -13,14 +13,14 @@ use std::time::Instant;
 pub struct Rate {
     /// Which operator.
     pub what: &'static str,
-    /// Bytes that it must read and write at least, each once.
+    /// Bytes that it must at least read and write, each once.
     pub bytes: u64,
-    /// Seconds of one.
+    /// Seconds per call.
     pub seconds: f64,
 }
 
-/// Runs each memory-bound operator over `rows` rows of 1024 values, `repeats` times between two looks at the clock. The first is
-/// the copy.
+/// Runs each memory-bound operator over `rows` rows of 1024 values, `repeats` times per measurement. The first
+/// result is the copy's.
 pub fn memory_bound(device: &mut CudaDevice, rows: usize, repeats: u32) -> Result<Vec<Rate>> {
     const COLS: usize = 1024;
     let (n, shape) = (rows * COLS, NormShape { rows, cols: COLS });
@@ -48,7 +48,7 @@ pub fn memory_bound(device: &mut CudaDevice, rows: usize, repeats: u32) -> Resul
                     bytes: usize,
                     run: &mut dyn FnMut(&mut CudaDevice) -> Result|
      -> Result {
-        run(device)?; // compiles, and makes room
+        run(device)?; // compiles and allocates
         device.stream().synchronize()?;
         let began = Instant::now();
         for _ in 0..repeats {

@@ -1,4 +1,4 @@
-//! Memory of the device, and memory of the host that the device can reach.
+//! Device memory, and host memory that the device can access.
 
 use crate::{
     cuda::{
@@ -15,7 +15,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Values that may lie in memory as bytes: every pattern of bits is one.
+/// Values that are plain bytes in memory: every bit pattern is valid.
 pub trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for u8 {}
 impl Plain for u16 {}
@@ -24,7 +24,7 @@ impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
-/// Memory of the device for so many values. Not initialised.
+/// Device memory for values. Not initialised.
 #[derive(Debug)]
 pub struct Buffer<T: Plain> {
     at: u64,
@@ -34,7 +34,7 @@ pub struct Buffer<T: Plain> {
 }
 
 impl<T: Plain> Buffer<T> {
-    /// Room for `len` values, which may be none. `what` it is for goes into the error.
+    /// Allocates `len` values, possibly none. An error names its purpose, `what`.
     pub fn new(context: &Arc<Context>, len: usize, what: &str) -> Result<Self> {
         context.bind()?;
         let mut at = 0;
@@ -67,36 +67,35 @@ impl<T: Plain> Buffer<T> {
         self.len
     }
 
-    /// Whether there is room for none.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The address of value `index`.
     ///
-    /// # Panics
-    /// When it is beyond the end.
+    /// # Panics If it is beyond the end.
     pub fn at(&self, index: usize) -> u64 {
         assert!(index <= self.len, "value {index} of a buffer of {}", self.len);
         self.at + (index * size_of::<T>()) as u64
     }
 
-    /// Begins a copy of a part of `from` to the values from `to` on. Whoever changes `from` next waits for it.
+    /// Starts a copy of a part of `from` to the values from `to` on. The next change of `from` waits for it.
     pub(crate) fn upload(&self, stream: &Stream, from: &Pinned<T>, part: Range<usize>, to: usize) -> Result {
         assert!(part.end <= from.len && to + part.len() <= self.len, "upload: {part:?} to {to}");
         from.copying(Copies::Out, stream, || {
-            // SAFETY: both ranges were just checked; the host's memory is neither changed nor given back before the copy is
-            // done, since it waits for its event.
+            // SAFETY: both ranges were just checked; the host's memory is neither changed nor given back before the
+            // copy is done, since it waits for its event.
             unsafe {
                 self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to)
             }
         })
     }
 
-    /// Begins a copy of `bytes` bytes to the values from `to` on.
+    /// Starts a copy of `bytes` bytes to the values from `to` on.
     ///
-    /// # Safety
-    /// There are so many bytes at `from`, and in the buffer behind `to`; the former stay as they are until the copy is done.
+    /// # Safety `from` has this many bytes, and so has the buffer after `to`; the former stay unchanged until the
+    /// copy is done.
     unsafe fn write(
         &self,
         stream: &Stream,
@@ -107,12 +106,13 @@ impl<T: Plain> Buffer<T> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(self.at(to), from, bytes, stream.raw()) };
         self.context.check(code, || format!("cuMemcpyHtoDAsync of {bytes} bytes"))
     }
 
-    /// Begins a copy of `part` to the start of `to`, whose values may be of another type. Whoever reads them waits for it.
+    /// Starts a copy of `part` to the start of `to`, whose values may have another type. The next read of them
+    /// waits for it.
     pub(crate) fn download<U: Plain>(
         &self,
         stream: &Stream,
@@ -125,8 +125,8 @@ impl<T: Plain> Buffer<T> {
             return Ok(());
         }
         to.copying(Copies::In, stream, || {
-            // SAFETY: both ranges were just checked; `to` is neither read, changed nor given back before the copy is done, since
-            // it waits for its event.
+            // SAFETY: both ranges were just checked; `to` is neither read, changed nor given back before the copy
+            // is done, since it waits for its event.
             let code = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(to.at.as_ptr().cast(), self.at(part.start), bytes, stream.raw())
             };
@@ -134,7 +134,7 @@ impl<T: Plain> Buffer<T> {
         })
     }
 
-    /// Begins a copy of a part of another buffer to the same place of this one.
+    /// Starts a copy of a part of another buffer to the same place of this one.
     pub(crate) fn copy_from(&self, stream: &Stream, from: &Buffer<T>, part: Range<usize>) -> Result {
         assert!(part.end <= self.len && part.end <= from.len, "copy: {part:?}");
         if part.is_empty() {
@@ -148,7 +148,7 @@ impl<T: Plain> Buffer<T> {
         self.context.check(code, || format!("cuMemcpyDtoDAsync of {bytes} bytes"))
     }
 
-    /// Begins to set every byte of a part to zero.
+    /// Starts to zero every byte of a part.
     pub(crate) fn clear(&self, stream: &Stream, part: Range<usize>) -> Result {
         assert!(part.end <= self.len, "clear: {part:?} of {}", self.len);
         if part.is_empty() {
@@ -159,12 +159,11 @@ impl<T: Plain> Buffer<T> {
     }
 }
 
-/// Begins to set bytes to zero.
+/// Starts to zero bytes.
 ///
-/// # Safety
-/// There are so many in a buffer from there on.
+/// # Safety A buffer has this many bytes from there on.
 pub(super) unsafe fn clear_at(stream: &Stream, at: u64, bytes: usize) -> Result {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     let code = unsafe { sys::cuMemsetD8Async(at, 0, bytes, stream.raw()) };
     stream.context().check(code, || format!("cuMemsetD8Async of {bytes} bytes"))
 }
@@ -179,20 +178,20 @@ impl<T: Plain> Drop for Buffer<T> {
     }
 }
 
-/// Memory of the host that the device copies from and to at full speed, while the host goes on. Zeroed.
+/// Pinned host memory: the device copies to and from it at full speed while the host continues. Zeroed.
 ///
-/// It knows the copies that were begun: whoever touches it on the host, or gives it back, waits for them.
+/// It tracks its copies: host access and deallocation wait for them.
 #[derive(Debug)]
 pub struct Pinned<T: Plain> {
     at: ptr::NonNull<T>,
     len: usize,
     context: Arc<Context>,
-    /// Behind all copies that were begun.
+    /// Recorded after all started copies.
     copies: Event,
     under_way: Mutex<Copies>,
 }
 
-/// Copies since somebody waited for them.
+/// Copies since the last wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Copies {
     #[default]
@@ -209,12 +208,12 @@ unsafe impl<T: Plain> Send for Pinned<T> {}
 unsafe impl<T: Plain> Sync for Pinned<T> {}
 
 impl<T: Plain> Pinned<T> {
-    /// Room for `len` values.
+    /// Allocates `len` values.
     pub fn new(context: &Arc<Context>, len: usize) -> Result<Self> {
         context.bind()?;
         let bytes = len.max(1) * size_of::<T>();
         let mut at = ptr::null_mut();
-        // Not write-combined: what comes from the device is read here.
+        // Not write-combined: the host reads what the device has written.
         // SAFETY: writes one address, which is given back when this is dropped.
         context.check(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }, || {
             format!("cuMemHostAlloc of {bytes} bytes")
@@ -229,27 +228,26 @@ impl<T: Plain> Pinned<T> {
         Ok(Self { at, len, context: context.clone(), copies, under_way: Mutex::default() })
     }
 
-    /// Begins a copy on a stream, and notes it.
+    /// Starts a copy on a stream, and records it.
     fn copying(&self, way: Copies, stream: &Stream, begin: impl FnOnce() -> Result) -> Result {
         if self.context.is_recording() {
-            // A graph would do it again and again, and nobody would know when.
+            // A graph would repeat it without a record here.
             return Err(graph::refused("a copy between device and host"));
         }
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if *under_way != Copies::None {
-            // Of another stream, perhaps: the event is then behind both.
+            // The last copy may be on another stream: the event then follows both.
             stream.wait(&self.copies)?;
         }
         *under_way = (*under_way).max(way);
         let begun = begin();
-        // Also behind an error: a part of it may be under way.
+        // Even after an error: a part may be in progress.
         self.copies.record(stream).and(begun)
     }
 
-    /// Waits for the copies that were begun.
+    /// Waits for the started copies.
     ///
-    /// # Errors
-    /// The device has failed: what it copied may be anything.
+    /// # Errors The device has failed: the copied values are undefined.
     pub(crate) fn wait(&self) -> Result {
         self.wait_for(Copies::Out)
     }
@@ -263,30 +261,28 @@ impl<T: Plain> Pinned<T> {
         self.copies.synchronize()
     }
 
-    /// The values, once copies to it are done.
+    /// The values, after pending copies to them.
     ///
-    /// # Errors
-    /// The device has failed: what it copied may be anything.
+    /// # Errors The device has failed: the copied values are undefined.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait_for(Copies::In)?;
         Ok(self.values())
     }
 
-    /// Likewise, for who has waited. A device that has failed copies nothing any more, and the values may be anything.
+    /// Likewise, after a wait. A failed device copies no more, and the values are undefined.
     pub(crate) fn values(&self) -> &[T] {
         let _ = self.wait_for(Copies::In);
-        // SAFETY: allocated and initialised in `new`, for as long as `self`. No copy to it is under way, and to begin one takes
-        // a mutable reference.
+        // SAFETY: allocated and initialised in `new`, for as long as `self`. No copy to it is in progress, and
+        // starting one takes a mutable reference.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 
-    /// Likewise, to be changed.
+    /// Likewise, mutable.
     ///
-    /// # Errors
-    /// The device has failed: what it copied may be anything.
+    /// # Errors The device has failed: the copied values are undefined.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
-        // SAFETY: as above, and nobody else has a reference: a copy from it takes one too.
+        // SAFETY: as above, and there is no other reference: a copy from it takes one too.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) })
     }
 
@@ -295,7 +291,7 @@ impl<T: Plain> Pinned<T> {
         self.len
     }
 
-    /// Whether there is room for none.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -303,16 +299,16 @@ impl<T: Plain> Pinned<T> {
 
 impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
-        // A device that has failed copies nothing any more.
+        // A failed device copies no more.
         let _ = self.wait();
         if self.context.bind().is_ok() {
-            // SAFETY: allocated in `new`, given back once; no copy is under way.
+            // SAFETY: allocated in `new`, freed once; no copy is in progress.
             unsafe { sys::cuMemFreeHost(self.at.as_ptr().cast()) };
         }
     }
 }
 
-/// Pinned memory through which values go to the device, two pieces in turn: one is filled while the other is copied.
+/// Pinned memory for uploads, in two alternating pieces: one is filled while the other is copied.
 #[derive(Debug)]
 pub(crate) struct Staging<T: Plain> {
     pieces: [Option<Pinned<T>>; 2],
@@ -324,12 +320,13 @@ impl<T: Plain> Staging<T> {
         Self { pieces: [None, None], next: 0 }
     }
 
-    /// Begins a copy of `from` to the start of `to`, whose values may be of another type; `from` is free at once.
+    /// Starts a copy of `from` to the start of `to`, whose values may have another type; `from` may be changed at
+    /// once.
     pub fn upload<U: Plain>(&mut self, stream: &Stream, from: &[T], to: &Buffer<U>) -> Result {
         self.upload_to(stream, from, (to, 0))
     }
 
-    /// The same to the values from `at` on.
+    /// Likewise, to the values from `at` on.
     pub fn upload_to<U: Plain>(
         &mut self,
         stream: &Stream,
@@ -347,20 +344,21 @@ impl<T: Plain> Staging<T> {
         let Some(pinned) = piece else { return Ok(()) };
         copy(from, &mut pinned.as_mut_slice()?[..from.len()]);
         let begin = || {
-            // SAFETY: the piece holds so many bytes, and waits for the copy before it is written again; `to` was just checked.
+            // SAFETY: the piece holds this many bytes, and is written again only after the copy; `to` was just
+            // checked.
             unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, at) }
         };
         pinned.copying(Copies::Out, stream, begin)
     }
 }
 
-/// Bytes from which on a copy takes longer than to begin a thread.
-const COPIED_TOGETHER: usize = 2 << 20;
+/// Minimum bytes of a copy by several threads: a smaller copy takes less time than starting a thread.
+const PARALLEL_COPY_BYTES: usize = 2 << 20;
 
-/// One core of a host copies a large batch more slowly than the device computes it.
+/// Copies by several threads: one host core copies a large batch more slowly than the device computes it.
 pub(crate) fn copy<T: Plain>(from: &[T], to: &mut [T]) {
     let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4);
-    let threads = (size_of_val(from) / COPIED_TOGETHER).clamp(1, most);
+    let threads = (size_of_val(from) / PARALLEL_COPY_BYTES).clamp(1, most);
     if threads == 1 {
         return to.copy_from_slice(from);
     }
@@ -378,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_copy_by_several_threads_is_a_copy() {
-        for len in [0, 1, 1000, COPIED_TOGETHER, 3 * COPIED_TOGETHER + 7] {
+        for len in [0, 1, 1000, PARALLEL_COPY_BYTES, 3 * PARALLEL_COPY_BYTES + 7] {
             let from: Vec<u32> = (0..len as u32).collect();
             let mut to = vec![0; len];
             copy(&from, &mut to);

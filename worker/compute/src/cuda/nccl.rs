@@ -1,11 +1,12 @@
-//! Groups of GPUs, by NCCL: ranks with a GPU each average their gradients, and get the weights from rank 0.
+//! Groups of GPUs, through NCCL: ranks with one GPU each average their gradients, and receive the weights from rank
+//! 0.
 //!
-//! A group's members never change. When a rank dies, collectives of the others wait for it on the device until they are
-//! aborted, which the host does from another thread; what they leave then is garbage, so results are believed only after
-//! [`Nccl::check`]. A new group has a new id.
+//! A group's members never change. When a rank dies, the others' collectives wait on the device until another host
+//! thread aborts them. Their results are then garbage, so results are valid only after [`Nccl::check`]. A new group
+//! has a new id.
 //!
-//! cudarc's loader does not look for `libnccl.so.2`, the only name that NVIDIA's wheels have, and panics without it: the
-//! library is opened here, and cudarc has the types.
+//! cudarc's loader does not search `libnccl.so.2`, the only name in NVIDIA's wheels, and panics without it. So the
+//! library is opened here, and only the types are cudarc's.
 
 use crate::{
     cuda::{
@@ -28,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// As the library gives it: a newer one may have results that cudarc's enum has not.
+/// The library's result code: newer versions may have codes that cudarc's enum lacks.
 type Code = u32;
 const SUCCESS: Code = sys::ncclResult_t::ncclSuccess as Code;
 const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
@@ -86,7 +87,7 @@ fn functions() -> Result<&'static Functions> {
 }
 
 impl Functions {
-    /// NCCL's name for a result, and what it says of the last error.
+    /// NCCL's name for a result, and its text of the last error.
     fn explain(&self, code: Code, comm: sys::ncclComm_t) -> String {
         let text = |at: *const c_char| {
             if at.is_null() {
@@ -112,17 +113,17 @@ pub fn version() -> Result<(u32, u32, u32)> {
         SUCCESS => {}
         code => return Err(failed("NCCL", "ncclGetVersion", code, functions.explain(code, ptr::null_mut()))),
     }
-    // 2.9 has changed what a digit means; what we need is newer.
+    // Version 2.9 changed the encoding; we require a newer one.
     let version = version.max(0) as u32;
     Ok((version / 10_000, version % 10_000 / 100, version % 100))
 }
 
-/// Names a group that is to be formed; from one rank to all.
+/// Identifies a group to be formed. One rank sends it to all.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; 128]);
 
 impl UniqueId {
-    /// Of a new group. Needs no GPU.
+    /// Creates an id. Needs no GPU.
     pub fn new() -> Result<Self> {
         let functions = functions()?;
         let mut id = sys::ncclUniqueId { internal: [0; 128] };
@@ -145,7 +146,7 @@ impl fmt::Debug for UniqueId {
 
 const INIT: &str = "ncclCommInitRankConfig";
 
-/// What a result means: something about the group, or about what was asked.
+/// Converts a result: a failure of the group, or of the request.
 fn failed(device: &str, call: &str, code: Code, mut error: String) -> DeviceError {
     use sys::ncclResult_t as R;
     if code == R::ncclInvalidUsage as Code && call.starts_with(INIT) {
@@ -173,21 +174,21 @@ enum State {
 // SAFETY: NCCL takes calls for a communicator from any thread, one at a time; the mutex sees to that.
 unsafe impl Send for State {}
 
-/// This rank's part in a group.
+/// This rank's membership in a group.
 pub struct Nccl {
     functions: &'static Functions,
     context: Arc<Context>,
     rank: usize,
     size: usize,
-    /// Held from the beginning of a call until NCCL is ready for the next one.
+    /// Held from the start of a call until NCCL is ready for the next one.
     turn: Mutex<()>,
-    /// Held for each single call, so that `abort` gets between them.
+    /// Held during each single NCCL call, so that `abort` can run between them.
     state: Mutex<State>,
 }
 
 impl Nccl {
-    /// Forms a group of `size` ranks with whoever has this id. All of them call it; it waits for the last one, or until
-    /// `give_up`, which is asked again and again.
+    /// Forms a group of `size` ranks, which all call it with the same id. It waits for the last one, or until
+    /// `give_up` returns true; it polls that.
     pub fn form(
         device: &CudaDevice,
         id: &UniqueId,
@@ -200,13 +201,13 @@ impl Nccl {
         if rank >= size || c_int::try_from(size).is_err() {
             return Err(DeviceError::Unsupported(format!("rank {rank} of a group of {size}")));
         }
-        // NCCL takes the thread's device.
+        // NCCL uses the thread's device.
         context.bind()?;
         const UNSET: c_int = c_int::MIN;
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: 0xcafe_beef,
-            // Of the types. An older library ignores what it does not know.
+            // Version of the struct. An older library ignores unknown fields.
             version: 23_007,
             blocking: 0,
             cgaClusterSize: UNSET,
@@ -236,7 +237,7 @@ impl Nccl {
         }
         let state = Mutex::new(State::Alive(comm));
         let this = Self { functions, context, rank, size, turn: Mutex::default(), state };
-        this.settle(&call, code, give_up)?;
+        this.wait_ready(&call, code, give_up)?;
         Ok(Arc::new(this))
     }
 
@@ -250,7 +251,7 @@ impl Nccl {
         self.size
     }
 
-    /// Begins to turn a part of each rank's values into the mean over the ranks.
+    /// Starts to replace a part of each rank's values by the mean over the ranks.
     pub(crate) fn all_reduce_mean(
         &self,
         values: &Buffer<f32>,
@@ -261,13 +262,13 @@ impl Nccl {
         self.all_reduce(values, part, kind, stream)
     }
 
-    /// Begins to turn a part of each rank's values into the sum over the ranks.
+    /// Starts to replace a part of each rank's values by the sum over the ranks.
     pub(crate) fn all_reduce_sum(&self, values: &Buffer<f64>, part: Range<usize>, stream: &Stream) -> Result {
         let kind = (sys::ncclDataType_t::ncclFloat64, sys::ncclRedOp_t::ncclSum);
         self.all_reduce(values, part, kind, stream)
     }
 
-    /// The same for counts.
+    /// Likewise for counts.
     pub(crate) fn all_reduce_count(
         &self,
         values: &Buffer<u64>,
@@ -292,7 +293,7 @@ impl Nccl {
         })
     }
 
-    /// Begins to give a part of rank 0's values to all ranks.
+    /// Starts to copy a part of rank 0's values to all ranks.
     pub(crate) fn broadcast(&self, values: &Buffer<f32>, part: Range<usize>, stream: &Stream) -> Result {
         let (n, at) = (part.len(), place(values, &part));
         self.begin("ncclBroadcast", n, |f, comm| {
@@ -303,26 +304,26 @@ impl Nccl {
         })
     }
 
-    /// From any thread, any number of times: whatever is under way on the device ends, with garbage, and every later call
-    /// fails. The other ranks are to do the same.
+    /// Callable from any thread, any number of times. Work in progress on the device ends, with garbage, and every
+    /// later call fails. The other ranks must abort too.
     pub fn abort(&self) {
         let mut state = self.state();
         let State::Alive(comm) = *state else { return };
         let _ = self.context.bind();
-        // SAFETY: made in `form`, and given back once: nobody finds it in the state any more.
+        // SAFETY: created in `form`, and destroyed once: the state no longer holds it.
         unsafe { (self.functions.abort)(comm) };
         *state = State::Aborted;
     }
 
-    /// The orderly end: waits until everything that was begun is done on all ranks, or until `give_up`, which aborts.
-    /// Every later call fails.
+    /// The orderly end: waits until all work is done on all ranks, or until `give_up`, which aborts. Every later
+    /// call fails.
     pub fn leave(&self, give_up: &dyn Fn() -> bool) -> Result {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let code = self.call("ncclCommFinalize", |f, comm| {
             // SAFETY: the handle is alive.
             unsafe { (f.finalize)(comm) }
         })?;
-        self.settle("ncclCommFinalize", code, give_up)?;
+        self.wait_ready("ncclCommFinalize", code, give_up)?;
         let mut state = self.state();
         if let State::Alive(comm) = *state {
             // SAFETY: made in `form`, and given back once.
@@ -337,8 +338,8 @@ impl Nccl {
         matches!(*self.state(), State::Left)
     }
 
-    /// An error if it was aborted, or if NCCL knows of one. To be asked after waiting for what a collective has a part in, and
-    /// before that is believed: where an abort has cut the collective short, this fails.
+    /// Fails if the group was aborted, or if NCCL reports an error. Call it after waiting for a result that
+    /// includes a collective, and before using that result: if an abort has cut the collective short, this fails.
     pub fn check(&self) -> Result {
         match self.async_error()? {
             SUCCESS | IN_PROGRESS => Ok(()),
@@ -382,7 +383,7 @@ impl Nccl {
         Ok(if code == SUCCESS { found } else { code })
     }
 
-    /// Begins a collective of `n` values. When this returns it is on the stream.
+    /// Starts a collective of `n` values. When this returns, it is on the stream.
     fn begin(&self, call: &str, n: usize, f: impl FnOnce(&Functions, sys::ncclComm_t) -> Code) -> Result {
         if n == 0 {
             return Ok(());
@@ -395,11 +396,11 @@ impl Nccl {
         if code == SUCCESS {
             return Ok(());
         }
-        self.settle(&format!("{call} of {n} values"), code, &|| false)
+        self.wait_ready(&format!("{call} of {n} values"), code, &|| false)
     }
 
-    /// Waits until NCCL has done what it said to be in progress.
-    fn settle(&self, call: &str, mut code: Code, give_up: &dyn Fn() -> bool) -> Result {
+    /// Waits until NCCL has completed a call that it reported as in progress.
+    fn wait_ready(&self, call: &str, mut code: Code, give_up: &dyn Fn() -> bool) -> Result {
         let begun = Instant::now();
         loop {
             match code {
@@ -414,7 +415,7 @@ impl Nccl {
                     format!("{device}: {call}: rank {rank} of {size} has stopped waiting for the others");
                 return Err(DeviceError::Group(text));
             }
-            // A launch takes some microseconds, the forming of a group seconds.
+            // A launch takes some microseconds, forming a group takes seconds.
             if begun.elapsed() < Duration::from_micros(500) {
                 std::thread::yield_now();
             } else {
@@ -439,7 +440,7 @@ impl fmt::Debug for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // Not `leave`: that waits for ranks which may be gone.
+        // Not `leave`, which waits for ranks that may be gone.
         self.abort();
     }
 }

@@ -1,8 +1,8 @@
-//! Optimizers on the device, for jobs without servers: a rank changes its parameters itself, and its optimizer's state stays
-//! beside them.
+//! Optimizers on the device, for jobs without servers: a rank updates its parameters itself, and its optimizer's
+//! state stays on the device.
 //!
-//! The rules are those of the servers, bit for bit; whoever calls computes their constants. What is added up here (the
-//! norm of a gradient) is in another order than on the host.
+//! The rules equal the servers', bit for bit; the caller computes their constants. Only sums (the norm of a
+//! gradient) have another order than on the host.
 
 use crate::{
     cuda::{
@@ -16,7 +16,7 @@ use crate::{
     error::{DeviceError, Result},
 };
 
-/// What an update does to each value, with its constants: those of `optim.cu`.
+/// An update's rule per value, with its constants, as in `optim.cu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the kernels' arguments, in their order")]
 pub enum Rule {
@@ -29,7 +29,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// State vectors that it keeps.
+    /// Number of its state vectors.
     fn slots(&self) -> usize {
         match self {
             Self::Sgd { .. } => 0,
@@ -40,16 +40,16 @@ impl Rule {
     }
 }
 
-/// One update of all parameters: `g = clip(gradient * scale, ±limit) + decay * w`, and then the rule.
+/// One update of all parameters: `g = clip(gradient * scale, ±limit) + decay * w`, followed by the rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// Multiplies the gradient.
+    /// Factor of the gradient.
     pub scale: f32,
-    /// Bound on each value then; infinite where there is none.
+    /// Bound of each value after that; infinite for none.
     pub limit: f32,
-    /// What of a weight is added.
+    /// Factor of the weight that is added.
     pub decay: f32,
-    /// What is done with that.
+    /// The rule for the result.
     pub rule: Rule,
 }
 
@@ -60,12 +60,12 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// So many, each filled with its value.
+    /// Creates vectors, each filled with its value.
     pub fn new(device: &CudaDevice, first: &[f32], len: usize) -> Result<Self> {
         let make = |value: &f32| {
             let slot = Buffer::new(device.context(), len, "the optimizer's state")?;
             if len > 0 {
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     device.launch(
                         Unit::Elementwise,
@@ -80,15 +80,15 @@ impl Slots {
         Ok(Self { values: first.iter().map(make).collect::<Result<_>>()? })
     }
 
-    /// With these values, no more than there are parameters; waits until they are there. They go by the host's copy of the
-    /// parameters, which is lost.
+    /// Creates vectors with these values, at most as many as parameters; waits for the copy. It overwrites the
+    /// host's copy of the parameters.
     pub fn of(device: &CudaDevice, from: &[Vec<f32>], by: &mut Inbox) -> Result<Self> {
         let host = by.borrow_host()?;
         let copy = |values: &Vec<f32>| {
             let slot = Buffer::new(device.context(), values.len(), "the optimizer's state")?;
             host.as_mut_slice()?[..values.len()].copy_from_slice(values);
             let copied = slot.upload(device.stream(), host, 0..values.len(), 0);
-            // Also behind an error: nobody else may use the memory under a copy.
+            // Wait even after an error: the memory must not be used otherwise during a copy.
             device.stream().synchronize()?;
             copied.map(|()| slot)
         };
@@ -105,13 +105,13 @@ impl Slots {
         self.values.is_empty()
     }
 
-    /// To the host; waits for them. They go by the host's copy of the parameters, which is lost.
+    /// Copies the vectors to the host; waits for it. It overwrites the host's copy of the parameters.
     pub fn read(&self, device: &CudaDevice, by: &mut Inbox) -> Result<Vec<Vec<f32>>> {
         let host = by.borrow_host()?;
         self.values.iter().map(|s| fetch(device, s, host).map(<[f32]>::to_vec)).collect()
     }
 
-    /// Begins to make them rank 0's, on all ranks.
+    /// Starts to copy rank 0's vectors to all ranks.
     pub fn share(&self, device: &CudaDevice, group: &Nccl) -> Result {
         self.values.iter().try_for_each(|s| group.broadcast(s, 0..s.len(), device.stream()))
     }
@@ -122,8 +122,8 @@ impl Slots {
 }
 
 impl CudaDevice {
-    /// Begins an update of the parameters that operators read: of the first `trained` by the rule, and of the buffers behind
-    /// them by subtracting. What is begun on the device's stream afterwards finds them changed.
+    /// Starts an update of the operators' parameters: of the first `trained` by the rule, and of the buffers after
+    /// them by subtraction. Later work on the device's stream sees the result.
     pub fn update(
         &self,
         inbox: &mut Inbox,
@@ -159,7 +159,7 @@ impl CudaDevice {
                 ("decay", decay),
             ]);
             args.extend_from_slice(constants);
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe { self.launch(Unit::Optim, name, Geometry::flat(of.len()), &args) }
         };
         let stages = [scale, limit, decay];

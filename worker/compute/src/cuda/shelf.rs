@@ -1,18 +1,19 @@
-//! Layers of a model of which a device holds some at a time.
+//! A device that holds some layers of a model at a time.
 //!
 //! ```text
 //!  host's weights ─▶ pinned, two pieces in turn ─copy─▶ cell [─cast─▶ 16 bits] ─event─▶ operators
 //!  operators ─▶ cell of the gradient ─event─▶ Outbox: copy ─▶ pinned ─▶ host's gradient
 //! ```
 //!
-//! A cell is memory for a part of the flat vector that whole layers are made of. It goes to another part once nothing on the device uses it
-//! any more, which the streams wait for and the host doesn't: the host is a layer ahead of the device, and brings the next one meanwhile.
+//! A cell is memory for a part of the flat vector; layers consist of whole parts. A cell is reused for another part
+//! when the device has finished with it. The streams wait for that, the host does not: it is one layer ahead of the
+//! device, and uploads the next one meanwhile.
 
 use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Event, Stream},
-        flat::{Gradient, Outbox, Params, Parcel, PinnedBytes, Run, Runs},
+        flat::{Gradient, GradientPart, Outbox, Params, PinnedBytes, Run, Runs},
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
         memory::{Buffer, Staging, copy},
@@ -21,50 +22,50 @@ use crate::{
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-/// Values that are copied at a time: one piece is filled while the other is on its way.
+/// Values per copy: one piece is filled while the other is copied.
 const PIECE: usize = 4 << 20;
 
-/// Values to which places in cells are rounded, so that a part is aligned there as it is in the flat vector.
+/// Places in cells are rounded to this many values, so that a part has the same alignment as in the flat vector.
 const ALIGNED: usize = 64;
 
-/// Parcels of gradients that the device may be ahead of the host.
+/// Gradient parts by which the device may be ahead of the host.
 const PARCELS: usize = 2;
 
-/// How much of the weights is kept.
+/// How much of the weights stays on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// So many values, and the layer in hand.
+    /// This many values, and the current layer.
     Values(usize),
-    /// Everything, of so many editions, whose numbers rise.
+    /// All weights, in this many editions, with rising numbers.
     Editions(usize),
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Shelf {
-    /// The parts that each layer is made of.
+    /// The parts of each layer.
     layers: Vec<Vec<Range<usize>>>,
     keep: Keep,
     context: Arc<Context>,
     compute: Arc<Stream>,
     stream: Arc<Stream>,
     launcher: Arc<Launcher>,
-    /// The kernel that makes 16 bits of values.
+    /// The kernel that converts values to 16 bits.
     cast: Option<&'static str>,
     staging: Staging<f32>,
-    /// The layers that are here, those used last behind.
+    /// The present layers, the last used at the end.
     cells: Vec<Cell>,
     free: Vec<Cell>,
     params: Params,
-    /// Behind copies and casts.
+    /// Recorded after copies and conversions.
     copied: Event,
-    /// The layer in hand, with its edition.
+    /// The current layer, with its edition.
     at: Option<(usize, u64)>,
     gradients: Vec<Cell>,
     free_gradients: Vec<Cell>,
     gradient: Gradient,
     outbox: Outbox,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentPart>,
 }
 
 /// Memory for a part of the flat vector.
@@ -74,12 +75,12 @@ struct Cell {
     edition: u64,
     values: Buffer<f32>,
     half: Option<Buffer<u16>>,
-    /// Behind its last use on the device.
+    /// Recorded after its last use on the device.
     used: Arc<Event>,
 }
 
 impl Cell {
-    /// Where the part begins in it.
+    /// Offset of the part in the cell.
     fn begin(&self) -> usize {
         self.range.start % ALIGNED
     }
@@ -91,27 +92,27 @@ impl Cell {
     }
 }
 
-/// What a part takes.
+/// Number of values that a part needs.
 fn room(part: &Range<usize>) -> usize {
     part.len().next_multiple_of(ALIGNED) + ALIGNED
 }
 
-/// A part of the gradient on its way to the host.
+/// A part of the gradient in transfer to the host.
 #[derive(Debug)]
-struct Sent {
+struct SentPart {
     cell: Cell,
-    parcel: Parcel,
+    parcel: GradientPart,
 }
 
-/// A part of the gradient that has come.
+/// A part of the gradient that has arrived on the host.
 #[derive(Debug)]
-pub struct Come {
+pub struct ReceivedPart {
     cell: Cell,
     bytes: PinnedBytes,
 }
 
-impl Come {
-    /// Writes its values where they are in the flat vector.
+impl ReceivedPart {
+    /// Writes its values to their place in the flat vector.
     pub fn write(&self, gradient: &mut [f32]) {
         copy(self.bytes.values(), &mut gradient[self.cell.range.clone()]);
     }
@@ -144,7 +145,7 @@ impl Shelf {
         })
     }
 
-    /// Whether this edition of a layer is here; 0 is none that was seen before.
+    /// Whether this edition of a layer is present; edition 0 never is.
     pub fn has(&self, layer: usize, edition: u64) -> bool {
         edition > 0 && self.layers[layer].iter().all(|part| self.cell(part, edition).is_some())
     }
@@ -153,7 +154,8 @@ impl Shelf {
         self.cells.iter().position(|c| c.edition == edition && c.range == *part)
     }
 
-    /// Has a layer ready for operators; `weights` is the host's flat vector, where it has to be brought ([`Self::has`]).
+    /// Prepares a layer for operators. `weights` is the host's flat vector, required if the layer is not present
+    /// ([`Self::has`]).
     pub fn bring(&mut self, layer: usize, edition: u64, weights: Option<&[f32]>) -> Result<&Params> {
         if self.at == Some((layer, edition)) && edition > 0 {
             return Ok(&self.params);
@@ -177,7 +179,7 @@ impl Shelf {
             let Some(at) = self.cell(part, edition) else {
                 return Err(DeviceError::Unsupported(format!("layer {layer} has not come to the device")));
             };
-            // Used last.
+            // Move it to the end: last used.
             let cell = self.cells.remove(at);
             runs.0.insert(part.start, cell.run());
             self.cells.push(cell);
@@ -187,7 +189,7 @@ impl Shelf {
         Ok(&self.params)
     }
 
-    /// The layer in hand is used by nothing that is begun from now on.
+    /// Later work does not use the current layer.
     fn leave(&mut self) -> Result {
         let Some((layer, edition)) = self.at.take() else { return Ok(()) };
         let used = Arc::new(Event::new(&self.context)?);
@@ -197,7 +199,7 @@ impl Shelf {
                 self.cells[at].used = used.clone();
             }
         }
-        // What has no edition is nobody's again.
+        // Cells without an edition are free.
         while let Some(at) = self.cells.iter().position(|c| c.edition == 0) {
             let cell = self.cells.remove(at);
             self.free.push(cell);
@@ -208,7 +210,7 @@ impl Shelf {
     fn fill(&mut self, layer: usize, part: &Range<usize>, edition: u64, weights: &[f32]) -> Result {
         let mut cell = self.take(layer, part, edition)?;
         (cell.range, cell.edition) = (part.clone(), edition);
-        // Where another part lay before, what used that.
+        // Wait for uses of the part that was there before.
         self.stream.wait(&cell.used)?;
         let mut at = cell.begin();
         for piece in weights[part.clone()].chunks(PIECE) {
@@ -221,7 +223,7 @@ impl Shelf {
                 ("y", Arg::At(half.at(cell.begin()))),
                 ("n", long(part.len())),
             ];
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.launcher.launch(
                     &self.stream,
@@ -235,7 +237,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// A cell that this part fits in.
+    /// A cell of sufficient size for this part.
     fn take(&mut self, layer: usize, part: &Range<usize>, edition: u64) -> Result<Cell> {
         let need = room(part);
         let most = match self.keep {
@@ -250,7 +252,8 @@ impl Shelf {
                 usize::MAX
             }
         };
-        // Another edition of the same part goes first; then what was used longest ago, of the same size where there is some.
+        // First replace another edition of the same part; then the least recently used, preferably of the same
+        // size.
         let keep = &self.layers[layer];
         let free = |c: &Cell| !keep.contains(&c.range);
         let held = |cells: &[Cell]| cells.iter().map(|c| c.range.len()).sum::<usize>();
@@ -263,7 +266,7 @@ impl Shelf {
                 return self.cell_of(need);
             }
             if let Some(other) = self.free.pop() {
-                // Given back, which waits for the device: sizes change where a pass comes to a layer of another kind.
+                // Freed, which waits for the device: sizes change when a pass reaches a layer of another kind.
                 drop(other);
                 continue;
             }
@@ -274,7 +277,7 @@ impl Shelf {
                     let cell = self.cells.remove(at);
                     self.free.push(cell);
                 }
-                // The layer in hand is larger than what is to be kept.
+                // The current layer exceeds the limit.
                 None => return self.cell_of(need),
             }
         }
@@ -286,7 +289,7 @@ impl Shelf {
         Ok(Cell { range: 0..0, edition: 0, values: wide, half, used: Arc::new(Event::new(&self.context)?) })
     }
 
-    /// The layer in hand, with its gradient: zero where nothing was added to it since it was sent.
+    /// The current layer and its gradient, which is zero unless something was added since it was sent.
     pub fn with_gradient(&mut self, layer: usize) -> Result<(&Params, &mut Gradient)> {
         for part in &self.layers[layer] {
             if self.gradients.iter().any(|c| c.range == *part) {
@@ -304,7 +307,7 @@ impl Shelf {
                 },
             };
             cell.range = part.clone();
-            // Its parcel has come: nothing reads what was in it.
+            // Its last content has arrived on the host, so nothing reads it.
             cell.values.clear(&self.compute, 0..need)?;
             self.gradients.push(cell);
         }
@@ -313,17 +316,18 @@ impl Shelf {
         Ok((&self.params, &mut self.gradient))
     }
 
-    /// What was begun completes the gradient from `offset` on: parts that lie behind it begin their way to the host. Says how many.
+    /// Present work completes the gradient from `offset` on: starts to send the parts after it. Returns their
+    /// number.
     pub fn send(&mut self, offset: usize) -> Result<usize> {
         self.send_if(|part| part.start >= offset)
     }
 
-    /// All that is left.
+    /// Sends all remaining parts.
     pub fn send_all(&mut self) -> Result<usize> {
         self.send_if(|_| true)
     }
 
-    /// Where what is complete begins, with the gradient ready from `offset` on: not within a part.
+    /// The start of the complete parts when the gradient is ready from `offset` on: never within a part.
     pub fn complete_from(&self, offset: usize) -> usize {
         let across = self.gradients.iter().find(|c| c.range.start < offset && offset < c.range.end);
         across.map_or(offset, |c| c.range.end)
@@ -337,35 +341,35 @@ impl Shelf {
         if sent == 0 {
             return Ok(0);
         }
-        // The last ones first, as the backward pass comes to them.
+        // Last parts first, as in the backward pass.
         complete.sort_by_key(|c| std::cmp::Reverse(c.range.start));
         self.outbox.mark(&self.compute)?;
         for cell in complete {
             let part = cell.begin()..cell.begin() + cell.range.len();
             let parcel = self.outbox.send_values(&cell.values, part)?;
-            self.sent.push_back(Sent { cell, parcel });
+            self.sent.push_back(SentPart { cell, parcel });
         }
         Ok(sent)
     }
 
-    /// The next part of the gradient; waits for it. `None`: there is none, or, unless `all` are wanted, the device has the next layer's
-    /// to compute first.
-    pub fn come(&mut self, all: bool) -> Result<Option<Come>> {
+    /// Waits for the next part of the gradient. `None`: there is none; or, without `all`, the device should first
+    /// compute the next layer.
+    pub fn come(&mut self, all: bool) -> Result<Option<ReceivedPart>> {
         let least = if all { 0 } else { PARCELS };
         if self.sent.len() <= least {
             return Ok(None);
         }
-        let Some(Sent { cell, parcel }) = self.sent.pop_front() else { return Ok(None) };
+        let Some(SentPart { cell, parcel }) = self.sent.pop_front() else { return Ok(None) };
         let bytes = parcel.wait()?;
-        Ok(Some(Come { cell, bytes }))
+        Ok(Some(ReceivedPart { cell, bytes }))
     }
 
-    /// It was written where it belongs.
-    pub fn took(&mut self, come: Come) {
+    /// Takes back a part whose values were written.
+    pub fn took(&mut self, come: ReceivedPart) {
         self.free_gradients.push(come.cell);
     }
 
-    /// What a step that broke off has left is nobody's.
+    /// Drops the parts of an interrupted step.
     pub fn begin(&mut self) -> Result {
         while let Some(come) = self.come(true)? {
             self.took(come);
@@ -377,13 +381,13 @@ impl Shelf {
 
 impl Drop for Shelf {
     fn drop(&mut self) {
-        // Memory is not given back under a copy.
+        // Memory must not be freed during a copy.
         let _ = self.stream.synchronize();
         let _ = self.compute.synchronize();
     }
 }
 
-/// Each layer's ranges, cut where any layer's begins or ends: what layers share is in parts of its own.
+/// Each layer's ranges, split at every layer's boundaries: shared ranges become separate parts.
 fn parts(layers: &[Vec<Range<usize>>]) -> Vec<Vec<Range<usize>>> {
     let mut cuts: Vec<usize> = layers.iter().flatten().flat_map(|r| [r.start, r.end]).collect();
     cuts.sort_unstable();

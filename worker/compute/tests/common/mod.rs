@@ -1,6 +1,6 @@
-//! Inputs, and what is close enough.
+//! Test inputs and tolerances.
 
-/// Numbers in [-1, 1), the same for a seed.
+/// Numbers in [-1, 1), determined by the seed.
 pub fn noise(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed;
     let next = |_| {
@@ -15,7 +15,7 @@ pub fn wide(v: &[f32]) -> Vec<f64> {
     v.iter().copied().map(f64::from).collect()
 }
 
-/// To 1e-5 of the largest.
+/// Compares to within 1e-5 of the largest value.
 pub fn close(what: &str, got: &[f32], want: &[f64]) {
     assert_eq!(got.len(), want.len(), "{what}: length");
     let allowed = 1e-5 * want.iter().fold(0.01f64, |m, v| m.max(v.abs()));

@@ -1,4 +1,4 @@
-//! One block: what it keeps, and its passes forward and back.
+//! One block: its activations, forward pass and backward pass.
 
 use super::{
     TransformerShape,
@@ -6,15 +6,15 @@ use super::{
 };
 use crate::{
     net::{Flat, NetResult},
-    slice::Among,
+    slice::SliceMember,
 };
 use paraft_compute::{
     Device,
     shape::{Activation, AttentionShape, LinearShape, NormShape},
 };
 
-/// What a block keeps for its backward pass.
-pub(super) struct Room<D: Device> {
+/// A block's activations, kept for its backward pass.
+pub(super) struct BlockActivations<D: Device> {
     pub(super) normed1: D::Values,
     pub(super) stats1: D::Floats,
     pub(super) qkv: D::Values,
@@ -29,7 +29,7 @@ pub(super) struct Room<D: Device> {
     pub(super) out: D::Values,
 }
 
-impl<D: Device> Default for Room<D> {
+impl<D: Device> Default for BlockActivations<D> {
     fn default() -> Self {
         Self {
             normed1: Default::default(),
@@ -48,8 +48,8 @@ impl<D: Device> Default for Room<D> {
     }
 }
 
-/// Gradients on their way back.
-pub(super) struct Back<D: Device> {
+/// Gradients in the backward pass.
+pub(super) struct BackwardBuffers<D: Device> {
     pub(super) next: D::Values,
     pub(super) hidden: D::Values,
     pub(super) normed: D::Values,
@@ -58,14 +58,14 @@ pub(super) struct Back<D: Device> {
     pub(super) qkv: D::Values,
 }
 
-/// What a block is, for so many samples.
+/// A block's description, for this many samples.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a> {
     pub(super) shape: TransformerShape,
     pub(super) sizes: Sizes,
     pub(super) at: BlockAt,
     pub(super) n: usize,
-    pub(super) among: Option<&'a Among>,
+    pub(super) among: Option<&'a SliceMember>,
 }
 
 impl Block<'_> {
@@ -98,7 +98,7 @@ impl Block<'_> {
         NormShape { rows: self.n * self.shape.time, cols: self.shape.width }
     }
 
-    /// Of partial sums, which each slice has.
+    /// Sums the slices' partial sums.
     pub(super) fn sum<D: Device>(&self, d: &mut D, values: &mut D::Values) -> NetResult {
         self.among.map_or(Ok(()), |among| among.sum(d, values))
     }
@@ -110,7 +110,7 @@ pub(super) fn block_forward<D: Device>(
     b: Block,
     params: &D::Params,
     x: &D::Values,
-    room: &mut Room<D>,
+    room: &mut BlockActivations<D>,
 ) -> NetResult {
     let (at, none) = (b.at, Activation::None);
     d.norm(b.norm(), x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
@@ -126,14 +126,14 @@ pub(super) fn block_forward<D: Device>(
     b.sum(d, &mut room.out)
 }
 
-/// Turns `back.next`, the gradient of the block's result, into that of its input.
+/// Turns `back.next`, the gradient of the block's output, into that of its input.
 pub(super) fn block_backward<D: Device>(
     d: &mut D,
     b: Block,
     (flat, layer): (&mut dyn Flat<D>, usize),
     x: &D::Values,
-    room: &Room<D>,
-    back: &mut Back<D>,
+    room: &BlockActivations<D>,
+    back: &mut BackwardBuffers<D>,
 ) -> NetResult {
     let (at, norm) = (b.at, b.norm());
     let (params, grads) = flat.layer(layer)?;

@@ -1,7 +1,7 @@
-//! Where a transformer's tensors are in the flat vector: the model's, or a slice's.
+//! The places of a transformer's tensors in the flat vector of the model or a slice.
 
 use super::{NormKind, TransformerShape, block::Block};
-use crate::slice::{Among, Run, Runs, Slice};
+use crate::slice::{Run, Runs, Slice, SliceMember};
 use paraft_compute::shape::{EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt};
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) struct BlockAt {
     pub(super) down: LinearAt,
 }
 
-/// Where everything is.
+/// All places.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) embedding: EmbeddingAt,
@@ -26,7 +26,7 @@ pub(super) struct Places {
     pub(super) sizes: Sizes,
 }
 
-/// Hands out the places of tensors, one after another.
+/// Assigns consecutive places to tensors.
 pub(super) struct Next {
     pub(super) at: usize,
     pub(super) width: usize,
@@ -53,17 +53,17 @@ impl Next {
     }
 }
 
-/// What a block computes of its inner layers: all of it, or a slice's part.
+/// The size of a block's inner layers: whole, or a slice's part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     /// Rows of the tokens' table, and of logits.
     pub(super) vocab: usize,
-    /// A row for the tokens that other slices have.
+    /// A row for the tokens of other slices.
     pub(super) others: usize,
     pub(super) heads: usize,
-    /// Values of all its heads.
+    /// Values of all heads.
     pub(super) inner: usize,
-    /// Between the two linear layers at a block's end.
+    /// Values between the two linear layers at a block's end.
     pub(super) hidden: usize,
 }
 
@@ -116,17 +116,17 @@ impl Places {
         shape: TransformerShape,
         block: usize,
         n: usize,
-        among: Option<&'a Among>,
+        among: Option<&'a SliceMember>,
     ) -> Block<'a> {
         Block { shape, sizes: self.sizes, at: self.blocks[block], n, among }
     }
 
-    /// The tokens' table, as far as it is the model's.
+    /// The token embedding's range, without the row for other tokens.
     pub(super) fn table(&self, s: TransformerShape) -> Range<usize> {
         self.embedding.tokens..self.embedding.tokens + self.sizes.vocab * s.width
     }
 
-    /// Where the values of a slice with these places are in the model's flat vector.
+    /// The places of a slice's values in the model's flat vector.
     pub(super) fn runs(&self, s: TransformerShape, slice: Slice) -> Vec<Run> {
         let (whole, mut runs, w) = (Self::new(s, Sizes::of(s, None)), Runs::default(), s.width);
         let head = w / s.heads;
@@ -138,7 +138,7 @@ impl Places {
                 runs.shared(from, to, w);
             }
         };
-        // What is added to a sum of all slices is the first one's.
+        // Addends of a sum over all slices belong to the first slice.
         let once = |runs: &mut Runs, from: Option<usize>, to: Option<usize>, len: usize| {
             if let (Some(from), Some(to), true) = (from, to, slice.is_first()) {
                 runs.part(from, to, len);

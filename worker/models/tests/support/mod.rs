@@ -1,4 +1,4 @@
-//! Shared by the tests: repeatable numbers, batches, and plain double-precision versions of the models.
+//! Shared by the tests: reproducible numbers, batches, and plain double-precision versions of the models.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
@@ -8,7 +8,7 @@ use paraft_compute::reference::{self as plain, Images};
 use paraft_compute::shape::ConvShape;
 use paraft_models::{Batch, Model};
 
-/// Numbers in -1..1, the same as in tools/golden/models.py.
+/// Numbers in -1..1, equal to those of tools/golden/models.py.
 pub struct Stream(pub u32);
 
 impl Stream {
@@ -22,7 +22,7 @@ impl Stream {
     }
 }
 
-/// Inputs in 0..1 and labels that visit all classes.
+/// Inputs in 0..1, and labels that include all classes.
 pub fn batch(seed: u32, n: usize, inputs: usize, classes: Option<usize>) -> Batch {
     let labels = classes.map_or(Vec::new(), |c| (0..n).map(|i| (i * 7 % c) as u32).collect());
     Batch { inputs: Stream(seed).fill(n * inputs, 0.5, 0.5), labels, n, ..Batch::default() }
@@ -39,7 +39,7 @@ pub fn params(model: &dyn Model, seed: u64) -> Vec<f32> {
     p
 }
 
-/// Loss and gradient of one step; every value of the gradient must be written.
+/// Loss and gradient of one step. Checks that every value of the gradient is written.
 pub fn step(model: &mut dyn Model, params: &[f32], batch: &Batch) -> (f32, Vec<f32>) {
     let mut grads = vec![f32::NAN; params.len()];
     let loss = model.step(params, &mut grads, batch, &mut |_, _| {}).expect("a valid step");
@@ -51,7 +51,7 @@ pub fn wide(v: &[f32]) -> Vec<f64> {
     v.iter().copied().map(f64::from).collect()
 }
 
-/// Panics where `got` is further from `want` than `tolerance` times the largest value of `want`, plus `floor`.
+/// Panics if `got` differs from `want` by more than `tolerance` times the largest value of `want`, plus `floor`.
 pub fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64, floor: f64) {
     assert_eq!(got.len(), want.len(), "{what}: length");
     let allowed = tolerance * want.iter().fold(0.0f64, |m, v| m.max(v.abs())) + floor;

@@ -1,23 +1,23 @@
-//! A panel of a product's right matrix, copied so that its rows lie one after another.
+//! A panel of a product's right matrix, copied so that its rows are contiguous.
 
 use super::{KC, Matrix};
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, f32x4, prelude::*};
 use std::cell::RefCell;
 
-/// Room for a panel.
+/// Memory for a panel.
 pub(super) type Room = Vec<f32>;
 
-/// Bytes that a panel is aligned to, or every other load would cross a line.
+/// Alignment of a panel in bytes. Otherwise every other load would cross a cache line.
 const LINE: usize = 64;
 
-/// Calls with this thread's room.
+/// Calls `work` with this thread's buffer.
 pub(super) fn with_room<R>(work: impl FnOnce(&mut Room) -> R) -> R {
     thread_local!(static ROOM: RefCell<Room> = const { RefCell::new(Vec::new()) });
     ROOM.with_borrow_mut(work)
 }
 
-/// The first `kc` rows and `cols` columns of `b` as `[kc, width]`, zeros behind the columns.
+/// The first `kc` rows and `cols` columns of `b` as `[kc, width]`, padded with zero columns.
 #[inline(always)]
 pub(super) fn pack<'a, S: Token>(
     s: S,
@@ -59,7 +59,7 @@ fn transpose<S: Token>(
     to: &mut [f32],
     into: usize,
 ) {
-    /// Columns at a time: what is written stays in the first cache until all rows have been there.
+    /// Columns per pass: the output stays in the first-level cache until all rows are done.
     const COLS: usize = 32;
     let fours = rows / 4 * 4;
     for q0 in (0..cols).step_by(COLS) {

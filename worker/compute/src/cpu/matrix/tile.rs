@@ -1,31 +1,31 @@
 //! The inner part of a product: some rows by one or two vectors of columns, in registers.
 //!
-//! Everything here is inlined into one function for each level and number of rows. No accumulator may have its address taken
-//! (a slice of it, a closure over it), or the compiler keeps them all in memory.
+//! All functions here are inlined into one function per level and number of rows. No accumulator may have its
+//! address taken (by a slice or a closure), or the compiler keeps them all in memory.
 
-use super::{Matrix, Onto};
+use super::{Matrix, ProductStart};
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, prelude::*};
 
-/// The columns of `b` that a tile takes, a row for each term.
+/// A tile's columns of `b`, with a row for each term.
 #[derive(Clone, Copy)]
 pub(super) enum Panel<'a> {
-    /// One after another.
+    /// Contiguous rows.
     Packed(&'a [f32]),
-    /// At this distance.
+    /// Rows at this distance.
     Apart(&'a [f32], usize),
 }
 
 /// A panel's part of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    /// Terms.
+    /// Number of terms.
     pub(super) kc: usize,
-    /// Columns of `c`: fewer than the panel has at the right edge.
+    /// Columns of `c`: fewer than the panel's at the right edge.
     pub(super) cols: usize,
-    /// Between rows of `c`.
+    /// Distance between rows of `c`.
     pub(super) stride: usize,
-    pub(super) start: Onto<'a>,
+    pub(super) start: ProductStart<'a>,
     pub(super) relu: bool,
 }
 
@@ -41,7 +41,7 @@ impl Tile<'_> {
 
     #[inline(always)]
     fn rows_of<S: Token, const V: usize>(self, s: S, m: usize, a: Matrix, panel: Panel, c: &mut [f32]) {
-        // 32 registers hold 8 x 2 accumulators, 16 hold 6 x 2, beside the panel's two and a value of `a`.
+        // 32 registers hold 8 x 2 accumulators, 16 hold 6 x 2, in addition to the panel's two and a value of `a`.
         let many = S::f32s::LEN == LANES || cfg!(target_arch = "aarch64");
         let mut i = 0;
         while i < m {
@@ -57,7 +57,8 @@ impl Tile<'_> {
         }
     }
 
-    /// `R` rows; returns how many. A function of its own, or what lives around it would take registers from the sums.
+    /// `R` rows; returns their number. A separate function, so that surrounding variables take no registers from
+    /// the sums.
     #[inline(never)]
     fn tile<S: Token, const R: usize, const V: usize>(
         self,
@@ -78,7 +79,7 @@ impl Tile<'_> {
         let len = S::f32s::LEN;
         let width = V * len;
         let mut acc = [[S::f32s::splat(s, 0.0); V]; R];
-        if let Onto::Bias(bias) = self.start {
+        if let ProductStart::Bias(bias) = self.start {
             let mut padded = [0.0; 2 * LANES];
             padded[..self.cols].copy_from_slice(&bias[..self.cols]);
             for v in 0..V {
@@ -88,7 +89,7 @@ impl Tile<'_> {
                 }
             }
         }
-        let onto = matches!(self.start, Onto::Sum);
+        let onto = matches!(self.start, ProductStart::Sum);
         if a.col == 1 {
             let rows: [&[f32]; R] = std::array::from_fn(|r| &a.values[r * a.row..][..self.kc]);
             match panel {
@@ -124,13 +125,13 @@ impl Tile<'_> {
             let zero = S::f32s::splat(s, 0.0);
             for r in 0..R {
                 for v in 0..V {
-                    // Not `max`: a NaN must stay one, or a diverged run would look healthy.
+                    // Not `max`: a NaN must stay, or a diverged run would look healthy.
                     acc[r][v] = acc[r][v].simd_lt(zero).select(zero, acc[r][v]);
                 }
             }
         }
-        // The accumulators are only stored, in loops so small that the compiler unrolls them: an index into them that it can't
-        // resolve would keep them in memory.
+        // Only store the accumulators, in loops that the compiler unrolls: an index that it cannot resolve would
+        // keep them in memory.
         if self.cols == width && !onto {
             for r in 0..R {
                 let row = &mut c[r * self.stride..][..width];

@@ -48,9 +48,9 @@ impl Attentions for CudaDevice {
     fn attention(&mut self, s: AttentionShape, qkv: &Values, out: &mut Values, stats: &mut Floats) -> Result {
         let name = self.attention_kernel("attention", s)?;
         self.sized(out, s.rows() * s.width(), "activations")?;
-        // Twice: the backward pass keeps a sum for each row beside it.
+        // Twice the size: the backward pass keeps a sum per row in addition.
         self.floats(stats, 2 * s.rows() * s.heads, "statistics of an attention")?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Attention,
@@ -80,7 +80,7 @@ impl Attentions for CudaDevice {
     ) -> Result {
         self.sized(dqkv, 3 * s.rows() * s.width(), "gradients of activations")?;
         let (lse, delta) = (stats.at(0), stats.at(s.rows() * s.heads));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Attention,
@@ -99,7 +99,7 @@ impl Attentions for CudaDevice {
         }?;
         for pass in ["attention_backward_kv", "attention_backward_q"] {
             let name = self.attention_kernel(pass, s)?;
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.launch(
                     Unit::Attention,

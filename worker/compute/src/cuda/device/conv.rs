@@ -31,7 +31,7 @@ pub struct ConvBlock {
     pick: Option<Buffer<u8>>,
     /// `[6, channels]`: scale, shift, mean, inverse of the deviation, and two for the backward pass.
     norm: Floats,
-    /// `[2, channels]`, and how many values a channel has: this rank's, or the group's.
+    /// `[2, channels]`, and the number of values per channel, of this rank or of the group.
     sums: Option<Buffer<f64>>,
 }
 
@@ -52,7 +52,7 @@ impl ConvBlock {
         n * self.channels() * (self.height() / 2) * (self.width() / 2)
     }
 
-    /// Values of a channel in `n` images.
+    /// Values per channel in `n` images.
     fn count(&self, n: usize) -> usize {
         n * self.height() * self.width()
     }
@@ -95,7 +95,7 @@ impl ConvBlock {
     }
 }
 
-/// Images of a chunk, and chunks, in sums over channels.
+/// Images per chunk, and number of chunks, in sums over channels.
 fn image_chunks(n: usize, channels: usize) -> (usize, usize) {
     let chunks = n.min(2048usize.div_ceil(channels));
     let each = n.div_ceil(chunks);
@@ -103,12 +103,12 @@ fn image_chunks(n: usize, channels: usize) -> (usize, usize) {
 }
 
 impl CudaDevice {
-    /// Sums of two values a channel, over `n` images: partials into `block.sums`.
+    /// Partial sums of two values per channel, over `n` images, into `block.sums`.
     pub(super) fn channel_sums(&mut self, block: &mut ConvBlock, n: usize, chunks: usize) -> Result {
         let c = block.channels();
         room(&self.context, &mut block.sums, 2 * c + 1, "channel sums")?;
         let partial = Arg::At(room(&self.context, &mut self.work.doubles, 0, "")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::BatchNorm,
@@ -125,7 +125,7 @@ impl CudaDevice {
         }
     }
 
-    /// Adds up `block.sums` over the ranks, and with them the counts, for batches may differ in size.
+    /// Sums `block.sums` over the ranks, and also the counts, because batch sizes may differ.
     pub(super) fn group_sums(&self, block: &ConvBlock) -> Result {
         match (self.others(), &block.sums) {
             (Some(group), Some(sums)) => {
@@ -138,7 +138,7 @@ impl CudaDevice {
     pub(super) fn finalize(&self, block: &ConvBlock, params: &Params, grads: Option<&Gradient>) -> Result {
         let running = |i| Arg::At(params.f32_at(block.running(i)));
         let change = |i| Arg::At(grads.map_or(0, |g| g.at(block.running(i))));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::BatchNorm,
@@ -178,7 +178,7 @@ impl CudaDevice {
         ]
     }
 
-    /// Pixels of a block of the convolution kernels, and their suffix: in TF32 they have kernels of their own, for tensor cores.
+    /// Pixels per block of the convolution kernels, and their suffix. TF32 has separate kernels, for tensor cores.
     fn conv_kernels(&self) -> (usize, &'static str) {
         match self.precision {
             Precision::Tf32 if self.context.compute() >= (8, 0) => (128, "tf32"),
@@ -189,7 +189,7 @@ impl CudaDevice {
 
     /// Launches a convolution kernel.
     fn convolve(&self, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.launch(Unit::Conv, &format!("{name}_{}", self.conv_kernels().1), geometry, args) }
     }
 }
@@ -260,7 +260,7 @@ impl Convolutions for CudaDevice {
             let (each, chunks) = image_chunks(n, c);
             let room = room(&self.context, &mut self.work.doubles, chunks * 2 * c, "channel sums")?;
             let partial = Arg::At(room.at(0));
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.typed(
                     Unit::BatchNorm,
@@ -280,7 +280,7 @@ impl Convolutions for CudaDevice {
             self.group_sums(block)?;
             self.finalize(block, params, None)?;
         } else {
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.launch(
                     Unit::BatchNorm,
@@ -299,7 +299,7 @@ impl Convolutions for CudaDevice {
                 )
             }?;
         }
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::BatchNorm,
@@ -335,7 +335,7 @@ impl Convolutions for CudaDevice {
         let (each, chunks) = image_chunks(n, c);
         let partial = room(&self.context, &mut self.work.doubles, chunks * 2 * c, "channel sums")?;
         let partial = Arg::At(partial.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::BatchNorm,
@@ -357,8 +357,8 @@ impl Convolutions for CudaDevice {
             )
         }?;
         self.channel_sums(block, n, chunks)?;
-        // From this rank's sums: they are averaged with all the other gradients.
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // From this rank's sums, because these gradients are averaged like all others.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::BatchNorm,
@@ -384,7 +384,7 @@ impl Convolutions for CudaDevice {
         grads: &mut Gradient,
     ) -> Result {
         let (c, h, w) = (block.channels(), block.height(), block.width());
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::BatchNorm,
@@ -399,7 +399,7 @@ impl Convolutions for CudaDevice {
                 ],
             )
         }?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::BatchNorm,
@@ -447,7 +447,7 @@ impl Convolutions for CudaDevice {
                 ("pixels_per_chunk", int(each)),
             ],
         )?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Conv,

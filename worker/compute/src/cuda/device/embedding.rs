@@ -23,7 +23,7 @@ impl Embeddings for CudaDevice {
     ) -> Result {
         let rows = s.batch * s.time;
         self.sized(y, rows * s.cols, "activations")?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Embedding,
@@ -67,7 +67,7 @@ impl Embeddings for CudaDevice {
         };
         let (order, starts, ids) =
             (Arg::At(sorted.at(0)), Arg::At(sorted.at(rows)), Arg::At(sorted.at(rows + most + 1)));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Embedding,
@@ -85,9 +85,9 @@ impl Embeddings for CudaDevice {
                 ],
             )
         }?;
-        // Rows that no sequence reaches.
+        // Positions that no sequence reaches.
         grads.clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Embedding,
@@ -106,9 +106,9 @@ impl Embeddings for CudaDevice {
     }
 }
 
-/// Orders places by their token, equal ones as they come: `order[rows]`, `starts[most + 1]`, `ids[most]`, one after the
-/// other in `out`. Returns how many tokens there are at most in so many places: behind those that there are come others, in no
-/// place, so that the work is the same for every batch of a size.
+/// Orders places by their token, stably: `order[rows]`, `starts[most + 1]`, `ids[most]`, concatenated in `out`.
+/// Returns the maximum number of tokens in this many places. Unused entries follow the present tokens, without
+/// places, so that the work is the same for every batch of a size.
 fn by_token(tokens: &[u32], vocab: usize, out: &mut Vec<u32>) -> usize {
     let mut begins = vec![0u32; vocab + 1];
     for &t in tokens {

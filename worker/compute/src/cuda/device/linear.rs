@@ -1,4 +1,4 @@
-//! Linear layers: products by cuBLAS, and what goes with them.
+//! Linear layers: products by cuBLAS, and their epilogues.
 
 use super::{CudaDevice, Values, chunk, room};
 use crate::{
@@ -15,19 +15,20 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Columns of a language model's logits, and more than any layer's between. Where a row of so many doesn't end at 16 bytes there is a gap
-/// behind it, and the last few have products of their own: cuBLAS has its fast kernels for sizes and rows of whole vectors only. (On an H100,
-/// of 8192 rows of 50,257 in bf16, the three products took 15 of a step's 30 ms.)
-const ALIGNED_ABOVE: usize = 1024;
+/// More columns than any inner layer has; a language model's logits have more. Rows of so many columns are padded
+/// to multiples of 16 bytes, and the last few columns have separate products: cuBLAS has fast kernels only for
+/// sizes and rows of whole vectors. (On an H100, with 8192 rows of 50,257 in bf16, the three products took 15 of a
+/// step's 30 ms.)
+const MAX_UNALIGNED_COLUMNS: usize = 1024;
 
 impl CudaDevice {
-    /// `out[col] = Σ x[row, col]`, or added to what is there.
+    /// `out[col] = Σ x[row, col]`, optionally added to the present value.
     pub(super) fn column_sums(&mut self, rows: usize, cols: usize, x: Arg, out: Arg) -> Result {
         let each = chunk(rows);
         let chunks = rows.div_ceil(each);
         let partial =
             Arg::At(room(&self.context, &mut self.work.floats, chunks * cols, "column sums")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Elementwise,
@@ -46,7 +47,7 @@ impl CudaDevice {
     }
 
     pub(super) fn column_final(&self, partial: Arg, out: Arg, chunks: usize, cols: usize) -> Result {
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Elementwise,
@@ -67,10 +68,11 @@ impl CudaDevice {
         Operand { at, transposed: false, cols }
     }
 
-    /// Outputs of a layer that one product has: all, or of very many those that fill vectors, and the few behind them apart.
+    /// The outputs of each product of a layer: all; or for very many outputs, those that fill vectors, and then the
+    /// remaining few.
     fn runs(&self, outputs: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let vector = 16 / self.element_bytes();
-        let whole = if outputs > ALIGNED_ABOVE { outputs / vector * vector } else { outputs };
+        let whole = if outputs > MAX_UNALIGNED_COLUMNS { outputs / vector * vector } else { outputs };
         [0..whole, whole..outputs].into_iter().filter(|run| !run.is_empty())
     }
 
@@ -96,7 +98,7 @@ impl CudaDevice {
         })
     }
 
-    /// Bias and activation over a product.
+    /// Applies bias and activation after a product.
     pub(super) fn finish_linear(
         &self,
         shape: LinearShape,
@@ -110,7 +112,7 @@ impl CudaDevice {
             return Ok(());
         }
         let bias = Arg::At(at.bias.map_or(0, |b| params.f32_at(b)));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Elementwise,
@@ -182,7 +184,7 @@ impl Linears for CudaDevice {
         before: Option<&mut Values>,
     ) -> Result {
         let len = shape.n * shape.outputs;
-        if at.bias.is_none() && activation == Activation::None && shape.outputs > ALIGNED_ABOVE {
+        if at.bias.is_none() && activation == Activation::None && shape.outputs > MAX_UNALIGNED_COLUMNS {
             self.sized_apart(y, shape.n, shape.outputs, "logits")?;
             let to = self.operand(y.begin(), y.pitch(shape.outputs));
             return self.product_linear(shape, x.address(), params, at, to);
@@ -247,19 +249,19 @@ impl Linears for CudaDevice {
             ("n", long(dy.len)),
             ("act", Arg::Int(code(activation))),
         ];
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.typed(Unit::Elementwise, "act_backward", Geometry::flat(dy.len), &args) }
     }
 
     fn add(&mut self, a: &Values, b: &Values, sum: &mut Values) -> Result {
         self.sized(sum, a.len, "activations")?;
         let args = [("y", sum.at()), ("a", a.at()), ("b", b.at()), ("n", long(a.len))];
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.typed(Unit::Elementwise, "add", Geometry::flat(a.len), &args) }
     }
 }
 
-/// As the kernels number activations.
+/// The kernels' number of an activation.
 fn code(activation: Activation) -> i32 {
     match activation {
         Activation::None => 0,

@@ -11,11 +11,11 @@ use crate::{
 };
 
 impl CudaDevice {
-    /// Sums a value for each row into the place `into` of the losses.
+    /// Sums one value per row into the place `into` of the losses.
     pub(super) fn sum_rows(&mut self, rows: usize, into: usize, accumulate: bool) -> Result {
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
         let out = Arg::At(room(&self.context, &mut self.work.losses, 2, "the loss")?.at(into));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Loss,
@@ -31,7 +31,7 @@ impl CudaDevice {
         }
     }
 
-    /// Squared differences, with their gradient where `dy` is not null, into the place `into` of the losses.
+    /// Squared differences into the place `into` of the losses, and their gradient unless `dy` is null.
     pub(super) fn squares(
         &mut self,
         y: &Values,
@@ -48,7 +48,7 @@ impl CudaDevice {
             Some(_) => {
                 let wide = Arg::At(room(&self.context, &mut self.work.floats, n, "targets")?.at(0));
                 let name = format!("cast_{}_to_f32", self.precision.suffix());
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     self.launch(
                         Unit::Elementwise,
@@ -62,7 +62,7 @@ impl CudaDevice {
         };
         let blocks = reduction(n);
         let partial = Arg::At(room(&self.context, &mut self.work.doubles, blocks, "partial sums")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Loss,
@@ -79,7 +79,7 @@ impl CudaDevice {
             )
         }?;
         let out = Arg::At(room(&self.context, &mut self.work.losses, 2, "the loss")?.at(into));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Loss,
@@ -103,7 +103,7 @@ impl CudaDevice {
         Ok(self.result.as_slice()?[0])
     }
 
-    /// The device's part of an evaluation's beginning.
+    /// The device's part of starting an evaluation.
     pub(super) fn begin_sums(&mut self) -> Result {
         if !self.work.summing {
             let losses = room(&self.context, &mut self.work.losses, 2, "the loss")?;
@@ -125,7 +125,7 @@ impl Losses for CudaDevice {
         labels: &Ids,
     ) -> Result {
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Loss,
@@ -158,7 +158,7 @@ impl Losses for CudaDevice {
         self.begin_sums()?;
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
         let hits = Arg::At(room(&self.context, &mut self.work.hits, rows, "hits")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.typed(
                 Unit::Loss,
@@ -177,7 +177,7 @@ impl Losses for CudaDevice {
         }?;
         self.sum_rows(rows, 1, true)?;
         let out = Arg::At(room(&self.context, &mut self.work.correct, 1, "the count")?.at(0));
-        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe {
             self.launch(
                 Unit::Loss,

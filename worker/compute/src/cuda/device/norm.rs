@@ -36,7 +36,7 @@ impl RowNorms for CudaDevice {
         let geometry = by_rows(rows, cols, 256);
         match at.beta() {
             Some(beta) =>
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.typed(
                     Unit::Norm,
@@ -58,7 +58,7 @@ impl RowNorms for CudaDevice {
                 )
             },
             None =>
-            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
             unsafe {
                 self.typed(
                     Unit::Norm,
@@ -104,10 +104,10 @@ impl RowNorms for CudaDevice {
         let partial = Arg::At(partial.at(0));
         let columns = Geometry::grid([cols.div_ceil(256), chunks, 1], 256);
         let geometry = by_rows(rows, cols, 256);
-        // The parameters' gradients first: `dx` may lie over `dy`.
+        // First the parameters' gradients: `dx` may overwrite `dy`.
         match at.beta() {
             Some(beta) => {
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     self.typed(
                         Unit::Norm,
@@ -125,7 +125,7 @@ impl RowNorms for CudaDevice {
                         ],
                     )
                 }?;
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     self.typed(
                         Unit::Norm,
@@ -144,7 +144,7 @@ impl RowNorms for CudaDevice {
                         ],
                     )
                 }?;
-                // One after the other where beta lies right behind gamma, as it does in every built-in model.
+                // One sum for both if beta directly follows gamma, as in every built-in model.
                 if beta == at.gamma() + cols {
                     let out = Arg::At(grads.at(at.gamma()));
                     return self.column_final(partial, out, chunks, 2 * cols);
@@ -152,7 +152,7 @@ impl RowNorms for CudaDevice {
                 Err(DeviceError::Unsupported("a norm whose beta does not follow its gamma".into()))
             }
             None => {
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     self.typed(
                         Unit::Norm,
@@ -169,7 +169,7 @@ impl RowNorms for CudaDevice {
                         ],
                     )
                 }?;
-                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
                 unsafe {
                     self.typed(
                         Unit::Norm,

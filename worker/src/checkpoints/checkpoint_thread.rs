@@ -1,6 +1,6 @@
-//! The thread that writes checkpoints, one after the other as they were ordered, and says what came of each.
+//! The thread that writes checkpoints in order and reports each result.
 
-use super::{author::Author, save::Save, tell::Teller};
+use super::{author::Author, control_notifier::ControlNotifier, save::SaveTask};
 use crate::recorder::wall;
 use paraft_checkpoint::{Folder, Manifest, State};
 use paraft_client::checkpoints::FolderContents;
@@ -19,48 +19,48 @@ use std::{
     time::Instant,
 };
 
-/// To the thread.
+/// A message to the thread.
 pub(super) enum Order {
-    /// So many epochs are done at this step.
+    /// This many epochs are done at this step.
     Epochs(Step, u64),
-    /// Say when everything before is done.
+    /// Reply when all earlier orders are done.
     Tell(mpsc::Sender<()>),
-    /// With the rates of its step.
+    /// Write this step's checkpoint, with the step's learning rates.
     Write(Step, Vec<f64>),
-    /// The state of now, which is the worker's after this step.
-    Save(Step, Save),
-    /// This state, of a job whose ranks keep it themselves; and what names the job.
+    /// Write the current state, which belongs to the worker's step.
+    Save(Step, SaveTask),
+    /// Write this state, of a job whose ranks hold it, with the job's founding number.
     Own(Step, Box<State>, u64),
-    /// Only some shards keep an image of this step.
+    /// Release this step: only some shards keep an image of it.
     Release(Step),
     Loss(Step, f64),
 }
 
-/// What the thread has.
-pub(super) struct Desk {
+/// The thread's state.
+pub(super) struct CheckpointThread {
     pub author: Author,
     pub folder: Option<Folder>,
-    pub teller: Teller,
+    pub teller: ControlNotifier,
 }
 
-/// What this worker has written.
+/// The checkpoints that this worker has written.
 #[derive(Default)]
-struct Written {
-    /// What names the job to the control group.
+struct WrittenCheckpoints {
+    /// The founding number, which identifies the job.
     job: u64,
-    /// By step; the held-out loss where it is known.
+    /// By step: the held-out loss, if known.
     losses: BTreeMap<u64, Option<f64>>,
 }
 
-impl Desk {
-    /// Until nobody can order any more. `waiting`: how many are to be written.
+impl CheckpointThread {
+    /// Runs until all senders are dropped. `waiting`: number of queued checkpoints.
     pub fn work(
         self,
         orders: &mpsc::Receiver<Order>,
         tell: &mpsc::Sender<event::Checkpoint>,
         waiting: &AtomicU64,
     ) {
-        let mut written = Written::default();
+        let mut written = WrittenCheckpoints::default();
         let mut epochs = None;
         while let Ok(order) = orders.recv() {
             match order {
@@ -80,11 +80,11 @@ impl Desk {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
                             (step, self.author.write(folder, step, done, rates))
                         }
-                        (Order::Save(step, Save { folder: None, rates, asker: who }), Some(folder)) => {
+                        (Order::Save(step, SaveTask { folder: None, rates, asker: who }), Some(folder)) => {
                             asker = Some(who);
                             (step, self.author.save(folder, step, &rates))
                         }
-                        (Order::Save(step, Save { folder: Some(folder), rates, asker }), _) => {
+                        (Order::Save(step, SaveTask { folder: Some(folder), rates, asker }), _) => {
                             let saved = self.author.save(&folder, step, &rates);
                             let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
                             waiting.fetch_sub(1, SeqCst);
@@ -130,7 +130,7 @@ impl Desk {
                     if let Err(why) = folder.note_loss(step.0, loss) {
                         tracing::warn!(step = step.0, %why, "`best` was not updated");
                     }
-                    folder.prune(self.author.keep); // the one that was the best may have stayed only for that
+                    folder.prune(self.author.keep); // the former best checkpoint may be superfluous now
                     written.losses.insert(step.0, Some(loss).filter(|l| l.is_finite()));
                     self.tell(&written);
                 }
@@ -139,8 +139,8 @@ impl Desk {
         }
     }
 
-    /// Tells the control group what the folder holds now. Returns at once.
-    fn tell(&self, written: &Written) {
+    /// Reports the folder's content to the control group. Returns at once.
+    fn tell(&self, written: &WrittenCheckpoints) {
         let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_path_buf());
         let Some(own) = &self.folder else { return };
         let best = own.best();

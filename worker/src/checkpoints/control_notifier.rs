@@ -1,5 +1,5 @@
-//! Tells the control group which checkpoints there are, on a thread of its own: neither training nor the next
-//! checkpoint waits for it. What counts is on the disk; the control group's list is for people who ask.
+//! Reports the checkpoints to the control group, on its own thread: neither training nor the next checkpoint waits
+//! for it. The disk is authoritative; the control group's list serves users' queries.
 
 use paraft_client::{
     Transport,
@@ -11,18 +11,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The control group is without a leader for a second or two at most; who waits for the end of the last try waits
-/// no longer than this.
+/// The control group is without a leader for at most a second or two. A caller that waits for the last attempt
+/// waits no longer than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
-const TRY_AGAIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A worker's side of it. Dropped, it waits for the last try.
-pub(super) struct Teller {
+/// A worker's handle. Dropping it waits for the last attempt.
+pub(super) struct ControlNotifier {
     news: Option<mpsc::Sender<FolderContents>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Teller {
+impl ControlNotifier {
     /// Starts the thread.
     pub fn start(servers: Vec<String>, transport: Transport) -> std::io::Result<Self> {
         let (news, received) = mpsc::channel();
@@ -31,15 +31,15 @@ impl Teller {
         Ok(Self { news: Some(news), thread: Some(thread) })
     }
 
-    /// Returns at once.
+    /// Sends a report. Returns at once.
     pub fn tell(&self, contents: FolderContents) {
         if let Some(news) = &self.news {
-            let _ = news.send(contents); // its thread ends only with us
+            let _ = news.send(contents); // the thread outlives this handle
         }
     }
 }
 
-impl Drop for Teller {
+impl Drop for ControlNotifier {
     fn drop(&mut self) {
         self.news = None;
         if let Some(t) = self.thread.take() {
@@ -51,7 +51,7 @@ impl Drop for Teller {
 fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderContents>) {
     let mut told = None;
     while let Ok(contents) = news.recv() {
-        // Each says everything, so only the last counts.
+        // Each report is complete, so only the latest matters.
         let mut latest = news.try_iter().last().unwrap_or(contents);
         if told.as_ref() == Some(&latest) {
             continue;
@@ -59,7 +59,7 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderCo
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(why) => {
-                tracing::warn!(%why, "the control group was not told of the checkpoints: no I/O runtime");
+                tracing::warn!(%why, "cannot report checkpoints to the control group: no I/O runtime");
                 continue;
             }
         };
@@ -74,20 +74,20 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderCo
                     let step = latest.held.iter().map(|h| h.step).max().unwrap_or(0);
                     tracing::warn!(
                         folder = %latest.folder, step, %why,
-                        "the control group did not take which checkpoints there are, so `paraft status` may not show \
-                         them; they are whole, training goes on, and the next one says it again"
+                        "the control group did not accept the list of checkpoints, so `paraft status` may not show \
+                         them; they are complete, training continues, and the next report repeats them"
                     );
                     break;
                 }
-                Err(why) => tracing::debug!(%why, "the control group is told again"),
+                Err(why) => tracing::debug!(%why, "a report to the control group failed; retrying"),
             }
-            match news.recv_timeout(TRY_AGAIN) {
+            match news.recv_timeout(RETRY_DELAY) {
                 Ok(newer) => {
                     latest = newer;
                     deadline = Instant::now() + TIMEOUT;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(TRY_AGAIN), // the last one gets its time all the same
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(RETRY_DELAY), // the last report gets its full time
             }
         }
     }
