@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_any_size_are_counted_to_a_factor_of_the_root_of_two() {
+    fn histogram_buckets_are_exact_to_a_factor_of_root_two() {
         let mut h = LogHistogram::default();
         assert_eq!((h.mean(), h.quantile(0.5)), (None, None));
         let numbers = [0.0, 1e-3, 0.5, 1.0, 3.0, 1e6, f64::INFINITY, f64::NAN, -1.0];

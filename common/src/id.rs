@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shard_of_a_job_is_one_number_and_reads_back_as_it_is_written() {
+    fn a_job_shard_id_round_trips_through_one_number() {
         for (job, shard, number, text) in [(0, 0, 0, "0"), (0, 63, 63, "63"), (7, 2, 450, "7.2")] {
             let named = JobShard::new(JobId(job), ShardId(shard)).expect("a shard");
             assert_eq!((named.number(), named.name().to_string().as_str()), (number, text));

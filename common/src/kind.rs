@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_keys_does_not_matter_and_what_is_refused_is_refused_from_any_source() {
+    fn key_order_does_not_matter_and_every_source_is_checked() {
         let one: OptimizerConfig =
             both("lr = 0.5\nkind = \"momentum\"\nmomentum = 0.25").expect("kind in between");
         assert_eq!(one, both("kind = \"momentum\"\nmomentum = 0.25\nlr = 0.5").expect("kind first"));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_and_ignored_values_are_what_serde_makes_of_them() {
+    fn out_of_range_and_ignored_values_match_serde() {
         let value = |text: &str| toml::from_str::<Table>(&format!("v = {text}")).expect("TOML")["v"].clone();
         let read = |text: &str| u32::deserialize(Tree::<Failed>::of(&value(text))).map_err(|e| e.to_string());
         assert_eq!(read("7"), Ok(7));

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_and_the_copies_are_bounded_and_a_shard_without_buckets_needs_nothing() {
+    fn memory_need_is_bounded_and_zero_for_an_empty_shard() {
         let small = Need::of(&job(10, 4), ShardId(0), 1);
         assert_eq!((small.log, small.copies), (32 << 20, 40), "a log is that long before it is cut");
         let disk = ServerJob { durability: Durability::QuorumDisk, ..job(1 << 32, 1 << 18) };

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stage_keeps_more_than_the_next_where_minibatches_go_on_into_each_other() {
+    fn overlapping_minibatches_keep_more_in_earlier_stages() {
         for stages in 2..=64 {
             for micro in [stages, stages + 1, stages + 3, 2 * stages, 8 * stages] {
                 let kept: Vec<usize> =

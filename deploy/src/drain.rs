@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_drained_together_may_not_be_stopped_together() {
+    fn servers_drained_together_may_not_stop_together() {
         let drained = |mut fleet: DescribeReply, servers: &[u64]| {
             let of = |s: &&mut ServerInfo| servers.contains(&s.server);
             fleet.servers.iter_mut().filter(of).for_each(|s| s.state = "draining".into());

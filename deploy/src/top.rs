@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_is_seen_at_once_and_in_a_small_terminal_without_a_panic() {
+    fn top_draws_a_fleet_in_large_and_small_terminals() {
         let mut screen = Screen::default();
         seen(&screen, (80, 24));
         screen.see(Some(fleet(1000, "up")));

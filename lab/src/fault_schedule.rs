@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_faults_and_every_kind_comes_in_each_hand() {
+    fn a_seed_gives_the_same_faults_and_covers_every_kind() {
         let kinds = Kind::value_variants();
         let draw = |seed| {
             let mut schedule = FaultSchedule::new(seed, kinds);

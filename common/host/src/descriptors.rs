@@ -71,7 +71,7 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one_and_what_is_open_is_counted() {
+    fn the_soft_limit_rises_to_the_hard_one_and_open_files_count() {
         use nix::sys::resource::{Resource, getrlimit};
         let limit = raise_descriptor_limit();
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");

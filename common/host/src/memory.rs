@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroups_page_cache_is_free_and_a_cgroup_without_a_limit_is_none() {
+    fn cgroup_page_cache_is_free_and_no_limit_is_none() {
         let stat = "anon 100\nfile 900\ninactive_file 300\nactive_file 200\nslab 7\n";
         assert_eq!(cgroup_pool("4096\n", "1024\n", stat), Some((4096 - 524, 4096)));
         let kernels = "inactive_file 100\nslab_reclaimable 50\nslab_unreclaimable 9\n";

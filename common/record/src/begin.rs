@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_founding_is_set_aside_at_a_checkpoint_unless_a_launcher_writes_it() {
+    fn a_record_without_bootstrap_is_replaced_without_a_launcher() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         let write = |event| MetricsWriter::append(dir.join(METRICS_FILE)).unwrap().write(&event).unwrap();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn throughput_adds_up_to_the_samples_even_when_a_worker_stops_early() {
+    fn throughput_sums_to_the_samples_when_a_worker_stops_early() {
         let mut lines: Vec<_> = (1..=40).map(|i| line(0, i as f64 * 0.5, i * 10, 1.0)).collect();
         lines.extend((1..=20).map(|i| line(1, i as f64 * 0.5, i * 30, 1.0)));
         lines.push(Event::Worker(Worker {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_says_no_loss_has_no_line_and_one_that_diverges_has() {
+    fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
         let silent = [line(0, 1.0, 100, f64::NAN), line(0, 2.0, 200, f64::NAN)];
         assert!(train_loss(&record(silent.to_vec())).is_empty());
         let other = [line(1, 1.0, 100, 3.0), line(1, 2.0, 200, f64::NAN)];

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_the_mean_of_all_workers_weighted_by_samples_and_its_rate_their_sum() {
+    fn a_window_averages_by_samples_and_sums_rates() {
         let points =
             of(&[run(), line(0, 101.0, 100, 9.0), line(0, 101.5, 200, 4.0), line(1, 102.0, 300, 2.0)]);
         // The first line says of no other worker; the second window has both.
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_left_or_ended_or_is_silent_holds_no_window_open() {
+    fn a_gone_or_silent_worker_holds_no_window_open() {
         let two = [run(), line(0, 101.0, 100, 1.0), line(1, 101.0, 100, 1.0), line(1, 101.2, 200, 1.0)];
         let then = |event: Option<Event>, until: f64| {
             let more = (1..).map(|i| 101.2 + f64::from(i) * 0.2).take_while(|w| *w < until);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn one_evaluation_is_one_point_whoever_says_it_and_the_final_one_only_where_it_differs() {
+    fn one_evaluation_is_one_point_and_the_final_if_it_differs() {
         let eval = |epoch, loss, is_final| {
             let accuracy = Some(1.0 - loss);
             Event::Eval(Eval { wall: 103.0, epoch, samples: 7, loss, accuracy, is_final, ..Eval::default() })
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_says_no_loss_has_no_line_and_one_that_diverges_has() {
+    fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
         let silent = [run(), line(0, 101.0, 100, f64::NAN)];
         assert_eq!(numbers(&of(&silent), "train/loss"), []);
         let diverged = of(&[run(), line(0, 101.0, 100, 1.0), line(0, 102.0, 200, f64::NAN)]);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_the_machines_best_is_used_and_nothing_is_forced() {
+    fn the_default_is_the_best_instruction_set_unforced() {
         for value in [None, Some(OsStr::new(""))] {
             let choice = Choice::by(value).expect("every machine has something");
             assert_eq!((choice.isa(), choice.forced), (Isa::of(Level::new()), false));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_set_is_forced_by_its_name_or_refused_where_the_machine_lacks_it() {
+    fn a_named_instruction_set_is_forced_or_refused() {
         let best = Isa::of(Level::new());
         for isa in Isa::ALL {
             match by(isa.name()) {

@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_to_the_log_names_every_key_so_that_a_later_default_changes_nothing() {
+    fn a_logged_job_names_every_key_so_defaults_may_change() {
         let text = job().to_toml().expect("written");
         let table: toml::Table = toml::from_str(&text).expect("a table");
         for key in [

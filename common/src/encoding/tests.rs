@@ -101,7 +101,7 @@ fn published_numbers_have_their_published_bits() {
 }
 
 #[test]
-fn what_is_too_large_becomes_the_largest_and_what_is_not_finite_stays_so() {
+fn narrow_encoding_saturates_and_keeps_non_finite_values() {
     for (encoding, largest) in [(Encoding::Bf16, bf16::MAX.to_f32()), (Encoding::F16, 65504.0)] {
         let back = there_and_back(encoding, &[f32::MAX, -f32::MAX, largest, -largest]);
         assert_eq!(back, [largest, -largest, largest, -largest], "{encoding}");

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_product_is_that_of_all_factors_however_many_updates_there_were() {
+    fn nadam_product_after_many_updates_covers_all_factors() {
         for (beta1, momentum_decay) in [(0.9, 4e-3), (0.99, 0.5), (0.0, 0.0), (0.5, 40.0)] {
             let nadam = NAdam { beta1, momentum_decay, ..NAdam::default() };
             let mut product = 1.0;

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_of_all_processes_lie_on_named_tracks_on_which_none_meets_another() {
+    fn spans_of_processes_lie_on_named_tracks_without_overlap() {
         let scratch = tempfile::tempdir().unwrap();
         let folder = scratch.path().join(TRACE_FOLDER);
         let spans = |list: &[(Stage, u64, u64)]| {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_leads_from_a_push_over_its_apply_to_the_pull_that_brings_it() {
+    fn an_arrow_links_a_push_its_apply_and_the_next_pull() {
         let scratch = tempfile::tempdir().unwrap();
         let line = |s| json!({ "span": s });
         let worker = [span(Stage::Push, 10_000, 50_000), span(Stage::Pull, 9000, 70_000)].map(line).to_vec();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_killed_leaves_what_it_has_written_and_goes_on_behind_it() {
+    fn a_killed_process_keeps_its_spans_and_appends_after_restart() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("worker-0.jsonl");
         let one = json!({"span": span(Stage::Push, 1, 2)});

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn opentelemetry_reads_steps_with_their_stages_and_what_servers_did_for_a_push_in_it() {
+    fn otlp_export_nests_stages_and_server_spans_in_steps() {
         let worker = [Stage::Ready, Stage::Copy, Stage::Push, Stage::Pull, Stage::Forward];
         let at = |w: u32, step: u64| {
             worker.iter().enumerate().map(move |(i, s)| span(*s, step, Some(w), 100 * step + i as u64))

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_of_its_own_run_and_not_by_what_lies_in_the_folder_of_another() {
+    fn an_engine_page_controls_only_its_own_run() {
         let runs = tempfile::tempdir().expect("a folder");
         let other = runs.path().join("b");
         std::fs::create_dir(&other).expect("a folder");

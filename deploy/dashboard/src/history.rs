@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_whose_first_shard_nobody_leads_is_as_it_was_seen_last_and_nothing_is_said_of_it() {
+    fn a_job_without_a_first_leader_keeps_its_last_observation() {
         let mut history = History::default();
         let mut first = facts(1000, 0, "up", [5, 4], 10);
         (first.jobs[0].mode, first.shards[0].voters) = ("ssp:4".into(), vec![0, 1]);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_to_many_shards_is_told_once_and_what_is_rare_outlasts_evaluations() {
+    fn events_of_many_shards_merge_and_rare_ones_outlast_others() {
         let mut history = History::default();
         let many = |at, shards: u32, leader, state: &str, epoch| {
             let shard = |shard| Shard { shard, leader, state: state.into(), term: 1, ..Shard::default() };

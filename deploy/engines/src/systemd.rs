@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_units_are_as_in_the_golden_files_and_systemd_says_nothing_against_them() {
+    fn systemd_units_match_the_golden_files_and_verify() {
         for path in golden("systemd", &Systemd, &fleet()) {
             match said_of(&path) {
                 Some(said) => assert_eq!(said, "", "{}", path.display()),

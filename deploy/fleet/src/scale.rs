@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_taken_as_long_as_a_launcher_is_there_to_follow_it() {
+    fn a_scale_request_needs_a_running_launcher() {
         let dir = tempfile::tempdir().expect("a folder");
         let dir = dir.path();
         assert_eq!(most(dir), None);

@@ -69,7 +69,7 @@ impl Closed {
 }
 
 #[test]
-fn each_certificate_is_good_for_its_own_jobs_and_every_act_is_written_down() {
+fn a_certificate_covers_its_own_jobs_and_acts_are_audited() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 1));
     let file = file.to_str().expect("utf-8");

@@ -106,7 +106,7 @@ fn trains(said: &Value) -> Option<Value> {
 }
 
 #[test]
-fn a_training_has_a_page_that_shows_it_and_whoever_knows_the_token_acts_there() {
+fn a_run_page_shows_it_and_accepts_commands_with_the_token() {
     let page = Page::of(&digits("bsp", 3, 100_000));
     let job = page.hears(&page.address, "it to train", trains);
     assert_eq!((&job["mode"], job["workers"].as_u64()), (&json!("bsp"), Some(2)), "{job}");
@@ -180,7 +180,7 @@ fn who_does_not_know_the_token_neither_looks_nor_acts() {
 }
 
 #[test]
-fn a_page_shows_a_death_and_the_election_behind_it_and_another_server_has_it_too() {
+fn every_servers_page_shows_a_death_and_its_election() {
     let page = Page::of(&digits("asp", 3, 100_000));
     page.hears(&page.address, "it to train", trains);
     let pages: Vec<(u64, String)> = page.hears(&page.address, "everybody's pages", |said| {
@@ -244,7 +244,7 @@ fn a_simulated_fleet_has_a_page_too_where_nothing_can_be_done() {
 }
 
 #[test]
-fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_put_and_taken_back() {
+fn a_run_page_scales_workers_and_sets_and_clears_faults() {
     let body = digits("asp", 3, 100_000).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
     // Where the machine has much else to do an election takes its time.
     let body = body + "timeout_ms = 300000\n";
@@ -325,7 +325,7 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
 }
 
 #[test]
-fn who_does_not_show_the_token_keeps_nobody_out_however_many_connections_it_holds() {
+fn connections_without_the_token_lock_no_client_out() {
     let page = Page::of(&digits("asp", 1, 100_000));
     page.hears(&page.address, "it to train", trains);
     let holds: Vec<TcpStream> = (0..600)
@@ -355,7 +355,7 @@ fn a_fleet_without_fault_points_has_none_on_its_page() {
 }
 
 #[test]
-fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_many_workers_it_runs() {
+fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run = scratch.path().join("run");
     let mut train = paraft();

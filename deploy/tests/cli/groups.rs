@@ -104,7 +104,7 @@ fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
 
 /// The other rank is stopped, so that there is no group yet in which the one that is killed could be missed.
 #[test]
-fn a_rank_that_is_killed_before_training_begins_is_started_again() {
+fn a_rank_killed_before_training_is_restarted() {
     let l = Launcher::training(&(grouped(1, 2, 2) + "max_restarts = 1\n"), 0);
     let of = |rank: &str| {
         let all = processes(&l.run_dir);
@@ -239,7 +239,7 @@ fn ranks_without_servers_in_the_step_outlive_their_leader() {
 }
 
 #[test]
-fn ranks_that_were_all_killed_go_on_from_their_latest_checkpoint() {
+fn ranks_all_killed_resume_from_their_latest_checkpoint() {
     let body = reducing(2, 1500) + "max_restarts = 1\n[checkpoint]\nevery_steps = 500\n";
     let l = Launcher::training(&body, 2);
     let kept = l.keep();

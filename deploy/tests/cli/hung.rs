@@ -53,7 +53,7 @@ fn acknowledged(acks: &Receiver<Acked>) -> (BTreeSet<ServerId>, BTreeSet<(u32, I
 }
 
 #[test]
-fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none_is_lost_or_doubled() {
+fn pushes_to_a_stopped_leader_are_applied_once_by_the_next() {
     for transport in [Transport::Tcp, Transport::Auto] {
         let scratch = tempfile::tempdir().expect("scratch");
         let (fleet, at) = fleet(scratch.path(), transport);

@@ -50,7 +50,7 @@ fn names(job: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn any_server_tells_of_jobs_and_checkpoints_also_when_the_control_groups_leader_was_killed() {
+fn any_server_lists_jobs_after_the_control_leader_is_killed() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     fs::create_dir(&run_dir).expect("run folder");
@@ -153,7 +153,7 @@ election_ms = 200
 }
 
 #[test]
-fn a_worker_that_finds_its_job_done_says_what_works_and_the_job_stays_finished() {
+fn a_worker_of_a_finished_job_says_what_to_do() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     fs::create_dir(&run_dir).expect("run folder");

@@ -138,7 +138,7 @@ fn whole_and_waiting(fleet: &Fleet, id: u64) -> (Vec<u64>, Vec<(u64, String)>) {
 /// One shard suffers, on one server; the process is not killed for memory again and again, as it was when each try read
 /// the log before it asked for room.
 #[test]
-fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_others_lack() {
+fn a_server_with_little_memory_keeps_what_fits_and_says_so() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), Some(&body()));
     fleet.all("serving");
@@ -226,7 +226,7 @@ fn digests_of(fleet: &Fleet) -> bool {
 }
 
 #[test]
-fn a_server_whose_address_space_is_limited_says_so_or_counts_with_it() {
+fn a_server_with_limited_address_space_says_so() {
     let scratch = tempfile::tempdir().expect("scratch");
     let address = free_addresses(1).remove(0);
     let paraft = env!("CARGO_BIN_EXE_paraft");

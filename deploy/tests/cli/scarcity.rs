@@ -48,7 +48,7 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
 }
 
 #[test]
-fn status_does_not_call_a_fleet_whole_that_has_just_lost_a_memory() {
+fn status_does_not_call_a_fleet_that_lost_memory_whole() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), None);
     assert!(status_waits(&fleet, "whole").status.success());
@@ -62,7 +62,7 @@ fn status_does_not_call_a_fleet_whole_that_has_just_lost_a_memory() {
 }
 
 #[test]
-fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference() {
+fn a_server_with_other_settings_exits_78_and_names_them() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), None);
     assert!(status_waits(&fleet, "whole").status.success());
@@ -167,7 +167,7 @@ fn comes_back_elsewhere(level: &str) {
 }
 
 #[test]
-fn what_is_damaged_is_put_aside_shown_and_given_back_by_a_person() {
+fn damaged_data_is_quarantined_shown_and_restored() {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 1).replace("[cluster]", "[cluster]\ndurability = \"quorum-disk\"");
     let mut fleet = Fleet::start(scratch.path(), Some(&body));

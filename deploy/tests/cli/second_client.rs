@@ -130,12 +130,12 @@ fn while_leaders_are_killed(mode: &str) {
 }
 
 #[test]
-fn a_client_written_from_the_docs_loses_and_doubles_nothing_in_asp() {
+fn a_client_written_from_the_docs_is_exact_in_asp() {
     while_leaders_are_killed("asp");
 }
 
 #[test]
-fn a_client_written_from_the_docs_loses_and_doubles_nothing_in_bsp() {
+fn a_client_written_from_the_docs_is_exact_in_bsp() {
     while_leaders_are_killed("bsp");
 }
 

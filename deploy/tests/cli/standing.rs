@@ -88,7 +88,7 @@ fn weights(run: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_job_learns_the_same_bits_on_a_fleet_that_stands_as_on_its_own_also_beside_another() {
+fn a_job_on_a_shared_fleet_learns_the_same_bits() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 2));
     let file = file.to_str().expect("utf-8");
@@ -118,7 +118,7 @@ fn a_job_learns_the_same_bits_on_a_fleet_that_stands_as_on_its_own_also_beside_a
 }
 
 #[test]
-fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_servers() {
+fn a_job_is_followed_stopped_and_deleted_by_its_name() {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 100_000) + "durability = \"quorum-disk\"\n";
     let file = job(scratch.path(), &body);
@@ -223,7 +223,7 @@ fn what_cannot_be_submitted_is_said_at_once() {
 }
 
 #[test]
-fn a_comparison_trains_its_runs_as_jobs_of_a_fleet_that_stands_and_leaves_none_there() {
+fn a_comparison_leaves_no_jobs_on_a_shared_fleet() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 1));
     let file = file.to_str().expect("utf-8");

@@ -41,7 +41,7 @@ fn results(lines: &str) -> (BTreeMap<(u64, u64), Value>, Option<Value>) {
 }
 
 #[test]
-fn a_sweep_comes_to_the_same_when_trials_a_server_and_the_sweep_itself_are_killed() {
+fn a_sweep_with_kills_reaches_the_same_result() {
     let scratch = tempfile::tempdir().expect("scratch");
     let halving = ["--search", "halving", "--eta", "4", "--parallel", "2", "--share-cores"];
     let out = sweep(scratch.path(), "undisturbed", &halving).output().expect("paraft starts");
@@ -159,7 +159,7 @@ fn held(fleet: &Standing) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_a_killed_sweep_has_left_on_a_fleet_is_deleted_when_it_goes_on_and_nobody_elses_job_is() {
+fn a_resumed_sweep_deletes_only_its_own_leftover_jobs() {
     let scratch = tempfile::tempdir().expect("scratch");
     let dir = scratch.path();
     let fleet = Standing::start(dir);

@@ -27,7 +27,7 @@ fn held(args: &[&str], kills: u64) -> Value {
 }
 
 #[test]
-fn no_acknowledged_push_is_lost_or_doubled_in_memory_when_leaders_are_killed() {
+fn memory_durability_loses_no_acknowledged_push() {
     for mode in ["bsp", "ssp:2", "asp"] {
         let json = held(&["--kills", "5", "--mode", mode], 5);
         assert_eq!(json["lost"], 0, "{json:#}");
@@ -35,7 +35,7 @@ fn no_acknowledged_push_is_lost_or_doubled_in_memory_when_leaders_are_killed() {
 }
 
 #[test]
-fn no_acknowledged_push_is_lost_or_doubled_on_disk_when_leaders_are_killed() {
+fn disk_durability_loses_no_acknowledged_push() {
     for mode in ["bsp", "ssp:2", "asp"] {
         let args = ["--kills", "5", "--mode", mode, "--durability", "quorum-disk"];
         assert_eq!(held(&args, 5)["lost"], 0);
@@ -43,7 +43,7 @@ fn no_acknowledged_push_is_lost_or_doubled_on_disk_when_leaders_are_killed() {
 }
 
 #[test]
-fn the_level_leader_loses_no_more_than_it_reports_and_no_more_than_its_bound() {
+fn leader_durability_loses_at_most_its_reported_bound() {
     let json = held(&["--kills", "5", "--mode", "asp", "--durability", "leader"], 5);
     assert!(json["lost"].as_u64() <= json["pushes_lost"].as_u64(), "{json:#}");
     assert!(json["pushes_lost"].as_u64() <= json["bound"].as_u64(), "{json:#}");
@@ -80,7 +80,7 @@ fn a_run_with_too_few_pushes_does_not_count() {
 }
 
 #[test]
-fn what_no_job_may_promise_is_refused_before_anything_is_started() {
+fn an_impossible_promise_is_refused_before_the_start() {
     let out = run(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
@@ -91,7 +91,7 @@ fn what_no_job_may_promise_is_refused_before_anything_is_started() {
 }
 
 #[test]
-fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
+fn synchronous_training_equals_one_process_bit_for_bit() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let out = run(&["verify", "sync", "--workers", "3", "--steps", "30", "--json"]);
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
@@ -235,7 +235,7 @@ impl Drop for Swept<'_> {
 }
 
 #[test]
-fn only_the_servers_that_are_named_get_faults_and_the_job_on_the_fleet_goes_on() {
+fn only_named_servers_get_faults_and_the_job_continues() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let run_dir = dir.path().join("run");

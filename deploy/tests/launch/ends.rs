@@ -3,7 +3,7 @@
 use crate::{Place, common::*, ended, python, run_out};
 
 #[test]
-fn a_scripts_exit_code_is_the_launchers_and_its_last_words_are_shown() {
+fn a_scripts_exit_code_and_last_lines_reach_the_user() {
     let place = Place::new();
     let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\necho one; echo the reason >&2; exit 7\n";
     place.script("train.sh", text);
@@ -30,7 +30,7 @@ fn a_traceback_of_all_scripts_is_shown_once() {
 }
 
 #[test]
-fn one_that_is_killed_before_training_ends_the_run_with_the_shells_code() {
+fn a_script_killed_before_training_ends_with_the_shells_code() {
     for how in ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"] {
         let place = Place::new();
         place.script("train.sh", &format!("#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n{how}\n"));
@@ -41,7 +41,7 @@ fn one_that_is_killed_before_training_ends_the_run_with_the_shells_code() {
 }
 
 #[test]
-fn a_shell_whose_program_was_killed_comes_back_and_its_last_words_are_its_own() {
+fn a_shell_whose_program_was_killed_restarts() {
     let place = Place::new();
     let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n[ -e second ] && exit 3\n\
                 touch second; echo old words; sh -c 'kill -9 $$'; exit $?\n";

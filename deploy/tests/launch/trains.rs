@@ -23,7 +23,7 @@ fn working() -> Place {
 const PARAFT: &str = env!("CARGO_BIN_EXE_paraft");
 
 #[test]
-fn a_script_trains_a_fleet_leaves_its_record_and_goes_on_from_its_checkpoint() {
+fn a_script_trains_records_and_resumes_from_its_checkpoint() {
     let place = working();
     let (code, out, err) = run_out(place.launch(&[
         "--job",

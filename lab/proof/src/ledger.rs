@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn every_push_has_an_entry_of_its_own_and_reads_as_often_as_it_was_applied() {
+    fn every_push_has_its_own_entry_with_its_apply_count() {
         for rounds in [3, 5000, 30_000] {
             let ledger = Ledger::in_every_bucket(Mode::Asp, 2, rounds, 3);
             assert_eq!(ledger.per_place > 1, rounds > 3, "{rounds}");

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_happen_in_the_order_of_their_moments_and_servers_deadlines_among_them() {
+    fn events_and_server_deadlines_happen_in_time_order() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let told = seen.clone();
         let ended = Clock::run(|clock| async move {

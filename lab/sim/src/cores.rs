@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_busy_gets_an_equal_share_of_the_cores_and_never_more_than_one() {
+    fn busy_tasks_share_cores_equally_with_at_most_one_each() {
         assert_eq!(ends(Some(2), &[(0, 1000), (0, 500)]), [1000, 500], "a core for each");
         assert_eq!(ends(None, &[(0, 1000), (0, 1000), (0, 1000)]), [1000; 3]);
         assert_eq!(ends(Some(1), &[(0, 1000), (0, 1000)]), [2000; 2]);

@@ -87,7 +87,7 @@ fn a_seed_is_a_run_bit_for_bit_and_another_seed_is_another() {
 }
 
 #[test]
-fn who_looks_on_changes_nothing_and_sees_servers_fail_and_others_lead() {
+fn observing_changes_nothing_and_shows_failovers() {
     let (job, setup) =
         (job(&["train.epochs=4", "cluster.servers=3"]), Setup { server_mttf_s: Some(0.6), ..troubled() });
     let (alone, events) = run(&job, &setup);
@@ -133,7 +133,7 @@ fn who_looks_on_changes_nothing_and_sees_servers_fail_and_others_lead() {
 }
 
 #[test]
-fn ssp_keeps_its_bound_at_every_pull_under_stragglers_and_failures() {
+fn ssp_keeps_its_bound_under_stragglers_and_failures() {
     for (bound, seed) in [(0, 1), (1, 2), (3, 3), (3, 4), (8, 5)] {
         let job = job(&[&format!("train.mode=ssp:{bound}"), "train.epochs=3"]);
         let slow = [(1, 4.0)].into();
@@ -159,7 +159,7 @@ fn ssp_keeps_its_bound_at_every_pull_under_stragglers_and_failures() {
 }
 
 #[test]
-fn synchronous_training_has_the_weights_of_one_process_bit_for_bit_however_slow_anyone_is() {
+fn synchronous_stragglers_match_one_process_bit_for_bit() {
     for (workers, set) in [
         (1, vec![]),
         (4, vec![]),
@@ -181,7 +181,7 @@ fn synchronous_training_has_the_weights_of_one_process_bit_for_bit_however_slow_
 }
 
 #[test]
-fn clipping_by_the_norm_of_the_whole_gradient_is_that_of_one_process() {
+fn clipping_by_the_global_norm_equals_one_process() {
     for (mode, workers) in [("bsp", 4), ("bsp", 1), ("asp", 1)] {
         let set = [format!("train.mode={mode}"), format!("train.workers={workers}"), "clip.norm=0.3".into()];
         let set: Vec<&str> = set.iter().map(String::as_str).collect();
@@ -195,7 +195,7 @@ fn clipping_by_the_norm_of_the_whole_gradient_is_that_of_one_process() {
 }
 
 #[test]
-fn a_round_takes_as_long_as_its_slowest_worker_and_asp_does_not_care() {
+fn a_round_waits_for_its_slowest_worker_and_asp_does_not() {
     let still = Setup {
         compute_spread: 0.0,
         latency_ms: 0.0,
@@ -350,7 +350,7 @@ fn every_push_is_applied_exactly_once_under_failovers() {
 }
 
 #[test]
-fn what_is_acknowledged_of_workers_that_fail_too_is_applied_once() {
+fn acknowledged_pushes_of_failing_workers_apply_once() {
     // A worker that comes back goes on where the others are, so samples may be left out; none may be in twice in an epoch
     // but for steps that its predecessor had pushed and that were acknowledged to it: those are in once.
     const PLACES: usize = 960;

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_goes_on_from_its_log_also_where_its_last_line_is_cut_short() {
+    fn a_sweep_resumes_from_a_log_with_a_torn_last_line() {
         let folder = tempfile::tempdir().expect("scratch");
         let path = folder.path().join("sweep.jsonl");
         let sweep = json!({ "seed": 1, "job": "x" });

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn halving_waits_for_a_full_rung_and_does_not_mind_the_order_in_which_trials_end() {
+    fn halving_waits_for_a_full_rung_in_any_order_of_ends() {
         let mut search = Search::new(Rule::Halving, 9, 3, 3);
         let begun: Vec<_> = (0..9).map(|_| search.next()).collect();
         assert_eq!(begun.len(), 9);
@@ -195,7 +195,7 @@ mod tests {
     /// Algorithm 2 by hand, with one worker: after each third result of a rung its best goes on at once, even where a better one
     /// is still to come.
     #[test]
-    fn asha_promotes_as_soon_as_there_are_enough_and_the_highest_rung_first() {
+    fn asha_promotes_early_and_the_highest_rung_first() {
         let mut search = Search::new(Rule::Asha, 9, 3, 3);
         let first = [(0, 0), (1, 0), (2, 0), (1, 1)]; // the best of three
         let then = [(3, 0), (4, 0), (5, 0), (3, 1)]; // the best two of six are 1 and 3

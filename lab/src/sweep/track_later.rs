@@ -105,7 +105,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_log_says_which_trials_there_are_and_once_all_are_done_which_is_the_best() {
+    fn a_sweep_log_lists_trials_and_the_best_when_all_end() {
         let folder = tempfile::tempdir().expect("scratch");
         let dir = folder.path();
         let about = json!({

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
+    fn a_stopped_trial_differs_from_a_finished_one() {
         let job = |set: &[&str]| {
             let base =
                 "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";

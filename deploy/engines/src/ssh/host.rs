@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_given_to_hosts_that_need_them_and_to_nobody_else_there() {
+    fn keys_are_copied_only_to_hosts_that_need_them() {
         let scratch = tempfile::tempdir().expect("scratch");
         let folder = |name: &str| {
             let folder = scratch.path().join(name);

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_on_the_first_hosts_and_workers_by_slots_from_the_last() {
+    fn servers_fill_the_first_hosts_and_workers_the_last() {
         let parts = placed(&fleet()).expect("room");
         let told: Vec<_> = parts.iter().map(|(role, at)| format!("{role} {at}")).collect();
         let all = "server 0@n1, server 1@root@n2, server 2@n3, worker 0@n3, worker 1@root@n2, worker 2@root@n2, worker 3@n1";

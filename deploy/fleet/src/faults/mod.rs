@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_pair_is_reached_by_others_and_an_isolated_server_by_nobody() {
+    fn a_cut_pair_is_reachable_and_an_isolated_server_is_not() {
         let faults =
             Faults { isolated: BTreeSet::from([2]), cut: BTreeSet::from([(0, 1)]), ..Faults::default() };
         for (from, to, blocked) in [
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_reads_back_what_was_written_and_a_missing_one_holds_nothing() {
+    fn the_fault_file_round_trips_and_a_missing_one_is_empty() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join(FAULTS_FILE);
         assert_eq!(Faults::read(&path).expect("missing"), Faults::default());

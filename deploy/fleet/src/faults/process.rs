@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_listens_how_it_was_started_and_that_it_lives() {
+    fn proc_gives_the_listener_its_command_and_its_state() {
         let me = std::process::id();
         let listeners: Vec<_> =
             (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_does_not_live_even_before_it_is_waited_for() {
+    fn a_zombie_process_does_not_count_as_alive() {
         let mut child = std::process::Command::new("true").spawn().expect("true(1)");
         while lives(child.id()) {
             std::thread::yield_now();
