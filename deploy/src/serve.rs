@@ -111,58 +111,60 @@ pub struct ServerArgs {
     pub supervised: bool,
 }
 
-/// What stands around a server that an engine has started: how it meets the others, when it ends by itself, how long it has to
-/// hand over what it holds. `crate::role` has one.
+/// How an engine's server joins its fleet, when it ends by itself, and how long it may hand over its
+/// leaders. `crate::role` builds one.
 pub struct Conduct {
-    /// It listens there: what is it, and where do the others reach it?
+    /// Maps the address that the server listens on to its place in the fleet and its public address.
     pub meet: Meet,
-    /// Asked while it serves: with what code it ends now, if it does.
+    /// Polled while the server runs: returns the exit code if the server must end now.
     pub watch: Watch,
-    /// After a signal it may take so long to hand over leaders and replicas.
+    /// After a signal, the time to hand over leaders and replicas.
     pub grace: Duration,
 }
 
-/// How a server meets the others.
+/// How a server finds the other servers.
 pub type Meet = Box<dyn Fn(SocketAddr) -> Result<Met, Failure>>;
 
-/// What looks after a server while it serves.
+/// Polled while a server runs.
 pub type Watch = Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>;
 
-/// What a server is to be.
+/// The place of a server in its fleet.
 pub struct Met {
-    /// How it comes to its fleet.
+    /// How it joins its fleet.
     pub place: Place,
-    /// Where the others reach it.
+    /// The address for other servers and for workers.
     pub address: String,
-    /// Those that found the fleet, where it is one of them.
+    /// The founding servers, if it is one of them.
     pub servers: Vec<String>,
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Serving {
     /// Its id.
     pub id: ServerId,
-    /// The fleet that it belongs to; 0 before it does.
+    /// Its fleet; 0 before it has joined one.
     pub fleet: u64,
-    /// Where the others reach it.
+    /// The address for other servers and for workers.
     pub address: String,
 }
 
-/// How often [`Conduct::watch`] is asked.
+/// The poll interval of [`Conduct::watch`].
 const WATCH: Duration = Duration::from_millis(200);
 
-/// A silent server's replicas are moved to another after so long: longer than a restart of its process takes, so that copies are
-/// made only where it stays away.
+/// A silent server's replicas are replaced after this time. It is longer than a process restart, so
+/// copies are made only if the server stays away.
 const REPLACE: Duration = Duration::from_secs(10);
 
-/// The replicas of a shard are compared so often: a difference is found soon, for at most a twentieth of the time.
+/// The replicas of a shard are compared at this interval: it finds a difference soon, at a cost of at
+/// most a twentieth of the time.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
 }
 
-/// Logs and snapshots have the weights: nobody but their owner (and a group that a volume was given to) reads them.
+/// Logs and snapshots contain the weights, so only their owner (and the group of a volume) may read
+/// them.
 fn closed_to_others(data: &Path) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", data.display()));
     if !data.exists() {
@@ -177,7 +179,7 @@ fn closed_to_others(data: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs a server until a signal, its launcher or its conduct ends it.
+/// Runs a server until a signal, its launcher or its `Conduct` ends it.
 pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
@@ -227,7 +229,8 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
     if let Some(own) =
         own.as_deref().filter(|_| args.join.is_empty() && !args.supervised && conduct.is_none())
     {
-        // Before its port is taken: in a list in another order that is another server's.
+        // Check before binding the port: in a list of another order, this port belongs to another
+        // server.
         settings::compare(&folder(own), ServerId(id), &listed, shape(listed.len())).map_err(failure)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -240,7 +243,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         let listener = bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
         let at = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?;
         let bound = at.to_string();
-        // It waits and asks, with a runtime of its own.
+        // `meet` waits and blocks with its own runtime.
         let met = conduct.map(|c| tokio::task::block_in_place(|| (c.meet)(at))).transpose()?;
         let servers: Vec<String> = if args.supervised {
             println!("{bound}");
@@ -291,7 +294,8 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         };
         // A launcher puts its servers' data into the run's folder.
         let launched = args.supervised || args.until.is_some();
-        // That of whoever administers, where it lies beside the server's own: in the folder of a fleet that somebody has launched.
+        // The administrator's certificate, if it lies beside the server's own: in the folder of a
+        // launched fleet.
         let acts = match Access::ours() {
             Access::Certificates(ours) => ours.folder().map(Path::to_path_buf),
             _ => None,
@@ -309,7 +313,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
             shape,
             election,
-            // Ten elections: a server that is merely slow must not lose its replicas.
+            // Ten election timeouts: a server that is only slow must not lose its replicas.
             timeouts: Timeouts::new(election, REPLACE.max(10 * election)),
             check_every: Some(CHECK_EVERY),
             data,
@@ -353,7 +357,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         }
         let signal = Arc::new(AtomicI32::new(0));
         let noted = signal.clone();
-        // One of a fleet whose launcher ends all of it has nobody to hand over to.
+        // If the launcher ends the whole fleet, no server remains to take over.
         let ending = if args.supervised { Ending::AtOnce } else { Ending::HandOver };
         let over = Arc::new(AtomicI32::new(GOES_ON));
         let watched = watched(conduct, &server, &address, over.clone());
@@ -367,7 +371,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                 let empty = tokio::task::spawn_blocking(move || drain::empty(&[address], id, grace));
                 tokio::select! {
                     how = empty => eprintln!("{}", how.unwrap_or_else(|e| e.to_string())),
-                    // Asked twice.
+                    // The second signal ends the process at once.
                     _ = lifeline::terminated() => {}
                 }
             }
@@ -389,10 +393,10 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
     })
 }
 
-/// No exit code.
+/// No exit code: the server continues.
 const GOES_ON: i32 = i32::MIN;
 
-/// Resolves when the conduct wants the end, with its code in `over`.
+/// Resolves when `Conduct::watch` requests the end, with the exit code in `over`.
 fn watched(
     conduct: Option<&Conduct>,
     server: &Server,
@@ -406,7 +410,7 @@ fn watched(
         loop {
             tokio::time::sleep(WATCH).await;
             let (watch, now) = (watch.clone(), Serving { id, fleet: fleet(), address: address.clone() });
-            // It asks and reads: not on a thread that serves.
+            // The check may block, so it does not run on a thread that serves.
             if let Ok(Some(code)) = tokio::task::spawn_blocking(move || watch(&now)).await {
                 over.store(code, Relaxed);
                 return;
@@ -415,25 +419,25 @@ fn watched(
     }
 }
 
-/// Threads that wait for the network: two at least, so that one that is held up for once does not hold up all.
+/// Network threads: at least two, so that one blocked thread does not block all connections.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
 }
 
-/// The name of a folder for an address.
+/// The folder name of an address.
 fn without_colons(address: &str) -> String {
     address.replace(':', "-")
 }
 
-/// The folder of a server that exists, where `data` is new and has the same name but for its colons. Its owner would
-/// begin a second incarnation beside the first, with nothing of what that one had promised to keep.
+/// The existing data folder that differs from the new `data` only in the escape of colons. A start in
+/// the new folder would create a second incarnation without the promises of the first.
 fn meant(data: &Path) -> Option<PathBuf> {
     let name = data.file_name()?.to_str()?;
     let own = data.with_file_name(without_colons(name));
     (own != data && !data.join(IDENTITY).exists() && own.join(IDENTITY).exists()).then_some(own)
 }
 
-/// Ends this process when that one has ended: no pipe connects the two.
+/// Ends this process when the process `pid` ends: no pipe connects the two.
 fn end_with(pid: u32) -> Result<(), Failure> {
     let watch = move || {
         while process::lives(pid) {
@@ -455,8 +459,8 @@ fn failure(e: ServerError) -> Failure {
     }
 }
 
-/// Tries again with back-off while the disk of a server that was here before does not serve, or the process before it, which was killed,
-/// still holds its log; a new one ends.
+/// Retries with back-off while the disk of an existing server fails, or while its killed predecessor
+/// still holds the log. A new server fails at once.
 async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     let known = options.data.join(IDENTITY);
     let mut pause = Duration::from_millis(100);
@@ -472,7 +476,8 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     }
 }
 
-/// Whoever dials a server of this host that is away may be given that server's port for its own end, for a moment.
+/// A client that dials an absent server of this host may briefly get that server's port as its own
+/// source port.
 const TAKEN_FOR: Duration = Duration::from_secs(2);
 
 async fn bind(address: &str) -> std::io::Result<TcpListener> {
@@ -487,7 +492,7 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
     }
 }
 
-/// A port that is taken: which one, where it is written, what to do.
+/// The error for a port in use: which port, where it is configured, and what to do.
 fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
     let line =
         args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {

@@ -51,9 +51,9 @@ use tokio::sync::watch;
 const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
-/// A trial that is killed, or whose fleet is not reached, is tried so often.
+/// Attempts for a trial that is killed, or whose fleet is unreachable.
 const TRIES: u32 = 3;
-/// Before a fleet that was not reached is tried again: what kept it busy may be over by then.
+/// The delay before a retry of an unreachable fleet, which may have been busy.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// How settings are searched.
@@ -127,35 +127,35 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// A sweep as it was asked for.
+/// A sweep and its options.
 struct Sweep<'a> {
     args: &'a SweepArgs,
     space: Space,
-    /// Of each trial.
+    /// The setting of each trial.
     points: Vec<Point>,
     /// Epochs of each rung.
     rungs: Vec<u64>,
     dir: PathBuf,
-    /// Where trackers have it.
+    /// The trackers of the sweep.
     tracked: Option<Arc<track::Sweep>>,
-    /// Trials that go at the same time.
+    /// Trials at the same time share cores.
     shares_cores: bool,
     /// The job's name.
     job: String,
-    /// As its page shows it.
+    /// The sweep's state for its page.
     seen: watch::Sender<Value>,
 }
 
-/// What those share who train trials.
+/// State that all trial threads share.
 struct Shared {
     search: Search,
     log: Log,
-    /// Begun before this process, and not ended.
+    /// Trials that an earlier process started but did not finish.
     again: Vec<(usize, usize)>,
     failed: Option<Failure>,
 }
 
-/// Tries what has not been tried, and says what is best; the exit code.
+/// Runs the trials that are left and reports the best; returns the exit code.
 pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
     let space = Space::load(&args.space)?;
@@ -168,7 +168,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, what)
             .help("leave it out of the space, or take --search grid or random"));
     }
-    // Of each rung one in eta goes on.
+    // Of each rung one trial in eta continues.
     let reached =
         (0..rungs.len()).rev().find(|r| (args.eta as usize).saturating_pow(*r as u32) <= points.len());
     if let Some((top, reached)) = rungs.last().zip(reached.filter(|r| r + 1 < rungs.len())) {
@@ -193,7 +193,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         job: job.name.clone(),
         seen,
     };
-    // What no trial could be is said before any has begun.
+    // Invalid settings are reported before any trial starts.
     let mut ranks = 0;
     for trial in 0..sweep.points.len() {
         ranks = ranks.max(sweep.job(trial, 0)?.ranks());
@@ -233,12 +233,12 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         let at_work: Vec<_> = (0..parallel).map(|_| work()).collect();
         let ended: Vec<_> = at_work.into_iter().map(|w| w.join()).collect();
         over.store(true, Relaxed);
-        // One that has panicked ends the sweep, as it would have alone.
+        // A panic of a trial thread ends the sweep, as it would end a single trial.
         ended.into_iter().for_each(|e| e.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
     if failed.is_none() {
-        // A job whose deletion its fleet did not hear.
+        // Jobs whose deletion did not reach the fleet.
         sweep.clear();
     }
     if let Some(tracked) = &sweep.tracked {
@@ -261,7 +261,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Where a trial is that is trained to so many epochs, below the sweep's folder.
+/// The folder of a trial that is trained for this many epochs, below the sweep's folder.
 fn trial_dir(trial: usize, epochs: u64) -> String {
     format!("trial-{trial:04}/epochs-{epochs}")
 }
@@ -274,7 +274,7 @@ fn points(args: &SweepArgs, space: &Space, seed: u64) -> Result<Vec<Point>, Fail
         return Ok((0..args.trials.map_or(n, |t| n.min(t as usize))).map(|i| space.of_grid(i)).collect());
     }
     match grid {
-        // Each point once, in an order that the seed has drawn.
+        // Each point once, in an order drawn with the seed.
         Ok(n) => {
             let mut order: Vec<usize> = (0..n).collect();
             shuffle(&mut order, seed);
@@ -285,7 +285,7 @@ fn points(args: &SweepArgs, space: &Space, seed: u64) -> Result<Vec<Point>, Fail
     }
 }
 
-/// Fisher and Yates.
+/// Fisher-Yates shuffle.
 fn shuffle(order: &mut [usize], seed: u64) {
     use rand_chacha::rand_core::{Rng, SeedableRng};
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
@@ -294,7 +294,7 @@ fn shuffle(order: &mut [usize], seed: u64) {
     }
 }
 
-/// Epochs of each rung: `min_epochs` times powers of `eta`, and the job's own at the top.
+/// Epochs of each rung: `min_epochs` times powers of `eta`, and the job's own epochs at the top.
 fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
     if matches!(args.search, Kind::Grid | Kind::Random) {
         return Ok(vec![epochs]);
@@ -314,7 +314,7 @@ fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
     Ok(rungs)
 }
 
-/// Trials at a time, and whether they share cores.
+/// The number of parallel trials, and whether they share cores.
 fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let own = (cores / ranks.max(1)).max(1);
@@ -332,7 +332,7 @@ fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
     Ok((asked, asked > own))
 }
 
-/// Starts servers that have died again, until all is over; then the fleet ends.
+/// Restarts dead servers until the sweep is over; then ends the fleet.
 fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
     const LOOK: Duration = Duration::from_millis(100);
     const PAUSE: Duration = Duration::from_secs(1);
@@ -369,42 +369,43 @@ impl Sweep<'_> {
         trial_dir(trial, self.rungs[rung])
     }
 
-    /// Deletes jobs that trials have left on a fleet that stands: of a sweep that was killed, or that could not reach it.
+    /// Deletes the jobs that trials left on a shared fleet, after a kill or while the fleet was
+    /// unreachable.
     fn clear(&self) {
         let servers = self.args.to.as_deref().and_then(|to| addresses(Some(to), &[]).ok());
         for trial in 0..self.points.len() {
             for dir in (0..self.rungs.len()).map(|rung| self.dir.join(self.trial_dir(trial, rung))) {
                 if let Err(e) = standing::clear(&dir, servers.as_deref().unwrap_or_default()) {
-                    // Looked for again when the trial is, and at the sweep's end.
+                    // The deletion is retried with the trial, and at the sweep's end.
                     eprintln!("warning: what {} has left on its fleet: {}", dir.display(), e.message());
                 }
             }
         }
     }
 
-    /// The servers: those of a fleet that stands, or of one that is the sweep's own and ends with it.
+    /// The servers of a shared fleet, or of a fleet that belongs to the sweep and ends with it.
     fn fleet(&self, job: &Job) -> Result<(Option<Fleet>, Vec<String>), Failure> {
         if let Some(to) = &self.args.to {
             return Ok((None, addresses(Some(to), &[])?));
         }
         let dir = self.dir.join("fleet");
-        // What servers of an earlier try held is of no use: trials go on from their checkpoints.
+        // Server data of an earlier attempt is useless: trials resume from their checkpoints.
         match fs::remove_dir_all(&dir) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&dir, e)),
             _ => {}
         }
         fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
-        // Whoever looks for its processes finds them by the whole path.
+        // Tools find the processes of a fleet by its absolute path.
         let dir = fs::canonicalize(&dir).map_err(|e| Failure::write(&dir, e))?;
         let fleet = Fleet::standing(job.servers(), &dir)?;
         let servers = fleet.addresses.clone();
-        // For whoever asks it by the sweep's folder.
+        // Lets commands address the fleet by the sweep's folder.
         let file = dir.join(SERVERS_FILE);
         fs::write(&file, servers.join(",")).map_err(|e| Failure::write(&file, e))?;
         Ok((Some(fleet), servers))
     }
 
-    /// Trains one trial after the other, until there is none.
+    /// Trains one trial after the other, until none is left.
     fn work(
         &self,
         servers: &[String],
@@ -431,7 +432,7 @@ impl Sweep<'_> {
             let begun = all.log.begin(trial, rung, &self.space.set(&self.points[trial]));
             drop(all);
             let train = || begun.and_then(|()| self.train(trial, rung, servers, interrupted));
-            // One that panics must not keep the others waiting for what it will never say.
+            // A panicking thread must not leave the others waiting for its result.
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(train)).unwrap_or_else(|_| {
                 Err(Failure::new(exit::FAILED, format!("trial {trial} ended in a panic: please report it")))
             });

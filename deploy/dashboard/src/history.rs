@@ -1,117 +1,118 @@
-//! What has been seen of a fleet so far: points of each job's curves, and what has happened, both bounded.
+//! The history of a fleet: points of each job's curves, and events, both bounded.
 
 use crate::facts::{Evaluated, Facts, Job, Server, Shard};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Points of a job; where there are more, one goes that lies closest between its neighbours for its age.
+/// Maximal points of a job. Beyond it, the point that is closest to its neighbours relative to its age
+/// is removed.
 const POINTS: usize = 1200;
-/// Jobs whose curves are kept, the latest.
+/// Jobs whose curves are kept: the latest ones.
 const JOBS: usize = 100;
-/// Events that are kept.
+/// Maximal number of events.
 const EVENTS: usize = 500;
-/// Evaluations of a job.
+/// Maximal evaluations of a job.
 const EVALUATIONS: usize = 1000;
-/// Milliseconds without a look at a job after which nobody knows what it did meanwhile.
+/// After this many milliseconds without an observation, the job's progress in between is unknown.
 const UNSEEN: u64 = 15_000;
 
-/// A job at a moment. Rates are since the point before it.
+/// One point of a job's curves. Rates are since the previous point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
     /// Unix milliseconds.
     pub at: u64,
     /// Steps of the fastest worker.
     pub step: u64,
-    /// Steps that it is ahead of the slowest.
+    /// Steps between the fastest and the slowest worker.
     pub ahead: u64,
-    /// Samples a second.
+    /// Samples per second.
     pub samples: Option<f64>,
     /// Mean training loss.
     pub loss: Option<f64>,
     /// Mean delay of the pushes, in versions.
     pub delay: Option<f64>,
-    /// Payload a second that was pushed.
+    /// Pushed payload bytes per second.
     pub pushed: Option<f64>,
-    /// Payload a second that was pulled.
+    /// Pulled payload bytes per second.
     pub pulled: Option<f64>,
-    /// Share of the time that workers waited for others, their mean.
+    /// The mean share of the time that workers waited for other workers.
     pub waited: Option<f64>,
-    /// Nobody saw the job for a while before: no line leads here.
+    /// The job was not observed for a while before: no line leads here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub apart: bool,
 }
 
-/// An evaluation, when it was seen.
+/// An evaluation, with the time of its first observation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scored {
     /// Unix milliseconds.
     pub at: u64,
     /// Steps of the fastest worker.
     pub step: u64,
-    /// What it came to.
+    /// The result.
     #[serde(flatten)]
     pub evaluated: Evaluated,
 }
 
-/// Something has happened.
+/// An event of the fleet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Happened {
-    /// Counts them.
+    /// The number of the event.
     pub number: u64,
     /// Unix milliseconds.
     pub at: u64,
     /// server, election, repair, job, mode, worker, evaluation, checkpoint, action.
     pub kind: &'static str,
-    /// The job that it is of.
+    /// The job of the event, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<u32>,
-    /// In words.
+    /// The text of the event.
     pub what: String,
 }
 
-/// What is kept of a job.
+/// The curves of a job.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Curves {
     /// The oldest first.
     pub points: VecDeque<Point>,
-    /// Likewise.
+    /// The oldest first.
     pub evaluations: VecDeque<Scored>,
-    /// When the job was seen last; 0: never.
+    /// Time of the last observation of the job; 0: never.
     #[serde(skip)]
     seen: u64,
-    /// Of the next point.
+    /// The number of the next point.
     #[serde(skip)]
     apart: bool,
 }
 
-/// See the module.
+/// The last snapshot of a fleet, its curves and its events.
 #[derive(Debug, Default)]
 pub struct History {
     last: Facts,
-    /// Servers and shards as the control group has said them last.
+    /// Servers and shards in the last reply of the control group's leader.
     told: (Vec<Server>, Vec<Shard>),
-    /// By a job's number.
+    /// By job number.
     pub curves: BTreeMap<u32, Curves>,
     /// The oldest first.
     pub events: VecDeque<Happened>,
     number: u64,
-    /// Of what was done here since the last look.
+    /// Actions on this page since the last poll.
     unsaid: Vec<Happened>,
 }
 
-/// What has come since the look before.
+/// The changes since the previous poll.
 #[derive(Debug, Default, Serialize)]
 pub struct News {
-    /// By a job's number.
+    /// By job number.
     pub points: BTreeMap<u32, Point>,
-    /// Likewise.
+    /// By job number.
     pub evaluations: BTreeMap<u32, Scored>,
     /// In their order.
     pub events: Vec<Happened>,
 }
 
 impl History {
-    /// What nobody says while a majority is away is as it was seen last.
+    /// Fills in the last known state where no majority can report it.
     fn remember(&self, facts: &mut Facts) {
         for shard in facts.shards.iter_mut().filter(|s| s.voters.is_empty() && s.learners.is_empty()) {
             let old = self.last.shards.iter().find(|o| (o.job, o.shard) == (shard.job, shard.shard));
@@ -127,9 +128,9 @@ impl History {
         }
     }
 
-    /// Takes in what the fleet is now.
+    /// Records a new snapshot of the fleet.
     pub fn see(&mut self, mut facts: Facts) -> News {
-        // While nobody leads the control group nobody says who is in the fleet: those who were.
+        // Without a leader of the control group, the last known servers count as members.
         if facts.leader.is_some() {
             self.told = (facts.servers.clone(), facts.shards.clone());
         } else if facts.servers.is_empty() {
@@ -138,7 +139,7 @@ impl History {
             if facts.jobs.is_empty() {
                 facts.jobs = self.last.jobs.iter().map(|j| Job { stale: true, ..j.clone() }).collect();
             }
-            // What says that it leads without a majority may not know better.
+            // A leader without a majority may report stale data.
             let Facts { jobs, shards, .. } = &mut facts;
             let is_lost =
                 |job: u32| shards.iter().any(|s| (s.job, s.shard) == (job, 0) && s.leader.is_none());
@@ -170,11 +171,11 @@ impl History {
                 curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN;
                 curves.seen = now.at;
             }
-            // One that has ended has no more points.
+            // A job that has ended gets no more points.
             if let Some(old) = old.filter(|old| **old != *job && !job.stale) {
                 let mut point = point(job, old, before.at, now.at);
                 if old.stale || !same_leaders(&before, &now, job.id) {
-                    // Counts are of the leaders' processes, and as they were seen last.
+                    // Counters belong to the leaders' processes, and stale ones give no rates.
                     point = Point { at: point.at, step: point.step, ahead: point.ahead, ..Point::default() };
                 }
                 point.apart = std::mem::take(&mut curves.apart);
@@ -186,7 +187,7 @@ impl History {
             }
         }
         while self.curves.len() > JOBS {
-            // Those that train are kept, whatever their number.
+            // Running jobs are kept, whatever their number.
             let trains = |id: &u32| now.jobs.iter().any(|j| j.id == *id && j.state == "running");
             let ended = self.curves.keys().find(|id| !trains(id)).or_else(|| self.curves.keys().next());
             ended.copied().into_iter().for_each(|id| _ = self.curves.remove(&id));
@@ -194,7 +195,7 @@ impl History {
         news
     }
 
-    /// Notes that something was done here.
+    /// Records an action on this page.
     pub fn acted(&mut self, what: String) {
         let happened = self.happens("action", None, what);
         self.unsaid.push(happened);
@@ -204,7 +205,7 @@ impl History {
         self.number += 1;
         let at = if kind == "action" { paraft_host::clock::unix_ms() } else { self.last.at };
         let happened = Happened { number: self.number, at, kind, job, what };
-        // Evaluations come again and again, and are kept with the curves; what is rare outlasts them here.
+        // Evaluations are frequent and are kept with the curves, so rarer events outlast them here.
         if self.events.len() == EVENTS
             && let Some(evaluation) = self.events.iter().position(|e| e.kind == "evaluation")
         {
@@ -214,13 +215,13 @@ impl History {
         happened
     }
 
-    /// The fleet as it was last seen.
+    /// The last snapshot of the fleet.
     pub fn last(&self) -> &Facts {
         &self.last
     }
 }
 
-/// Takes one out, so that the further back the further apart they are; never the first.
+/// Removes one point, so that older points lie further apart; never the first.
 fn thin(points: &mut VecDeque<Point>) {
     let now = points.back().map_or(0, |p| p.at + 1);
     let apart = |i: usize| {
@@ -240,7 +241,7 @@ fn push<T>(to: &mut VecDeque<T>, most: usize, one: T) {
     to.push_back(one);
 }
 
-/// Whether the same servers have led all of a job's shards.
+/// Whether all of a job's shards have had the same leaders.
 fn same_leaders(before: &Facts, now: &Facts, job: u32) -> bool {
     let of = |facts: &Facts| -> Vec<_> {
         let own = facts.shards.iter().filter(|s| s.job == job);
@@ -255,11 +256,11 @@ fn fastest(job: &Job) -> u64 {
 
 fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let seconds = to.saturating_sub(from).max(1) as f64 / 1e3;
-    // Counts of another leader's process begin anew.
+    // Another leader's process counts from zero.
     let more = |now: u64, then: u64| now.checked_sub(then);
     let rate = |now: u64, then: u64| Some(more(now, then)? as f64 / seconds);
     let trains = || job.members.iter().filter(|m| !m.finished && !m.idle);
-    // Where nobody trains any more nobody is behind.
+    // Without training workers, no worker is behind.
     let slowest = trains().map(|m| m.clock).min().unwrap_or(u64::MAX);
     let losses = more(job.losses, old.losses).filter(|n| *n > 0);
     let sums = |counts: &[u64]| {
@@ -310,12 +311,12 @@ fn servers(before: &Facts, now: &Facts, said: &mut Said) {
     }
 }
 
-/// Of so many shards with the same news each is told of.
+/// Up to this many shards with the same change get their own events.
 const EACH: usize = 4;
 
 fn shards(before: &Facts, now: &Facts, said: &mut Said) {
     let old: BTreeMap<_, _> = before.shards.iter().map(|o| ((o.job, o.shard), o)).collect();
-    // A server that fails has shards by the dozen: those with the same news are told of together.
+    // A failed server has dozens of shards: shards with the same change share one event.
     let mut led: BTreeMap<(u32, Option<u64>), Vec<&Shard>> = BTreeMap::new();
     let mut states: BTreeMap<(u32, &str, &str), Vec<&Shard>> = BTreeMap::new();
     for s in &now.shards {
@@ -363,7 +364,7 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
 
 fn name(facts: &Facts, job: u32) -> String {
     match facts.jobs.iter().find(|j| j.id == job).map(|j| j.name.as_str()) {
-        // The group of shards that a fleet is founded with, until a worker begins a job.
+        // The initial shard group of a fleet, until a worker starts a job.
         Some("") | None => "no job".into(),
         Some(name) => name.to_string(),
     }
@@ -382,7 +383,7 @@ fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
         if o.mode != j.mode && !j.mode.is_empty() && !o.mode.is_empty() {
             said.push(("mode", id, format!("{name} goes on in {}, and was in {}", j.mode, o.mode)));
         }
-        // Where the shard has no leader nothing is known of its members.
+        // Without a leader, the members of the shard are unknown.
         if !j.members.is_empty() && !o.members.is_empty() {
             for m in j.members.iter().filter(|m| o.members.iter().all(|o| o.worker != m.worker)) {
                 said.push(("worker", id, format!("worker {} of {name} is there", m.worker)));
@@ -460,19 +461,19 @@ mod tests {
         history.see(facts(3500, 1, "silent", [9, 8], 60));
         let news = history.see(facts(3750, 1, "silent", [9, 9], 70));
         assert_eq!(news.points[&0].samples, Some(40.0));
-        // The counts of another leader begin anew; nothing is made of them.
+        // Another leader's counters start at zero, so they give no rates.
         let news = history.see(facts(4000, 1, "silent", [10, 10], 3));
         assert_eq!((news.events.len(), news.points[&0].samples), (0, None));
-        // Nor where they have gone on meanwhile, in a process that led before.
+        // The same holds if a former leader's counters have grown in the meantime.
         let news = history.see(facts(5000, 0, "silent", [11, 11], 9000));
         assert_eq!((news.points[&0].step, news.points[&0].samples), (11, None));
-        // A moment in which nobody leads the fleet takes nobody out of it.
+        // A moment without a leader of the control group removes no server from the fleet.
         let nobody = Facts { at: 6000, heard: ["h0".to_string()].into(), ..Facts::default() };
         let said: Vec<String> = history.see(nobody).events.into_iter().map(|e| e.what).collect();
         assert_eq!(said, ["the control group has no leader that can agree"]);
         assert_eq!(history.last().servers.len(), 2);
         assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        // Who does not answer meanwhile is back where it was as soon as it does.
+        // A server that was silent is back in its place as soon as it answers.
         let leads = |history: &History| history.last().shards[0].leader;
         let mut leaders = Vec::new();
         for heard in [vec![], vec!["h0".to_string(), "h1".to_string()]] {
@@ -525,14 +526,14 @@ mod tests {
         };
         assert_eq!(see(1000, false), None);
         assert_eq!(see(2000, false), Some((false, true)));
-        // The page's server stood still.
+        // The page's server was paused.
         assert_eq!(see(62_000, false), Some((true, true)));
         assert_eq!(see(63_000, false), Some((false, true)));
-        // Nobody answered for it; what it did meanwhile is no rate of the last second.
+        // The job was not reachable: its progress in between is not a rate of the last second.
         (64..80).for_each(|at| assert_eq!(see(at * 1000, true), None));
         assert_eq!(see(80_000, false), Some((true, false)));
         assert_eq!(see(81_000, false), Some((false, true)));
-        // Kept while points go.
+        // The first point stays while others are removed.
         (82..20 * POINTS as u64).for_each(|at| _ = see(at * 1000, false));
         assert!(history.curves[&0].points.iter().any(|p| p.apart));
     }
