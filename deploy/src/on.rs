@@ -1,6 +1,6 @@
-//! The flags of a job on an engine, and what they ask of it.
+//! The flags of a job on an engine, and the fleet that they describe.
 //!
-//! What it is not: the submission, which is in `engine`.
+//! The submission is in `engine`.
 
 use clap::{Args, ValueEnum};
 use paraft_engines::{
@@ -120,7 +120,7 @@ pub enum On {
 }
 
 impl On {
-    /// What speaks to it.
+    /// The implementation.
     pub fn engine(self) -> Box<dyn Engine> {
         match self {
             Self::Slurm => Box::new(Slurm),
@@ -133,12 +133,12 @@ impl On {
         }
     }
 
-    /// By whatever kind.
+    /// Whether it is one of the Kubernetes kinds.
     pub fn is_kubernetes(self) -> bool {
         matches!(self, Self::Kubernetes | Self::Jobset | Self::Trainer)
     }
 
-    /// Its processes meet in the run's folder, where they find what is to be agreed on before there are servers.
+    /// Whether its processes meet in the run's folder, before there are servers to agree with.
     pub fn shares_folder(self) -> bool {
         !self.is_kubernetes() && self != Self::Ssh
     }
@@ -148,14 +148,14 @@ impl On {
     }
 }
 
-/// The job on its engine.
+/// The description of the job on its engine.
 pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result<Fleet, Failure> {
     let (on, args) = (args.on, &args.engine);
     let own = || match on.runs_images() {
         true => Ok("paraft".into()),
         false => std::env::current_exe().map(|p| p.to_string_lossy().into_owned()),
     };
-    // Whoever makes the folder has it.
+    // The creator of the folder owns it.
     let owner = fs::metadata(dir).or_else(|_| fs::metadata("/proc/self")).ok().map(|m| (m.uid(), m.gid()));
     let hosts = args.hosts.as_ref().map(|path| {
         let text = fs::read_to_string(path)

@@ -174,7 +174,7 @@ fn closed_to_others(data: &Path) -> Result<(), Failure> {
     if mode & 0o007 != 0
         && let Err(error) = fs::set_permissions(data, fs::Permissions::from_mode(mode & 0o770))
     {
-        tracing::warn!(folder = %data.display(), %error, "others may read what this server holds");
+        tracing::warn!(folder = %data.display(), %error, "other users may read this server's files");
     }
     Ok(())
 }
@@ -467,7 +467,7 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     loop {
         match Server::start(options.clone()).await {
             Err(ServerError::Storage(why)) if known.exists() => {
-                tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, and tries again");
+                tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, retrying");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(5));
             }

@@ -170,7 +170,7 @@ impl Shared {
         let _ = stream.set_read_timeout(Some(HELLO));
         let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK) {
             Ok(wire) => wire.into_split(),
-            Err(error) => return tracing::warn!(%error, "somebody who is no task was refused"),
+            Err(error) => return tracing::warn!(%error, "refused a connection that is no task"),
         };
         let mut reader = BufReader::new(reader);
         let Ok(ToFirst::Hello { id, rank, tasks }) = hear(&mut reader) else { return };

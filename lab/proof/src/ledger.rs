@@ -160,7 +160,7 @@ impl Ledger {
                     used[place] += 1;
                     let sum = -weights[place];
                     if !(sum >= 0.0 && sum < full && sum.fract() == 0.0) {
-                        continue; // continue; // counted below
+                        continue; // counted below
                     }
                     let times = (sum as u32 >> (2 * digit)) & 3;
                     let who = || format!("worker {worker}, {step}, copy {copy}: {times} times");

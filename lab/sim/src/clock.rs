@@ -1,15 +1,15 @@
-//! Simulated time: a queue of what is to happen, and the rule that the next thing happens when all that the one before
-//! has caused is done.
+//! Simulated time: an event queue, and the rule that the next event happens after all effects of the
+//! previous one.
 //!
-//! Everything runs on one thread. While any task can go on, time stands still. When none can, the runtime says so
-//! (`on_thread_park`) and the earliest of the queue happens. What happens at the same moment happens in the order in which
-//! it was asked for. So a run depends on nothing but its arguments.
+//! Everything runs on one thread. While any task can run, time stands still. When none can, the runtime
+//! calls back (`on_thread_park`) and the earliest event happens. Events of the same moment happen in
+//! the order of their requests. So a run depends only on its arguments.
 //!
-//! Two clocks are kept together: this one, in nanoseconds, and tokio's, which is paused and counts whole milliseconds.
-//! The servers' own deadlines (leases, deltas) are on tokio's, at their true scale and with the grain that they have in a
-//! server. It never runs ahead of this one.
+//! There are two clocks: this one in nanoseconds, and tokio's, which is paused and counts whole
+//! milliseconds. The servers' own deadlines (leases, deltas) use tokio's clock, with the same scale and
+//! resolution as in a real server. Tokio's clock never runs ahead of this one.
 //!
-//! Not here: what takes how long. It is asked for by whoever knows.
+//! Other modules define how long each event takes.
 
 use crate::SimError;
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ use tokio::{
     time::Instant,
 };
 
-/// A moment: nanoseconds since the run began.
+/// Nanoseconds since the start of the run.
 pub(crate) type Moment = u64;
 
 /// A moment that never comes.
@@ -33,12 +33,13 @@ pub(crate) const NEVER: Moment = Moment::MAX;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// Only deadlines of servers for so long, in simulated time, and nothing asked for: nobody will ever go on.
+/// If only deadlines of servers expire for this simulated time and no event is queued, the run is
+/// stuck.
 const SILENCE: Duration = Duration::from_secs(3600);
 
-/// What happens at a moment.
+/// An event.
 pub(crate) trait Happens: Send {
-    /// It happens; or, where a moment is given, it has caused nothing yet and happens then.
+    /// Executes the event; or returns it with a later moment, before it has any effect.
     fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)>;
 }
 
@@ -49,10 +50,10 @@ impl<F: FnOnce() + Send> Happens for F {
     }
 }
 
-/// What is to happen, and when.
+/// A queued event.
 struct Due {
     at: Moment,
-    /// In which order it was asked for.
+    /// Its number in the order of requests.
     number: u64,
     happens: Box<dyn Happens>,
 }
@@ -72,7 +73,7 @@ impl PartialOrd for Due {
 }
 
 impl Ord for Due {
-    /// The heap gives the largest first: that is the earliest.
+    /// `BinaryHeap` pops the largest element, which here is the earliest event.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
@@ -83,14 +84,15 @@ struct Queue {
     now: Moment,
     number: u64,
     due: BinaryHeap<Due>,
-    /// Time passes up to this moment: whoever asks for something earlier wakes the driver.
+    /// The moment to which tokio's clock advances now: a request for an earlier event wakes the driver.
     passing_to: Option<Moment>,
     happened: u64,
 }
 
 struct Inner {
     queue: Mutex<Queue>,
-    /// Nothing can go on, or something was asked for that comes before what time passes to.
+    /// Notified when no task can run, or when an event is queued before the target of the current
+    /// advance.
     bell: Notify,
     stuck: Notify,
     began: OnceLock<Instant>,
@@ -101,7 +103,8 @@ struct Inner {
 pub(crate) struct Clock(Arc<Inner>);
 
 impl Clock {
-    /// Runs what `main` makes until it is done, in simulated time from zero. What it has spawned ends with it.
+    /// Runs the future of `main` to its end, in simulated time from zero. Tasks that it has spawned end
+    /// with it.
     pub fn run<F, T>(main: impl FnOnce(Clock) -> F) -> Result<T, SimError>
     where
         F: Future<Output = Result<T, SimError>>,
@@ -130,27 +133,27 @@ impl Clock {
             }
         });
         drop(runtime);
-        // What is left in the queue holds the world that holds this clock.
+        // Queued events hold the world, and the world holds this clock: break the cycle.
         clock.0.queue.lock().due.clear();
         result
     }
 
-    /// Now.
+    /// The current moment.
     pub fn now(&self) -> Moment {
         self.0.queue.lock().now.max(self.paused())
     }
 
-    /// Now, in seconds.
+    /// The current moment in seconds.
     pub fn seconds(&self) -> f64 {
         seconds(self.now())
     }
 
-    /// How many things have happened so far.
+    /// The number of events so far.
     pub fn happened(&self) -> u64 {
         self.0.queue.lock().happened
     }
 
-    /// Has something happen at a moment, or now if that is over.
+    /// Queues an event for a moment, or for now if the moment is past.
     pub fn at(&self, at: Moment, happens: impl Happens + 'static) {
         self.put(at, Box::new(happens));
     }
@@ -166,14 +169,14 @@ impl Clock {
         queue.due.push(due);
     }
 
-    /// Returns at a moment.
+    /// Waits until a moment.
     pub fn until(&self, at: Moment) -> impl Future<Output = ()> + Send + use<> {
         let (tell, told) = oneshot::channel();
         self.at(at, move || _ = tell.send(()));
         async move { told.await.unwrap_or(()) }
     }
 
-    /// Returns after so many nanoseconds.
+    /// Waits for this many nanoseconds.
     pub fn sleep(&self, nanos: u64) -> impl Future<Output = ()> + Send + use<> {
         self.until(self.now().saturating_add(nanos))
     }
@@ -183,7 +186,7 @@ impl Clock {
         self.0.began.get().map_or(0, |began| began.elapsed().as_nanos() as u64)
     }
 
-    /// The runtime is about to wait for a timer.
+    /// Called when the runtime is about to wait for a timer.
     fn nothing_can_go_on(&self) {
         if self.0.queue.lock().passing_to.is_none() {
             self.0.bell.notify_one();
@@ -192,7 +195,7 @@ impl Clock {
 
     async fn drive(self) {
         let began = *self.0.began.get_or_init(Instant::now);
-        // What has happened may have caused something.
+        // The last event may have made tasks runnable.
         let mut caused = true;
         loop {
             if std::mem::replace(&mut caused, true) {
@@ -201,7 +204,7 @@ impl Clock {
             let next = self.0.queue.lock().due.peek().map(|d| d.at);
             let to = next.unwrap_or_else(|| self.now().saturating_add(SILENCE.as_nanos() as u64));
             if to / MILLISECOND > self.paused() / MILLISECOND {
-                // Deadlines of servers come first. They may ask for something earlier.
+                // Deadlines of servers come first, and may queue an earlier event.
                 self.0.queue.lock().passing_to = Some(to);
                 let passed = tokio::select! {
                     biased;
@@ -233,12 +236,12 @@ impl Clock {
     }
 }
 
-/// Nanoseconds as seconds.
+/// Nanoseconds to seconds.
 pub(crate) fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// Seconds as nanoseconds; what is no time is none.
+/// Seconds to nanoseconds; an invalid time is zero.
 pub(crate) fn nanos(seconds: f64) -> u64 {
     (seconds * 1e9).round().max(0.0) as u64
 }
@@ -257,7 +260,7 @@ mod tests {
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(7)).await;
                 n("deadline", c.now());
-                // Earlier than what time passes to: it must not be passed over.
+                // Earlier than the target of the advance: it must not be skipped.
                 let (n, d) = (n.clone(), c.clone());
                 c.at(c.now() + 200_000, move || n("asked for by it", d.now()));
             });
