@@ -1,4 +1,4 @@
-//! `paraft top`: the facts of the live page in a terminal, and its actions by keys.
+//! `paraft top`: the data of the live page in a terminal, with its actions on keys.
 
 use crate::dashboard::here;
 use clap::Args;
@@ -34,9 +34,9 @@ pub struct TopArgs {
     pub servers: Vec<String>,
 }
 
-/// Between two looks.
+/// The poll interval.
 const EVERY: Duration = Duration::from_millis(500);
-/// A key is heard within this time.
+/// The poll interval of the keyboard.
 const KEYS: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
@@ -44,12 +44,12 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     if !std::io::stdout().is_terminal() {
         return Err(Failure::new(exit::USAGE, "this is for a terminal").help("`paraft status` prints"));
     }
-    // Why nobody answers is said in plain words.
+    // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
-    // Those that are given by address need not be that run's.
+    // Servers given by address may belong to another run.
     let here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
     let adds = here.clone();
     runtime.spawn(async move {
@@ -108,7 +108,7 @@ fn watch(
     }
 }
 
-/// What a key has asked for.
+/// A key's command.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -116,27 +116,27 @@ enum Asked {
     End,
 }
 
-/// What the next key answers.
+/// A question that the next key answers.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Question {
     #[default]
     None,
-    /// To which mode.
+    /// The new mode.
     Mode,
-    /// Which server.
+    /// The server to drain.
     Drain,
-    /// Which server gets a fault, or is rid of it.
+    /// The server for a fault.
     Fault,
-    /// Which one it is.
+    /// The fault of this server.
     Which(u32),
-    /// Whether to do it, and what it means.
+    /// The confirmation of an action, with its consequence.
     Sure(Act, String),
 }
 
 const MODES: [(char, &str); 6] =
     [('b', "bsp"), ('1', "ssp:1"), ('4', "ssp:4"), ('6', "ssp:16"), ('a', "asp"), ('r', "auto")];
 
-/// Faults by their keys, in the order in which they are offered.
+/// Faults by their keys, in the order of the question.
 const FAULTS: [(char, Fault); 6] = [
     ('p', Fault::Partition),
     ('l', Fault::SlowLink),
@@ -146,25 +146,25 @@ const FAULTS: [(char, Fault); 6] = [
     ('r', Fault::Readonly),
 ];
 
-/// Lines of a question, and of the keys.
+/// Lines of the question and of the keys.
 const FOOT: u16 = 3;
 
-/// What is seen.
+/// The state of the screen.
 #[derive(Default)]
 struct Screen {
     history: History,
-    /// Nobody has answered the last time.
+    /// No server answered the last poll.
     silent: bool,
-    /// The job that is shown, by its number; the latest where there is none.
+    /// The number of the displayed job; the latest if there is none.
     job: Option<u32>,
     question: Question,
-    /// What came of the last action.
+    /// The result of the last action.
     said: String,
 }
 
 impl Screen {
     fn see(&mut self, facts: Option<Facts>) {
-        // Once may be a moment in which all are busy.
+        // A single miss may mean that all servers are busy.
         let was_silent = std::mem::replace(&mut self.silent, facts.is_none());
         match facts {
             Some(facts) => _ = self.history.see(facts),
@@ -226,7 +226,7 @@ impl Screen {
                     self.question = Question::Sure(Act::Fault { server, fault, undo }, what);
                 }
             }
-            // Any other key is no answer.
+            // Any other key cancels.
             (
                 Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_),
                 _,
@@ -277,7 +277,7 @@ impl Screen {
         Asked::Nothing
     }
 
-    /// The latest job stands first.
+    /// The latest job is listed first.
     fn go(&mut self, up: isize) {
         let jobs = &self.history.last().jobs;
         let now = self.job().and_then(|job| jobs.iter().position(|j| j.id == job.id));
@@ -287,7 +287,7 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame) {
         let facts = self.history.last();
-        // A title and a head over so many rows. Where there is little room it is charts and events that have less.
+        // A title and a header above the rows. With little space, charts and events shrink.
         let rows = |n: usize| n as u16 + 2;
         let (jobs, servers) = (rows(facts.jobs.len().clamp(1, 6)), rows(facts.servers.len().clamp(1, 8)));
         let rest = frame.area().height.saturating_sub(1 + jobs + servers + FOOT);
@@ -370,7 +370,7 @@ impl Screen {
         for (area, title, values) in
             [(above, "samples/s", last(|p| p.samples)), (below, "training loss", last(|p| p.loss))]
         {
-            // Bars are whole numbers.
+            // Bars need whole numbers.
             let most = values.iter().copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
             let bars: Vec<u64> = values.iter().map(|v| (v / most * 1000.0) as u64).collect();
             let title = format!("{title} {}, at most {}", number(values.last().copied()), number(Some(most)));
@@ -386,7 +386,7 @@ impl Screen {
         let job = self.job();
         let front = job.map_or(0, steps);
         let mut members: Vec<_> = job.map(|j| j.members.iter().collect()).unwrap_or_default();
-        // Where there is no room for all, who is behind is what somebody looks for.
+        // With little space, show the slowest workers.
         if members.len() > rows {
             members.sort_by_key(|m| m.clock);
         }
@@ -462,7 +462,7 @@ impl Screen {
 
     fn happened(&self, area: Rect) -> Paragraph<'_> {
         let rows = usize::from(area.height.saturating_sub(1));
-        // Evaluations are among the jobs; here they would push out what is rare.
+        // Evaluations are listed with the jobs; here they would displace rarer events.
         let rare = self.history.events.iter().rev().filter(|e| e.kind != "evaluation");
         let lines = rare.take(rows).map(|e| {
             let ago = self.history.last().at.saturating_sub(e.at) / 1000;
@@ -500,7 +500,7 @@ impl Screen {
     }
 }
 
-/// Nobody leads its first shard: what is known of it was seen last.
+/// Its first shard has no leader, so its data is stale.
 fn is_lost(j: &Job) -> bool {
     j.stale && !has_ended(j)
 }
@@ -529,7 +529,7 @@ fn bad() -> Style {
     Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)
 }
 
-/// What is well and what is not differs by more than colour: the word.
+/// The word, not only the colour, shows whether the state is good.
 fn state(state: &str) -> Cell<'static> {
     let style = match state {
         "up" | "serving" | "running" | "finished" => Style::new().fg(Color::Green),
@@ -636,7 +636,7 @@ mod tests {
         assert!(seen(&screen, (110, 40)).contains("Stop text?"));
         assert_eq!(screen.key(KeyCode::Char('y')), Asked::Act(Act::Stop { job: "text".into() }));
         assert_eq!(press(&mut screen, "cy"), [Asked::Act(Act::Save { job: "text".into() })]);
-        // What is not there can't be done.
+        // Actions on absent items are ignored.
         assert!(press(&mut screen, "-y+yfxy").is_empty());
         let mut facts = fleet(4000, "up");
         facts.jobs[1].most = Some(2);

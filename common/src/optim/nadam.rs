@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 pub struct NAdam {
     /// Base rate, 0 or more. Default 0.002.
     pub lr: f64,
-    /// What remains of the mean after an update, in `[0, 1)`. Default 0.9.
+    /// Decay of the mean, in `[0, 1)`. Default 0.9.
     pub beta1: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.999.
+    /// Decay of the mean square, in `[0, 1)`. Default 0.999.
     pub beta2: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
@@ -35,7 +35,7 @@ pub struct NAdam {
     pub momentum_decay: f64,
     /// L2 penalty, 0 or more. Default 0.
     pub weight_decay: f64,
-    /// The decay shrinks the weights, as AdamW's, and is not added to the gradient. Default false.
+    /// Whether decay shrinks the weights, as AdamW's, rather than enters the gradient. Default false.
     pub decoupled_weight_decay: bool,
 }
 
@@ -101,13 +101,13 @@ impl NAdam {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct NAdamRule {
-    /// What remains of a weight.
+    /// The factor of decoupled weight decay.
     pub shrink: f32,
-    /// What enters the mean.
+    /// The weight of the gradient in the mean.
     pub enter1: f32,
-    /// What remains of the mean square.
+    /// The decay of the mean square.
     pub keep2: f32,
-    /// What enters it.
+    /// The weight of the squared gradient in the mean square.
     pub enter2: f32,
     /// The rate of the gradient itself.
     pub of_gradient: f32,
