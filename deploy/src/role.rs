@@ -1,7 +1,9 @@
-//! `paraft launch --role`: a server or a worker of a fleet whose processes an engine starts, one by one, and starts again.
+//! `paraft launch --role`: one server or worker of a fleet whose processes an engine starts and
+//! restarts.
 //!
-//! The engine places and restarts. This decides only: found the fleet, come back to it, or join it (`paraft_fleet::shared`); what a
-//! signal means for that role; and by which exit code the engine learns whether to start it again.
+//! The engine places and restarts processes. This module decides whether a server bootstraps, rejoins
+//! or joins the fleet (`paraft_fleet::shared`), what a signal means for the role, and which exit code
+//! tells the engine to restart it.
 
 use crate::{
     drain,
@@ -30,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a role is told.
+/// The configuration of a role.
 pub struct RoleArgs<'a> {
     pub place: &'a Place,
     pub job: Job,
@@ -45,11 +47,11 @@ pub struct RoleArgs<'a> {
     pub until_done: bool,
     pub patience: Duration,
     pub grace: Duration,
-    /// A file or an URL that says that this host will go.
+    /// A file or URL that announces the end of this host.
     pub notice: Option<String>,
 }
 
-/// Becomes what it is.
+/// Runs the role.
 pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
     eprintln!("{}", args.place);
     let shares = args.place.servers.is_empty();
@@ -78,10 +80,10 @@ pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
     }
 }
 
-/// It is to be started again, at once and at the same address, with what it knows now: no exit code.
+/// Internal code, not an exit code: restart at once at the same address, with the current information.
 const AFRESH: i32 = -1;
 
-/// How long what had this folder may still be ending.
+/// How long the folder's previous owner may take to end.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failure> {
@@ -116,7 +118,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
         };
         match serve(&server, Some(&conduct))? {
             AFRESH => {
-                // Others know that port already.
+                // The other processes already know that port.
                 if let Some(at) = folder.as_ref().map_or(Ok(None), |f| f.address(&format!("server-{me}")))? {
                     let port = at.address.rsplit_once(':').map_or("0", |(_, port)| port).to_string();
                     let host = listen.rsplit_once(':').map_or("0.0.0.0", |(host, _)| host);
@@ -128,7 +130,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
     }
 }
 
-/// As `paraft server --job-memory` has it from the environment, which is what a person can give an engine's unit.
+/// The environment variable of `paraft server --job-memory`, which a user can set in an engine's unit.
 fn job_memory() -> Result<Option<Bytes>, Failure> {
     let given = std::env::var("PARAFT_JOB_MEMORY").ok();
     given
@@ -147,10 +149,10 @@ fn told(ended: &Ended) -> String {
     }
 }
 
-/// The list with which a server has begun, to be compared with where the others are now.
+/// The list that a server has started with, for comparison with the current addresses.
 type BegunWith = Arc<parking_lot::Mutex<Option<Vec<String>>>>;
 
-/// Tells the others where it listens, and finds out what it is among them.
+/// Publishes the server's address, and finds its place in the fleet.
 fn meets(
     args: &RoleArgs<'_>,
     folder: Option<Folder>,
@@ -214,7 +216,7 @@ fn meets(
     })
 }
 
-/// Where others reach a server that listens there.
+/// The address for others of a server that listens on `at`.
 fn advertised(said: Option<&str>, at: SocketAddr, peer: Option<&str>) -> String {
     match said {
         Some(whole) if whole.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) => {
@@ -232,16 +234,17 @@ fn answering(known: &[String]) -> Option<Answering> {
     Some(Answering { fleet: fleet.fleet, servers: fleet.servers.into_iter().map(|s| s.address).collect() })
 }
 
-/// The job's end is looked for so often.
+/// Polls between checks for the end of the job.
 const LOOK: u32 = 5;
 
-/// Workers that have trained everything still write what they have to.
+/// Finished workers may still write their last files.
 const LAST_FILES: Duration = Duration::from_secs(10);
 
-/// A server that has no leader looks for the others anew after so many looks.
+/// Polls without a leader after which a server searches for the others again.
 const ALONE: u32 = 15;
 
-/// What it does while it serves: notes which fleet it is in, starts afresh where the others have moved, ends with the job.
+/// The server's poll function: records its fleet, restarts when the others have moved, ends with the
+/// job.
 fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> Watch {
     let (until_done, workers) = (args.until_done, args.job.train.workers as usize);
     let job = args.job.name.clone();
@@ -280,7 +283,7 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
                 eprintln!("error: {}", e.message());
                 return Some(e.code());
             }
-            // In a fleet that has a leader everybody hears of moves by itself.
+            // In a fleet with a leader, all servers learn new addresses from it.
             let leads =
                 |a: &str| ask::describe(std::slice::from_ref(&a.to_string())).is_some_and(|d| d.can_agree());
             match moved && (now.fleet == 0 || !leads(&now.address)) {

@@ -60,7 +60,7 @@ enum Which {
     RawPeer(far::FarArgs),
 }
 
-/// A file or folder of a benchmark's own that cannot be written.
+/// The failure of a benchmark's own file or folder.
 fn write(path: &std::path::Path, e: impl std::fmt::Display) -> Failure {
     Failure::write(path, e).help("temporary files go into another folder with TMPDIR")
 }
@@ -81,7 +81,7 @@ fn replicas(given: &str) -> Result<u32, String> {
     }
 }
 
-/// Runs it; the exit code.
+/// Runs the benchmark; returns the exit code.
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),

@@ -1,4 +1,4 @@
-//! Runs that lie in a folder, for comparison with the jobs that the fleet has: from their records, as they were written.
+//! Recorded runs in a folder, for comparison with the fleet's jobs.
 
 use paraft_record::{METRICS_FILE, Point, RecordError, Value, follow};
 use serde::Serialize;
@@ -9,9 +9,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The latest, so many.
+/// The maximal number of runs: the latest ones.
 const RUNS: usize = 100;
-/// A record that is longer is not read while somebody trains here.
+/// A longer record is not read, to spare a training on this host.
 const BYTES: u64 = 64 << 20;
 
 /// A run.
@@ -19,42 +19,43 @@ const BYTES: u64 = 64 << 20;
 pub struct Run {
     /// Its folder's name.
     pub name: String,
-    /// When its record was written last; Unix milliseconds.
+    /// Unix milliseconds of the record's last change.
     pub at: u64,
 }
 
-/// What a run's record says, as the live page draws it. Times are Unix milliseconds.
+/// The curves of a record for the live page. Times are Unix milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Curves {
     /// The oldest first.
     pub points: Vec<Trained>,
-    /// Likewise.
+    /// The oldest first.
     pub evaluations: Vec<Scored>,
 }
 
-/// All workers, over a window.
+/// A training window over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Trained {
-    /// Its end.
+    /// The end of the window.
     pub at: u64,
     /// Mean training loss.
     pub loss: Option<f64>,
-    /// Samples a second.
+    /// Samples per second.
     pub samples: Option<f64>,
 }
 
 /// An evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Scored {
-    /// When it was.
+    /// The time.
     pub at: u64,
-    /// On held-out samples.
+    /// Held-out loss.
     pub loss: Option<f64>,
-    /// Share of them that is right.
+    /// Share of held-out samples classified correctly.
     pub accuracy: Option<f64>,
 }
 
-/// Those that have a record, the latest first, but for one: the run of the fleet's own job, which is drawn as it trains.
+/// The runs with a record, the latest first, except the run of the fleet's own job, which the page
+/// draws live.
 pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     let of = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok().filter(|n| is_name(n))?;
@@ -70,10 +71,11 @@ pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     runs
 }
 
-/// The curves of one of them.
+/// The curves of one run.
 ///
 /// # Errors
-/// Why it has none; for people.
+///
+/// Why it has none, for people.
 pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     if !is_name(name) {
         return Err("that is no run's name".into());
@@ -90,12 +92,12 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     Ok(of(&points))
 }
 
-/// That of a folder here: it leads to no other, and none is hidden.
+/// Whether it names a folder directly below, and not a hidden one.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
-/// What was said at one moment is one point.
+/// Points of the same time are one point.
 fn of(points: &[Point]) -> Curves {
     let (mut trained, mut scored) = (BTreeMap::new(), BTreeMap::new());
     for Point { tag, value, wall, .. } in points {

@@ -25,9 +25,9 @@ const SCRIPT: &str = concat!(
     include_str!("../../../tools/bench/torch_models.py"),
     include_str!("../../../tools/bench/torch_cpu.py")
 );
-/// The hidden command that measures.
+/// The hidden command of the measuring process.
 const COMMAND: &str = "kernel-steps";
-/// Steps before the first that counts, and the fewest that do.
+/// Warm-up steps, and the minimum of measured steps.
 const STEPS: usize = 5;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
