@@ -60,19 +60,19 @@ pub struct AutoError {
 /// Steps of each worker in a window, on average. One slow step or one hard minibatch must not decide.
 pub const WINDOW: u32 = 32;
 /// A loss this much above the best is rising: a share of the best.
-const RISING: f64 = 0.25;
+const RISE_SHARE: f64 = 0.25;
 /// The share of the best loss by which the loss must fall. A smaller fall is within the noise of a
 /// window.
-const PLATEAU: f64 = 0.01;
+const PLATEAU_SHARE: f64 = 0.01;
 /// The number of windows for that fall: a single window without a fall may be chance.
-const PATIENCE: u32 = 4;
+const PLATEAU_WINDOWS: u32 = 4;
 /// The bound on the mean delay, relative to that of workers in step: beyond it plain gradients may
 /// diverge.
-const DELAY: f64 = 4.0;
+const MAX_DELAY_RATIO: f64 = 4.0;
 /// The share of the workers' time that they may wait: less waiting does not justify later gradients.
-const IDLE: f64 = 0.1;
-/// Stragglers dominate if workers wait for this multiple of [`IDLE`].
-const DOMINATE: f64 = 3.0;
+const MAX_IDLE_SHARE: f64 = 0.1;
+/// Stragglers dominate if workers wait for this multiple of [`MAX_IDLE_SHARE`].
+const STRAGGLER_FACTOR: f64 = 3.0;
 
 impl AutoConfig {
     /// Checks the ranges.
@@ -191,26 +191,26 @@ impl Watch {
     /// Decides after a window in `mode`; `loosest` is the limit that the previous decision set.
     pub fn decide(&mut self, rule: &AutoConfig, window: &Window, mode: Mode, loosest: Mode) -> Option<Next> {
         let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
-        let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISING * best.abs());
+        let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISE_SHARE * best.abs());
         if let Some(loss) = window.loss {
             match self.best {
-                Some(best) if loss >= best - PLATEAU * best.abs() => self.bad += 1,
+                Some(best) if loss >= best - PLATEAU_SHARE * best.abs() => self.bad += 1,
                 _ => (self.best, self.bad) = (Some(loss), 0),
             }
         }
         let in_step = window.members.saturating_sub(1).max(1) as f64;
         let harm = [
             (rising, SwitchReason::Rising),
-            (self.bad >= PATIENCE, SwitchReason::Plateau),
-            (window.delay > DELAY * in_step, SwitchReason::Late),
+            (self.bad >= PLATEAU_WINDOWS, SwitchReason::Plateau),
+            (window.delay > MAX_DELAY_RATIO * in_step, SwitchReason::Late),
         ];
         if let Some((_, why)) = harm.into_iter().find(|(holds, _)| *holds) {
             // Reset, so that the new mode gets time to show an effect.
             self.bad = 0;
             return rule.tighter(mode).map(|mode| Next { mode, loosest: mode, why });
         }
-        if window.idle > IDLE {
-            let all = window.idle > DOMINATE * IDLE;
+        if window.idle > MAX_IDLE_SHARE {
+            let all = window.idle > STRAGGLER_FACTOR * MAX_IDLE_SHARE;
             let (to, why) = match all {
                 true => (Some(loosest), SwitchReason::Stragglers),
                 false => (rule.looser(mode), SwitchReason::Waiting),
@@ -219,7 +219,7 @@ impl Watch {
             return to.map(|mode| Next { mode, loosest, why });
         }
         let enough = |m: &Mode| window.lead.saturating_mul(2) <= bound(*m);
-        let tighter = rule.tighter(mode).filter(|m| window.idle < IDLE / 2.0 && enough(m));
+        let tighter = rule.tighter(mode).filter(|m| window.idle < MAX_IDLE_SHARE / 2.0 && enough(m));
         tighter.map(|mode| Next { mode, loosest, why: SwitchReason::Unneeded })
     }
 }

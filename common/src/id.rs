@@ -102,8 +102,8 @@ impl JobShard {
     }
 
     /// The name for people: `2` of job 0, `7.2` of job 7.
-    pub fn name(self) -> Named {
-        Named(self)
+    pub fn name(self) -> ShardName {
+        ShardName(self)
     }
 
     /// From its single number.
@@ -127,9 +127,9 @@ impl std::str::FromStr for JobShard {
 }
 
 /// Prints a [`JobShard`] without the word "shard".
-pub struct Named(JobShard);
+pub struct ShardName(JobShard);
 
-impl fmt::Display for Named {
+impl fmt::Display for ShardName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.job().0, self.0.shard().0) {
             (0, shard) => write!(f, "{shard}"),

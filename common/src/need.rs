@@ -28,9 +28,9 @@ const MIB: u64 = 1 << 20;
 /// Unacknowledged payload of a worker (`paraft_proto::limits::PUSH_WINDOW_BYTES`).
 const WINDOW: u64 = 64 * MIB;
 /// The maximum of a leader's records of pulls (`shard/staleness.rs`).
-const NOTED: u64 = 64 * MIB;
+const MAX_PULL_RECORDS: u64 = 64 * MIB;
 /// Such records for each worker and bucket.
-const NOTE: u64 = 4 << 10;
+const PULL_RECORD_BYTES: u64 = 4 << 10;
 
 /// Bytes, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,9 @@ impl Need {
             log,
             copies: state.min((1024 * MIB).max(state / 16)),
             queued: pushed.min(window).saturating_mul(workers),
-            tables: noted.saturating_mul(24).saturating_add(noted.saturating_mul(NOTE).min(NOTED)),
+            tables: noted
+                .saturating_mul(24)
+                .saturating_add(noted.saturating_mul(PULL_RECORD_BYTES).min(MAX_PULL_RECORDS)),
         }
     }
 

@@ -70,12 +70,12 @@ pub fn run(args: &CheckpointArgs) -> Result<i32, Failure> {
 }
 
 /// The meaning of a path: a whole checkpoint, or a single file.
-enum Named {
+enum NamedPath {
     Checkpoint(Box<Checkpoint>),
     File(TensorFile),
 }
 
-impl Named {
+impl NamedPath {
     fn open(path: &Path) -> Result<Self, Failure> {
         if path.is_file() {
             return Ok(Self::File(TensorFile::open(path)?));
@@ -95,10 +95,10 @@ impl Named {
 }
 
 fn inspect(path: &Path, as_json: bool) -> Result<i32, Failure> {
-    let named = Named::open(path)?;
+    let named = NamedPath::open(path)?;
     let about = match &named {
-        Named::Checkpoint(c) => describe(c),
-        Named::File(f) => json!({ "file": path, "metadata": f.notes() }),
+        NamedPath::Checkpoint(c) => describe(c),
+        NamedPath::File(f) => json!({ "file": path, "metadata": f.notes() }),
     };
     let mut tensors = Vec::new();
     for file in named.files()? {
@@ -203,9 +203,9 @@ pub fn unwritten(to: &Path, e: CheckpointError) -> Failure {
 
 fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
     may_write(to)?;
-    let (file, tensors, step) = match Named::open(path)? {
-        Named::Checkpoint(c) => (c.model()?, c.manifest().tensors.clone(), c.manifest().step),
-        Named::File(f) => {
+    let (file, tensors, step) = match NamedPath::open(path)? {
+        NamedPath::Checkpoint(c) => (c.model()?, c.manifest().tensors.clone(), c.manifest().step),
+        NamedPath::File(f) => {
             // As a buffer it gets its counter.
             let spec = |e: Entry| match e.name.ends_with("running_mean") {
                 true => TensorSpec::buffer(e.name, &e.shape),
@@ -224,7 +224,7 @@ fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
 }
 
 fn diff(a: &Path, b: &Path, as_json: bool) -> Result<i32, Failure> {
-    let (first, second) = (Named::open(a)?.files()?, Named::open(b)?.files()?);
+    let (first, second) = (NamedPath::open(a)?.files()?, NamedPath::open(b)?.files()?);
     // A checkpoint and a model file share only weights; two checkpoints also share the optimizer state.
     let mut all = Vec::new();
     for (x, y) in first.iter().zip(&second) {

@@ -5,7 +5,7 @@ mod gpu;
 
 use clap::Args;
 use paraft_common::{Durability, ServerId};
-use paraft_engines::{Asked, Surroundings, place, variables};
+use paraft_engines::{HostContext, PlaceFlags, place, variables};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
 use paraft_server::{
@@ -232,7 +232,7 @@ fn folder() -> Row {
 
 /// What this process is among an engine's, as `paraft launch` would take it.
 fn place_here() -> String {
-    match place(&variables(), &Asked::default(), &Surroundings::here()) {
+    match place(&variables(), &PlaceFlags::default(), &HostContext::here()) {
         Ok(Some(place)) => place.to_string(),
         Ok(None) => "no engine's task".into(),
         Err(wrong) => wrong.to_string(),

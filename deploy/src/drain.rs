@@ -3,7 +3,7 @@
 use clap::Args;
 use paraft_client::Order;
 use paraft_common::ServerId;
-use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, whose::addresses};
+use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, targets::addresses};
 use paraft_proto::DescribeReply;
 use paraft_worker::exit;
 use std::{
@@ -54,25 +54,25 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
         };
         match now {
-            Draining::Done(what) => {
+            DrainProgress::Done(what) => {
                 out!("{what}");
                 return Ok(exit::OK);
             }
-            Draining::Goes(what) if Instant::now() > deadline => {
+            DrainProgress::Goes(what) if Instant::now() > deadline => {
                 return Err(unable(what).help("it goes on; ask again, or see `paraft status`"));
             }
-            Draining::Needed(what) if Instant::now() > deadline => {
+            DrainProgress::Needed(what) if Instant::now() > deadline => {
                 return Err(unable(what).help(format!(
                     "start the silent servers again, each with its own --data, and ask again; `paraft drain {} --undo` \
                      takes the draining back",
                     server.0
                 )));
             }
-            Draining::Needed(what) if !noted && fleet.silent().next().is_some() => {
+            DrainProgress::Needed(what) if !noted && fleet.silent().next().is_some() => {
                 eprintln!("{what}; waiting for that to change");
                 noted = true;
             }
-            Draining::Goes(_) | Draining::Needed(_) => {}
+            DrainProgress::Goes(_) | DrainProgress::Needed(_) => {}
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -88,27 +88,27 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     let (order, token, mut ordered) = (Order::Drain { server, undo: false }, orders::token(), false);
     while !left().is_zero() {
         let Ok(fleet) = agreeing(servers) else {
-            if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+            if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT {
                 return format!("{server} ends without a majority of the others");
             }
             continue;
         };
         if !ordered {
-            ordered = orders::given_again(servers, &order, token, left().min(NEEDED)).is_ok();
+            ordered = orders::given_again(servers, &order, token, left().min(NEEDED_TIMEOUT)).is_ok();
         }
         match progress(&fleet, server).filter(|_| ordered) {
-            Some(Draining::Done(what)) => return what,
+            Some(DrainProgress::Done(what)) => return what,
             // Others end too, or have ended: nobody comes whom it could wait for.
-            Some(Draining::Needed(what)) => {
-                if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+            Some(DrainProgress::Needed(what)) => {
+                if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT {
                     return what;
                 }
                 last = what;
             }
-            Some(Draining::Goes(what)) => {
+            Some(DrainProgress::Goes(what)) => {
                 // All of them end: there is nobody to take it.
                 if !fleet.servers.iter().any(|s| s.server != server.0 && s.state == "up")
-                    && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED
+                    && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT
                 {
                     return format!("{what}, and nobody is left to take them");
                 }
@@ -122,7 +122,7 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
 }
 
 /// A server that ends waits so long for others to come back that it would be missed with.
-const NEEDED: Duration = Duration::from_secs(3);
+const NEEDED_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done. One try: who looks
 /// after the server asks again, and has other things to look at meanwhile.
@@ -133,7 +133,7 @@ pub fn take_back(servers: &[String], server: ServerId) -> bool {
 
 /// How far a server is emptied, in words.
 #[derive(Debug, PartialEq)]
-enum Draining {
+enum DrainProgress {
     /// It can be stopped.
     Done(String),
     /// It still holds something that others can take.
@@ -143,7 +143,7 @@ enum Draining {
 }
 
 /// `None`: there is no such server.
-fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
+fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
     let info = fleet.servers.iter().find(|s| s.server == server.0)?;
     let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
     let others = fleet.servers.iter().filter(|s| s.state == "up").count();
@@ -160,7 +160,7 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
     };
     let stays = leads == 0 && others < wanted;
     if leads > 0 || holds > 0 && !stays {
-        return Some(Draining::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
+        return Some(DrainProgress::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
     }
     let has = match holds {
         0 => format!("{server} is empty"),
@@ -176,12 +176,12 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
             false => format!("{} {is} silent, and ", silent.join(", ")),
         };
         let groups = groups.join(", ");
-        return Some(Draining::Needed(format!(
+        return Some(DrainProgress::Needed(format!(
             "{has}, but do not stop it: {why}without it there is no majority for {groups}"
         )));
     }
     let alone = together(fleet, server);
-    Some(Draining::Done(match (silent.is_empty(), holds, alone) {
+    Some(DrainProgress::Done(match (silent.is_empty(), holds, alone) {
         (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
         (true, 0, None) => format!("{has}: it can be stopped"),
         (true, _, None) => format!("{has}. It can be stopped: the others go on"),
@@ -272,7 +272,7 @@ mod tests {
                 "s4 (h4:1) is silent: the others are a majority; but not",
             ),
         ] {
-            let Some(Draining::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
+            let Some(DrainProgress::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
             assert!(said.contains("It can be stopped") && said.contains(words), "{said}\n{words}");
         }
         let five = drained(fleet(5, five, five, &[]), &[0]);
@@ -295,9 +295,9 @@ mod tests {
             (fleet(4, &[0, 2, 3], &[0, 2, 3], &[1]), "done: s1 is empty: it can be stopped"),
         ] {
             let said = match progress(&fleet, ServerId(1)).expect("it is there") {
-                Draining::Done(s) => format!("done: {s}"),
-                Draining::Goes(s) => format!("goes: {s}"),
-                Draining::Needed(s) => format!("needed: {s}"),
+                DrainProgress::Done(s) => format!("done: {s}"),
+                DrainProgress::Goes(s) => format!("goes: {s}"),
+                DrainProgress::Needed(s) => format!("needed: {s}"),
             };
             assert!(said.starts_with(words), "{said}\n{words}");
         }

@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_engines::{Asked, Place, Role, Surroundings, place, variables};
+use paraft_engines::{HostContext, Place, PlaceFlags, Role, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
@@ -126,8 +126,8 @@ impl LaunchArgs {
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let asked = Asked { workers: args.workers, role: args.role, index: args.index };
-    let mut place = place(&variables(), &asked, &Surroundings::here())?;
+    let asked = PlaceFlags { workers: args.workers, role: args.role, index: args.index };
+    let mut place = place(&variables(), &asked, &HostContext::here())?;
     if let Some(place) = place.as_mut().filter(|p| p.role.is_some()) {
         if !args.addresses.is_empty() {
             place.servers.clone_from(&args.addresses);

@@ -27,7 +27,7 @@ pub struct OnArgs {
     pub job: PathBuf,
     /// The engine.
     #[arg(long)]
-    pub on: On,
+    pub on: EngineKind,
     /// The run's folder; on Slurm on a file system that all hosts share. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -102,7 +102,7 @@ pub struct EngineArgs {
 
 /// An engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum On {
+pub enum EngineKind {
     /// Slurm, by sbatch, squeue and scancel.
     Slurm,
     /// Kubernetes, by kubectl: servers as a StatefulSet, workers as an Indexed Job.
@@ -119,7 +119,7 @@ pub enum On {
     Ssh,
 }
 
-impl On {
+impl EngineKind {
     /// The implementation.
     pub fn engine(self) -> Box<dyn Engine> {
         match self {
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_was_submitted_is_found_again_by_the_name_of_its_engine() {
-        for on in On::value_variants() {
+        for on in EngineKind::value_variants() {
             let name = on.engine().name();
             assert_eq!(paraft_engines::named(name).map(|e| e.name()), Some(name));
             assert!(on.to_possible_value().is_some_and(|v| v.matches(name, false)), "{name}");

@@ -1,6 +1,6 @@
 //! The live page that a server serves (`--dashboard`): where, and who knows its token.
 
-use paraft_dashboard::{Here, Options, Source, TOKEN, Token};
+use paraft_dashboard::{LocalControl, Options, Source, TOKEN, Token};
 use paraft_fleet::{failure::Failure, pages};
 use paraft_worker::exit;
 use std::{
@@ -52,7 +52,7 @@ impl Page {
     }
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
-    pub fn serve(self, server: String, here: Here) {
+    pub fn serve(self, server: String, here: LocalControl) {
         let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None, here };
         tokio::spawn(async move {
             if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {

@@ -35,7 +35,7 @@ const PROCESS: u64 = 32 << 20;
 /// Bytes of a client's reusable buffers.
 const BUFFERS: u64 = 32 << 20;
 /// Maximal ranks of a worker in a plan.
-const MOST: usize = 64;
+const MAX_RANKS: usize = 64;
 /// Numbers of slices of a stage in a plan.
 const SLICES: [usize; 4] = [1, 2, 4, 8];
 const F32: u64 = 4;
@@ -137,7 +137,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
         // Skip more stages that hold as much as fewer do.
         let mut least = u64::MAX;
         let first = if slices == 1 { 2 } else { 1 };
-        let all = first..=layers.len().min(MOST / slices);
+        let all = first..=layers.len().min(MAX_RANKS / slices);
         for stages in all.filter(|n| slices == 1 || n.is_power_of_two()) {
             let mut given = job.clone();
             (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);

@@ -3,7 +3,7 @@
 //! The leader of shard 0 tells a worker, which writes it behind its next step; the control group hears of it when it is whole.
 
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, orders, out, whose};
+use paraft_fleet::{ask, failure::Failure, orders, out, targets};
 use paraft_proto::CheckpointInfo;
 use paraft_worker::exit;
 use std::{
@@ -27,17 +27,19 @@ pub struct SaveArgs {
     pub wait: u64,
 }
 
-const BETWEEN: Duration = Duration::from_millis(100);
-const HEARD: Duration = Duration::from_secs(3);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let began = Instant::now();
     let before = loop {
         match known(&servers, &args.job) {
             // The control group hears of a job a moment after its workers have begun it.
-            Err(_) if began.elapsed() < HEARD && Instant::now() < deadline => thread::sleep(BETWEEN),
+            Err(_) if began.elapsed() < REPLY_TIMEOUT && Instant::now() < deadline => {
+                thread::sleep(RETRY_DELAY)
+            }
             known => break known?,
         }
     };
@@ -59,7 +61,7 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::UNAVAILABLE, what)
                 .help("its log says why; where its shard's leader has died since, ask again"));
         }
-        thread::sleep(BETWEEN);
+        thread::sleep(RETRY_DELAY);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{disk_faults as disk, drain, memory, page};
 use clap::Args;
 use paraft_common::{Durability, ServerId, need::Bytes};
-use paraft_dashboard::Here;
+use paraft_dashboard::LocalControl;
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
@@ -113,23 +113,23 @@ pub struct ServerArgs {
 
 /// How an engine's server joins its fleet, when it ends by itself, and how long it may hand over its
 /// leaders. `crate::role` builds one.
-pub struct Conduct {
+pub struct ServerHooks {
     /// Maps the address that the server listens on to its place in the fleet and its public address.
-    pub meet: Meet,
+    pub meet: JoinHook,
     /// Polled while the server runs: returns the exit code if the server must end now.
-    pub watch: Watch,
+    pub watch: WatchHook,
     /// After a signal, the time to hand over leaders and replicas.
     pub grace: Duration,
 }
 
 /// How a server finds the other servers.
-pub type Meet = Box<dyn Fn(SocketAddr) -> Result<Met, Failure>>;
+pub type JoinHook = Box<dyn Fn(SocketAddr) -> Result<JoinPlan, Failure>>;
 
 /// Polled while a server runs.
-pub type Watch = Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>;
+pub type WatchHook = Arc<dyn Fn(&RunningServer) -> Option<i32> + Send + Sync>;
 
 /// The place of a server in its fleet.
-pub struct Met {
+pub struct JoinPlan {
     /// How it joins its fleet.
     pub place: Place,
     /// The address for other servers and for workers.
@@ -139,7 +139,7 @@ pub struct Met {
 }
 
 /// A running server.
-pub struct Serving {
+pub struct RunningServer {
     /// Its id.
     pub id: ServerId,
     /// Its fleet; 0 before it has joined one.
@@ -148,16 +148,16 @@ pub struct Serving {
     pub address: String,
 }
 
-/// The poll interval of [`Conduct::watch`].
-const WATCH: Duration = Duration::from_millis(200);
+/// The poll interval of [`ServerHooks::watch`].
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A silent server's replicas are replaced after this time. It is longer than a process restart, so
 /// copies are made only if the server stays away.
-const REPLACE: Duration = Duration::from_secs(10);
+const REPLACE_AFTER: Duration = Duration::from_secs(10);
 
 /// The replicas of a shard are compared at this interval: it finds a difference soon, at a cost of at
 /// most a twentieth of the time.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
@@ -179,8 +179,8 @@ fn closed_to_others(data: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs a server until a signal, its launcher or its `Conduct` ends it.
-pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failure> {
+/// Runs a server until a signal, its launcher or its `ServerHooks` ends it.
+pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
@@ -254,7 +254,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         } else {
             listed
         };
-        let Met { place, address, servers } = match met {
+        let JoinPlan { place, address, servers } = match met {
             Some(met) => met,
             None => {
                 let address = match args.join.is_empty() {
@@ -269,7 +269,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                     true => Place::Listed(ServerId(id)),
                     false => Place::Joins(args.join.clone()),
                 };
-                Met { place, address, servers }
+                JoinPlan { place, address, servers }
             }
         };
         let shape = shape(servers.len());
@@ -301,7 +301,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             _ => None,
         };
         let acts = acts.filter(|certs| certs.join(As::Admin.name()).is_dir());
-        let here = Here {
+        let here = LocalControl {
             acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
             faults: args.faults.clone(),
             run: data.parent().filter(|_| launched).map(Path::to_path_buf),
@@ -314,8 +314,8 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             shape,
             election,
             // Ten election timeouts: a server that is only slow must not lose its replicas.
-            timeouts: Timeouts::new(election, REPLACE.max(10 * election)),
-            check_every: Some(CHECK_EVERY),
+            timeouts: Timeouts::new(election, REPLACE_AFTER.max(10 * election)),
+            check_every: Some(CHECK_INTERVAL),
             data,
             disk: match &args.faults {
                 None => Arc::new(RealDisk),
@@ -359,7 +359,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         let noted = signal.clone();
         // If the launcher ends the whole fleet, no server remains to take over.
         let ending = if args.supervised { Ending::AtOnce } else { Ending::HandOver };
-        let over = Arc::new(AtomicI32::new(GOES_ON));
+        let over = Arc::new(AtomicI32::new(CONTINUES));
         let watched = watched(conduct, &server, &address, over.clone());
         let grace = conduct.map(|c| c.grace);
         let stop = async move {
@@ -386,19 +386,19 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         stages.flush();
         ran.map_err(failure)?;
         Ok(match (over.load(Relaxed), signal.load(Relaxed)) {
-            (GOES_ON, 0) => exit::OK,
-            (GOES_ON, number) => 128 + number,
+            (CONTINUES, 0) => exit::OK,
+            (CONTINUES, number) => 128 + number,
             (code, _) => code,
         })
     })
 }
 
 /// No exit code: the server continues.
-const GOES_ON: i32 = i32::MIN;
+const CONTINUES: i32 = i32::MIN;
 
-/// Resolves when `Conduct::watch` requests the end, with the exit code in `over`.
+/// Resolves when `ServerHooks::watch` requests the end, with the exit code in `over`.
 fn watched(
-    conduct: Option<&Conduct>,
+    conduct: Option<&ServerHooks>,
     server: &Server,
     address: &str,
     over: Arc<AtomicI32>,
@@ -408,8 +408,9 @@ fn watched(
     async move {
         let Some(watch) = watch else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(WATCH).await;
-            let (watch, now) = (watch.clone(), Serving { id, fleet: fleet(), address: address.clone() });
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let (watch, now) =
+                (watch.clone(), RunningServer { id, fleet: fleet(), address: address.clone() });
             // The check may block, so it does not run on a thread that serves.
             if let Ok(Some(code)) = tokio::task::spawn_blocking(move || watch(&now)).await {
                 over.store(code, Relaxed);
@@ -478,13 +479,13 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
 
 /// A client that dials an absent server of this host may briefly get that server's port as its own
 /// source port.
-const TAKEN_FOR: Duration = Duration::from_secs(2);
+const PORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 async fn bind(address: &str) -> std::io::Result<TcpListener> {
     let began = std::time::Instant::now();
     loop {
         match TcpListener::bind(address).await {
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < TAKEN_FOR => {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < PORT_TIMEOUT => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             bound => return bound,

@@ -4,10 +4,12 @@
 
 use crate::{
     engine,
-    on::{EngineArgs, On, OnArgs},
+    on::{EngineArgs, EngineKind, OnArgs},
 };
 use clap::Args;
-use paraft_fleet::{certs::Certs, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
+use paraft_fleet::{
+    certs::Certs, existing::KeepTime, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir,
+};
 use paraft_worker::{Job, exit};
 use std::{
     fs::{self, File},
@@ -28,13 +30,13 @@ pub struct SubmitArgs {
     pub to: Option<PathBuf>,
     /// An engine, which starts servers and workers.
     #[arg(long)]
-    pub on: Option<On>,
+    pub on: Option<EngineKind>,
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", conflicts_with = "on")]
-    pub keep: Keep,
+    pub keep: KeepTime,
     /// Go on from a checkpoint, as in `paraft train`.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,

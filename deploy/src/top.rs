@@ -3,12 +3,12 @@
 use crate::dashboard::here;
 use clap::Args;
 use paraft_dashboard::{
-    Here,
+    LocalControl,
     act::Act,
     facts::{self, Facts, Job},
     history::History,
 };
-use paraft_fleet::{ask, failure::Failure, faults::Fault, table, whose};
+use paraft_fleet::{ask, failure::Failure, faults::Fault, table, targets};
 use paraft_worker::exit;
 use ratatui::{
     Frame,
@@ -35,12 +35,12 @@ pub struct TopArgs {
 }
 
 /// The poll interval.
-const EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The poll interval of the keyboard.
-const KEYS: Duration = Duration::from_millis(50);
+const KEY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
     if !std::io::stdout().is_terminal() {
         return Err(Failure::new(exit::USAGE, "this is for a terminal").help("`paraft status` prints"));
     }
@@ -60,7 +60,7 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
             if tell.send(facts).is_err() {
                 return;
             }
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
     let mut terminal = ratatui::try_init().map_err(|e| Failure::new(exit::IO, e))?;
@@ -73,7 +73,7 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     runtime: &tokio::runtime::Runtime,
     told: &Receiver<Option<Facts>>,
-    here: &Here,
+    here: &LocalControl,
 ) -> std::io::Result<()> {
     let mut screen = Screen::default();
     let (say, said) = mpsc::channel();
@@ -85,7 +85,7 @@ fn watch(
             screen.said = said;
         }
         terminal.draw(|frame| screen.draw(frame))?;
-        if !event::poll(KEYS)? {
+        if !event::poll(KEY_POLL_INTERVAL)? {
             continue;
         }
         let Event::Key(key) = event::read()? else { continue };
@@ -94,9 +94,9 @@ fn watch(
         }
         let interrupts = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
         match screen.key(if interrupts { KeyCode::Char('q') } else { key.code }) {
-            Asked::Nothing => {}
-            Asked::End => return Ok(()),
-            Asked::Act(act) => {
+            Command::Nothing => {}
+            Command::End => return Ok(()),
+            Command::Act(act) => {
                 let (facts, say, here) = (screen.history.last().clone(), say.clone(), here.clone());
                 screen.said = "...".into();
                 runtime.spawn(async move {
@@ -110,7 +110,7 @@ fn watch(
 
 /// A key's command.
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum Command {
     Nothing,
     Act(Act),
     End,
@@ -178,10 +178,10 @@ impl Screen {
         self.job.and_then(|id| jobs.iter().find(|j| j.id == id)).or(jobs.last())
     }
 
-    fn key(&mut self, key: KeyCode) -> Asked {
+    fn key(&mut self, key: KeyCode) -> Command {
         let facts = self.history.last();
         match (std::mem::take(&mut self.question), key) {
-            (Question::Sure(act, _), KeyCode::Char('y')) => return Asked::Act(act),
+            (Question::Sure(act, _), KeyCode::Char('y')) => return Command::Act(act),
             (Question::Mode, KeyCode::Char(c)) => {
                 let mode = MODES.iter().find(|(key, _)| *key == c).map(|(_, mode)| mode.to_string());
                 if let Some((mode, job)) = mode.zip(self.job().map(|j| j.name.clone())) {
@@ -231,7 +231,7 @@ impl Screen {
                 Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_),
                 _,
             ) => {}
-            (Question::None, KeyCode::Char('q')) => return Asked::End,
+            (Question::None, KeyCode::Char('q')) => return Command::End,
             (Question::None, KeyCode::Char('m' | 'c' | 's' | 'x' | '+' | '-')) if self.job().is_none() => {
                 self.said = "no job has begun".into();
             }
@@ -274,7 +274,7 @@ impl Screen {
             (Question::None, KeyCode::Down | KeyCode::Char('j')) => self.go(-1),
             (Question::None, _) => {}
         }
-        Asked::Nothing
+        Command::Nothing
     }
 
     /// The latest job is listed first.
@@ -622,20 +622,20 @@ mod tests {
     fn a_key_does_nothing_before_it_is_said_what_it_means() {
         let mut screen = Screen::default();
         screen.see(Some(fleet(1000, "up")));
-        let press = |screen: &mut Screen, keys: &str| -> Vec<Asked> {
-            keys.chars().map(|c| screen.key(KeyCode::Char(c))).filter(|a| *a != Asked::Nothing).collect()
+        let press = |screen: &mut Screen, keys: &str| -> Vec<Command> {
+            keys.chars().map(|c| screen.key(KeyCode::Char(c))).filter(|a| *a != Command::Nothing).collect()
         };
-        let mode = |job: &str| vec![Asked::Act(Act::Mode { job: job.into(), mode: "asp".into() })];
+        let mode = |job: &str| vec![Command::Act(Act::Mode { job: job.into(), mode: "asp".into() })];
         assert_eq!(press(&mut screen, "may"), mode("text"), "the latest job");
         assert_eq!(press(&mut screen, "jmay"), mode("digits"));
         assert_eq!(press(&mut screen, "jjkmay"), mode("text"));
-        assert_eq!(press(&mut screen, "d1y"), [Asked::Act(Act::Drain { server: 1, undo: false })]);
+        assert_eq!(press(&mut screen, "d1y"), [Command::Act(Act::Drain { server: 1, undo: false })]);
         assert!(press(&mut screen, "d7y").is_empty() && screen.said == "there is no s7");
         assert!(press(&mut screen, "sn").is_empty() && press(&mut screen, "mxy").is_empty());
         screen.key(KeyCode::Char('s'));
         assert!(seen(&screen, (110, 40)).contains("Stop text?"));
-        assert_eq!(screen.key(KeyCode::Char('y')), Asked::Act(Act::Stop { job: "text".into() }));
-        assert_eq!(press(&mut screen, "cy"), [Asked::Act(Act::Save { job: "text".into() })]);
+        assert_eq!(screen.key(KeyCode::Char('y')), Command::Act(Act::Stop { job: "text".into() }));
+        assert_eq!(press(&mut screen, "cy"), [Command::Act(Act::Save { job: "text".into() })]);
         // Actions on absent items are ignored.
         assert!(press(&mut screen, "-y+yfxy").is_empty());
         let mut facts = fleet(4000, "up");
@@ -645,17 +645,17 @@ mod tests {
         assert!(seen(&screen, (110, 40)).contains("+/- workers  f fault"));
         assert_eq!(
             press(&mut screen, "+y-y"),
-            [Asked::Act(Act::Workers { job: 2, workers: 1 })],
+            [Command::Act(Act::Workers { job: 2, workers: 1 })],
             "2 at most"
         );
-        let fault = |fault, undo| [Asked::Act(Act::Fault { server: 1, fault, undo })];
+        let fault = |fault, undo| [Command::Act(Act::Fault { server: 1, fault, undo })];
         assert_eq!(press(&mut screen, "f1py"), fault(Fault::Partition, false));
         assert_eq!(press(&mut screen, "f1dy"), fault(Fault::SlowDisk, true), "it is on");
         assert!(press(&mut screen, "f7pyf1zy").is_empty());
         let mut facts = fleet(5000, "up");
         facts.jobs[1].state = "finished".into();
         screen.see(Some(facts));
-        assert_eq!(press(&mut screen, "xy"), [Asked::Act(Act::Delete { job: "text".into() })]);
-        assert_eq!(press(&mut screen, "q"), [Asked::End]);
+        assert_eq!(press(&mut screen, "xy"), [Command::Act(Act::Delete { job: "text".into() })]);
+        assert_eq!(press(&mut screen, "q"), [Command::End]);
     }
 }

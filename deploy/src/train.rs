@@ -4,12 +4,12 @@ use crate::page;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{
+    existing::{ExistingFleet, KeepTime},
     failure::Failure,
     fleet::Extras,
     launch, out,
     run_dir::RunDir,
-    standing::{Keep, On},
-    whose::addresses,
+    targets::addresses,
 };
 use paraft_record::RunRecord;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -73,7 +73,7 @@ pub struct RunArgs {
     pub to: Option<PathBuf>,
     /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", requires = "to")]
-    pub keep: Keep,
+    pub keep: KeepTime,
     /// Serve no live page.
     #[arg(long)]
     pub no_dashboard: bool,
@@ -84,10 +84,10 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// The existing fleet for the job, if one is given.
-    pub fn on(&self) -> Result<Option<On>, Failure> {
+    pub fn on(&self) -> Result<Option<ExistingFleet>, Failure> {
         let Some(to) = &self.to else { return Ok(None) };
         let servers = addresses(Some(to), &[])?;
-        Ok(Some(On { servers, keep: self.keep.0, delete: false, remember: false }))
+        Ok(Some(ExistingFleet { servers, keep: self.keep.0, delete: false, remember: false }))
     }
 }
 

@@ -18,7 +18,7 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     faults::{FAULTS_FILE, Fault, Faults, process},
-    launch, orders, whose,
+    launch, orders, targets,
 };
 use paraft_worker::exit;
 use std::{
@@ -109,7 +109,7 @@ impl Target {
                 Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
             })?),
         };
-        let addresses = whose::addresses(run_dir.as_deref(), &args.servers)?;
+        let addresses = targets::addresses(run_dir.as_deref(), &args.servers)?;
         let target = Self { run_dir, addresses };
         let points = target.fault_points();
         if let Some(kind) =
@@ -169,7 +169,7 @@ enum Undo {
 
 /// How to restart a killed server.
 struct Restart {
-    started: process::Started,
+    started: process::StartCommand,
     /// Its standard error, if that is a file.
     stderr: Option<PathBuf>,
 }

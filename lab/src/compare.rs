@@ -16,7 +16,8 @@ use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
 use paraft_fleet::{
-    failure::Failure, faults::link::Link, launch, run_dir::RunDir, standing::On, table, whose::addresses,
+    existing::ExistingFleet, failure::Failure, faults::link::Link, launch, run_dir::RunDir, table,
+    targets::addresses,
 };
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;
@@ -185,7 +186,7 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         return usage("--slow names a worker twice".into());
     }
     let servers = args.to.as_deref().map(|to| addresses(Some(to), &[])).transpose()?;
-    let on = servers.map(|servers| On { servers, keep: None, delete: true, remember: true });
+    let on = servers.map(|servers| ExistingFleet { servers, keep: None, delete: true, remember: true });
     Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link), on })
 }
 

@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 
 /// What became of a visit.
 #[derive(Debug, Default)]
-pub struct Visit {
+pub struct VisitCounts {
     /// Messages that were sent.
     pub sent: u64,
     /// Those that were taken although nobody may say them from outside, in words.
@@ -27,21 +27,26 @@ pub struct Visit {
 }
 
 /// A call that is answered at all is answered soon.
-const ANSWER: Duration = Duration::from_millis(500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Connections that never say a word.
-const SILENT: usize = 50;
+const SILENT_CONNECTIONS: usize = 50;
 
 /// Speaks to each of these servers for about `lasting`: without a word of TLS, and as somebody who was let in so far.
-pub async fn visit(addresses: &[String], access: &Access, rng: &mut ChaCha8Rng, lasting: Duration) -> Visit {
+pub async fn visit(
+    addresses: &[String],
+    access: &Access,
+    rng: &mut ChaCha8Rng,
+    lasting: Duration,
+) -> VisitCounts {
     let until = Instant::now() + lasting;
-    let mut visit = Visit::default();
+    let mut visit = VisitCounts::default();
     let mut held = Vec::new();
     while Instant::now() < until {
         for address in addresses {
             if Instant::now() >= until {
                 break;
             }
-            if held.len() < SILENT * addresses.len() {
+            if held.len() < SILENT_CONNECTIONS * addresses.len() {
                 held.extend(TcpStream::connect(address).await.ok());
             }
             noise(address, rng).await;
@@ -68,7 +73,7 @@ async fn noise(address: &str, rng: &mut ChaCha8Rng) {
 }
 
 /// Raft's messages, from a replica that nobody knows: to the replicas that are there, by their names.
-async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut VisitCounts) {
     let hello = within(ControlClient::new(channel.clone()).hello(HelloRequest {})).await;
     let mut shards = paraft_client::connect::shards(channel.clone());
     let status = within(shards.status(StatusRequest::default())).await;
@@ -91,7 +96,8 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
                     };
                     visit.sent += 1;
                     let request = WithBulk { message, bulk };
-                    let answer = tokio::time::timeout(ANSWER, services::peer_call(channel, request)).await;
+                    let answer =
+                        tokio::time::timeout(REPLY_TIMEOUT, services::peer_call(channel, request)).await;
                     if let Ok(Ok(_)) = answer {
                         visit.taken.push(format!(
                             "{address} answered {} of term {term} from {from}, who is no member of group {group}",
@@ -105,7 +111,7 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
 }
 
 /// Forged reports, and servers that ask to join and are not there.
-async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut VisitCounts) {
     let mut client = ControlClient::new(channel.clone());
     let Some(known) = within(client.describe(DescribeRequest {})).await else { return };
     let nowhere = format!("127.0.0.1:{}", rng.random_range(1..20));
@@ -138,5 +144,5 @@ async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: 
 }
 
 async fn within<T>(ask: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Option<T> {
-    tokio::time::timeout(ANSWER * 4, ask).await.ok()?.ok().map(tonic::Response::into_inner)
+    tokio::time::timeout(REPLY_TIMEOUT * 4, ask).await.ok()?.ok().map(tonic::Response::into_inner)
 }

@@ -5,30 +5,31 @@
 //! ```
 //!
 //! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
-//!   `trial`: one of them is trained. `told`: what is shown. `track_later`: a sweep to MLflow when it has ended.
+//!   `trial`: one of them is trained. `output`: what is shown. `track_later`: a sweep to MLflow when it has ended.
 //!
 //! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
 
 mod log;
+mod output;
 mod search;
 mod space;
-mod told;
 mod track_later;
 mod trial;
 
 pub use track_later::{of as of_sweep, send};
 
 use clap::{Args, ValueEnum};
-use log::{Ended, Log};
-use paraft_dashboard::{Here, Page, Source};
+use log::{Log, TrialEnd};
+use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
+    existing,
     failure::Failure,
     fleet::{Fleet, SERVERS_FILE},
     launch,
     run_dir::RunDir,
-    standing, track,
-    whose::addresses,
+    targets::addresses,
+    track,
 };
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
@@ -52,9 +53,9 @@ const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
 /// Attempts for a trial that is killed, or whose fleet is unreachable.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 /// The delay before a retry of an unreachable fleet, which may have been busy.
-const PAUSE: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// How settings are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -220,8 +221,14 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     sweep.clear();
     let (own, servers) = sweep.fleet(&job)?;
     sweep.show(&search, &log);
-    let page =
-        |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()), Here::default());
+    let page = |at| {
+        Page::serve(
+            at,
+            Source::Servers(servers.clone()),
+            Some(sweep.seen.subscribe()),
+            LocalControl::default(),
+        )
+    };
     let _page = args.dashboard.map(page).transpose()?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     let over = AtomicBool::new(false);
@@ -334,8 +341,8 @@ fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
 
 /// Restarts dead servers until the sweep is over; then ends the fleet.
 fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
-    const LOOK: Duration = Duration::from_millis(100);
-    const PAUSE: Duration = Duration::from_secs(1);
+    const POLL_INTERVAL: Duration = Duration::from_millis(100);
+    const RESTART_DELAY: Duration = Duration::from_secs(1);
     let mut again: BTreeMap<usize, Instant> = BTreeMap::new();
     while !over.load(Relaxed) {
         for id in 0..fleet.servers.len() {
@@ -343,7 +350,7 @@ fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
             if server.ended().is_some() && !again.contains_key(&id) {
                 let end = server.end();
                 eprintln!("warning: {} {end}; it is started again", server.name);
-                again.insert(id, Instant::now() + PAUSE);
+                again.insert(id, Instant::now() + RESTART_DELAY);
             }
         }
         if let Some((&id, _)) = again.iter().find(|(_, at)| Instant::now() >= **at) {
@@ -351,17 +358,17 @@ fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
                 Ok(()) => _ = again.remove(&id),
                 Err(e) => {
                     eprintln!("warning: server-{id} could not be started again: {}", e.message());
-                    again.insert(id, Instant::now() + 10 * PAUSE);
+                    again.insert(id, Instant::now() + 10 * RESTART_DELAY);
                 }
             }
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     fleet.stop();
 }
 
 impl Sweep<'_> {
-    fn score(&self, ended: &Ended) -> Score {
+    fn score(&self, ended: &TrialEnd) -> Score {
         ended.value.map(|v| self.space.metric.score(v))
     }
 
@@ -375,7 +382,7 @@ impl Sweep<'_> {
         let servers = self.args.to.as_deref().and_then(|to| addresses(Some(to), &[]).ok());
         for trial in 0..self.points.len() {
             for dir in (0..self.rungs.len()).map(|rung| self.dir.join(self.trial_dir(trial, rung))) {
-                if let Err(e) = standing::clear(&dir, servers.as_deref().unwrap_or_default()) {
+                if let Err(e) = existing::clear(&dir, servers.as_deref().unwrap_or_default()) {
                     // The deletion is retried with the trial, and at the sweep's end.
                     eprintln!("warning: what {} has left on its fleet: {}", dir.display(), e.message());
                 }
@@ -438,7 +445,7 @@ impl Sweep<'_> {
             });
             all = lock();
             let told = ended.and_then(|ended| {
-                let ended = Ended { ended_ms: paraft_host::clock::unix_ms(), ..ended };
+                let ended = TrialEnd { ended_ms: paraft_host::clock::unix_ms(), ..ended };
                 all.search.ended(trial, rung, self.score(&ended));
                 all.log.end(&ended)?;
                 self.say(&ended, all.log.ended.len());

@@ -54,7 +54,7 @@ impl Memory {
 
     /// Bytes to keep free for unplanned use: a thirty-second of the limit, from 64 to 256 MiB.
     pub fn reserve(&self) -> u64 {
-        self.tightest().map_or(0, |p| (p.limit / 32).clamp(LEAST_RESERVE, MOST_RESERVE))
+        self.tightest().map_or(0, |p| (p.limit / 32).clamp(MIN_RESERVE, MAX_RESERVE))
     }
 }
 
@@ -63,8 +63,8 @@ pub const ADDRESS_SPACE: &str = "ulimit -v";
 
 const SCARCE: u64 = 2 << 30;
 /// For messages in flight and the allocator's caches: more than a thirty-second of a small limit.
-const LEAST_RESERVE: u64 = 64 << 20;
-const MOST_RESERVE: u64 = 256 << 20;
+const MIN_RESERVE: u64 = 64 << 20;
+const MAX_RESERVE: u64 = 256 << 20;
 
 /// A cgroup without a limit contains `max` (v2) or a number near 2^63 (v1).
 const NO_LIMIT: u64 = 1 << 60;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub const LAUNCHER_LOCK: &str = "launcher.lock";
 
 /// A `run` line is shorter.
-const LONGEST_FIRST_LINE: u64 = 1 << 20;
+const MAX_FIRST_LINE: u64 = 1 << 20;
 
 /// Makes a run's folder where there is none.
 pub fn make_folder(dir: &Path) -> Result<(), RecordError> {
@@ -41,11 +41,11 @@ pub fn join(dir: &Path, run: &Run) -> Result<MetricsWriter, RecordError> {
     let _ = turn.lock();
     let record = dir.join(METRICS_FILE);
     let begins = match first_line(&record)? {
-        First::None => true,
-        First::Run(there) if of_another(&there, run) => true,
-        First::Run(there) if !there.founding.is_empty() => false,
+        FirstLine::None => true,
+        FirstLine::Run(there) if of_another(&there, run) => true,
+        FirstLine::Run(there) if !there.founding.is_empty() => false,
         // A launcher's; or from before foundings were recorded.
-        First::Run(_) | First::Other => run.resumed_step.is_some() && held(dir) == Some(false),
+        FirstLine::Run(_) | FirstLine::Other => run.resumed_step.is_some() && held(dir) == Some(false),
     };
     if !begins || run.founding.is_empty() {
         return MetricsWriter::append(record);
@@ -62,24 +62,24 @@ fn of_another(there: &Run, run: &Run) -> bool {
     !there.founding.is_empty() && there.founding != run.founding
 }
 
-enum First {
+enum FirstLine {
     None,
     Run(Box<Run>),
     Other,
 }
 
-fn first_line(record: &Path) -> Result<First, RecordError> {
+fn first_line(record: &Path) -> Result<FirstLine, RecordError> {
     let file = match File::open(record) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(First::None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(FirstLine::None),
         opened => opened.map_err(RecordError::io(record))?,
     };
     let mut line = Vec::new();
-    let mut start = BufReader::new(file).take(LONGEST_FIRST_LINE);
+    let mut start = BufReader::new(file).take(MAX_FIRST_LINE);
     start.read_until(b'\n', &mut line).map_err(RecordError::io(record))?;
     Ok(match serde_json::from_slice(&line) {
-        _ if line.is_empty() => First::None,
-        Ok(Event::Run(run)) => First::Run(Box::new(run)),
-        _ => First::Other,
+        _ if line.is_empty() => FirstLine::None,
+        Ok(Event::Run(run)) => FirstLine::Run(Box::new(run)),
+        _ => FirstLine::Other,
     })
 }
 

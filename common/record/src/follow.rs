@@ -16,7 +16,7 @@ use std::time::Duration;
 pub const TENSORBOARD_FOLDER: &str = "tensorboard";
 
 /// New lines are looked for so often, and what they give is flushed.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What new points are given to.
 pub type Sink = Box<dyn FnMut(&[Point]) + Send>;
@@ -31,23 +31,23 @@ pub struct Follow {
 impl Follow {
     /// Follows the record in `dir`, which others may follow too. `say` is told once what went wrong with the event files.
     pub fn beside(dir: &Path, say: fn(&RecordError)) -> Self {
-        Self::start(Following::new(dir, None, say))
+        Self::start(FollowState::new(dir, None, say))
     }
 
     /// Follows it before all others, who leave it to this one. The record must be there. All points go to `sink` too.
     pub fn first(dir: &Path, sink: Sink, say: fn(&RecordError)) -> Self {
-        let mut following = Following::new(dir, Some(sink), say);
+        let mut following = FollowState::new(dir, Some(sink), say);
         following.take_turn();
         // On a file system without locks nobody else takes a turn.
         following.has_turn = true;
         Self::start(following)
     }
 
-    fn start(mut following: Following) -> Self {
+    fn start(mut following: FollowState) -> Self {
         let (stop, stopped) = channel();
         let work = move || {
             loop {
-                let goes_on = stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout);
+                let goes_on = stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout);
                 following.look(!goes_on);
                 if !goes_on {
                     return;
@@ -69,7 +69,7 @@ impl Drop for Follow {
     }
 }
 
-struct Following {
+struct FollowState {
     record: PathBuf,
     folder: PathBuf,
     tail: Tail,
@@ -85,7 +85,7 @@ struct Following {
     failed: bool,
 }
 
-impl Following {
+impl FollowState {
     fn new(dir: &Path, sink: Option<Sink>, say: fn(&RecordError)) -> Self {
         let record = dir.join(METRICS_FILE);
         Self {

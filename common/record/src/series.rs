@@ -16,7 +16,7 @@ const WIDTH: f64 = 0.1;
 /// A window is this fraction (1 / `WINDOWS`) of the run so far.
 const WINDOWS: f64 = 300.0;
 /// Seconds that a window waits for a silent worker.
-const SILENT: f64 = 10.0;
+const SILENCE_SECONDS: f64 = 10.0;
 
 /// A point of a curve, emitted once.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub enum Value {
 
 /// The known state of a worker.
 #[derive(Clone, Copy, Debug, Default)]
-struct Of {
+struct WorkerState {
     samples: u64,
     seconds: f64,
     /// Samples and clock at the end of its last window.
@@ -67,7 +67,7 @@ struct Window {
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     incarnations: Incarnations,
-    workers: BTreeMap<WorkerId, Of>,
+    workers: BTreeMap<WorkerId, WorkerState>,
     /// Samples before the checkpoint that the run resumes from.
     first_step: u64,
     /// The times of the start and of the latest line. Clocks of hosts differ, so the latter never
@@ -180,7 +180,7 @@ impl Series {
         let width = WIDTH.max((self.opened - began) / WINDOWS);
         let open = now - self.opened;
         let all = self.workers.iter().all(|(w, of)| !of.trains || self.window.heard.contains(w));
-        open >= width && (all || open >= width + SILENT)
+        open >= width && (all || open >= width + SILENCE_SECONDS)
     }
 
     fn close(&mut self, now: f64, points: &mut Vec<Point>) {

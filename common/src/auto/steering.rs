@@ -60,13 +60,13 @@ pub struct Switch {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steering {
     watch: Watch,
-    window: Option<Begun>,
+    window: Option<OpenWindow>,
     wanted: Option<(Switch, SwitchReason)>,
 }
 
 /// An open window.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct OpenWindow {
     /// The Raft term of the leader that counts.
     term: u64,
     /// The number of the switch since which it counts.
@@ -87,23 +87,23 @@ impl Steering {
         if self.wanted.is_some() {
             return self.wanted;
         }
-        let same = |w: &Begun| (w.term, w.number) == (term, number) && w.from.pulls <= counted.pulls;
+        let same = |w: &OpenWindow| (w.term, w.number) == (term, number) && w.from.pulls <= counted.pulls;
         let begun = match self.window {
             Some(window) if same(&window) => window,
             // The counters restarted at the switch, so all of them belong to the current mode.
-            Some(_) => Begun { term, number, from: Counted::default(), lead: 0, heard: 0 },
+            Some(_) => OpenWindow { term, number, from: Counted::default(), lead: 0, heard: 0 },
             // Another instance may have decided on the counts so far.
-            None => Begun { term, number, from: counted, lead: 0, heard: counted.pulls },
+            None => OpenWindow { term, number, from: counted, lead: 0, heard: counted.pulls },
         };
         // A report may arrive twice.
         let lead = if counted.pulls > begun.heard { counted.lead.max(begun.lead) } else { begun.lead };
-        let begun = Begun { lead, heard: counted.pulls, ..begun };
+        let begun = OpenWindow { lead, heard: counted.pulls, ..begun };
         self.window = Some(begun);
         let pulls = counted.pulls - begun.from.pulls;
         if members == 0 || pulls < u64::from(WINDOW) * u64::from(members) {
             return None;
         }
-        self.window = Some(Begun { from: counted, lead: 0, ..begun });
+        self.window = Some(OpenWindow { from: counted, lead: 0, ..begun });
         let window = between(&begun, &counted, members);
         let Next { mode, loosest, why } = self.watch.decide(&rule, &window, mode, loosest)?;
         self.wanted = Some((Switch { number: number + 1, mode, loosest }, why));
@@ -112,8 +112,8 @@ impl Steering {
 }
 
 /// The window between `begun` and `now`.
-fn between(begun: &Begun, now: &Counted, members: u32) -> Window {
-    let Begun { from, lead, .. } = begun;
+fn between(begun: &OpenWindow, now: &Counted, members: u32) -> Window {
+    let OpenWindow { from, lead, .. } = begun;
     let mean = |sum: f64, n: u64| (n > 0).then(|| sum / n as f64);
     let all = now.lasted.saturating_sub(from.lasted).as_secs_f64() * f64::from(members);
     let waited = now.waited.saturating_sub(from.waited).as_secs_f64();

@@ -438,11 +438,11 @@ const MAX_FINGERPRINT: usize = 4096;
 /// The facts of the fingerprint `of` that `from` lacks, for people. A worker chooses this text, so its
 /// length is bounded.
 pub fn facts_missing(of: &str, from: &str) -> String {
-    const MOST: usize = 8;
-    const CHARS: usize = 120;
+    const MAX_FACTS: usize = 8;
+    const MAX_CHARS: usize = 120;
     let others: Vec<&str> = from.split(", ").collect();
     let facts = of.split(", ").filter(|f| !others.contains(f));
-    let facts: Vec<String> = facts.take(MOST).map(|f| f.chars().take(CHARS).collect()).collect();
+    let facts: Vec<String> = facts.take(MAX_FACTS).map(|f| f.chars().take(MAX_CHARS).collect()).collect();
     facts.join(", ")
 }
 /// Values of the longest bucket: 1 MiB.

@@ -32,9 +32,9 @@ pub const MAX_SPANS: u64 = 1 << 19;
 const QUEUE: usize = 1 << 15;
 /// The writer polls at this interval. A wake-up would cost the recording thread a system call. Older
 /// spans are in the file, so a killed process leaves its trace.
-const PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long the end of a process waits for a hung disk.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -114,16 +114,16 @@ impl Tracing {
 
     pub(crate) fn flush(&self) {
         let (done, wait) = sync_channel(1);
-        let deadline = Instant::now() + FLUSH_PATIENCE;
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
         let mut message = Message::Flush(done);
         while let Err(TrySendError::Full(again)) = self.queue.try_send(message) {
             if Instant::now() >= deadline {
                 return;
             }
             message = again;
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
-        let _ = wait.recv_timeout(FLUSH_PATIENCE);
+        let _ = wait.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
@@ -164,7 +164,7 @@ impl Writer {
                 }
                 Err(TryRecvError::Empty) => {
                     self.flush()?;
-                    thread::sleep(PAUSE);
+                    thread::sleep(POLL_INTERVAL);
                 }
                 Err(TryRecvError::Disconnected) => return self.flush(),
             }

@@ -1,6 +1,6 @@
 //! The actions of the page, which use the same calls as the command line.
 
-use crate::{facts::Facts, here::Here};
+use crate::{facts::Facts, local::LocalControl};
 use paraft_client::{Done, Order};
 use paraft_common::{ModeChoice, ServerId};
 use paraft_fleet::{
@@ -13,9 +13,9 @@ use std::{path::Path, time::Duration};
 
 /// The timeout of an action's reply. After it, the action may still take effect, and the page shows
 /// that.
-const ANSWER: Duration = Duration::from_secs(15);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 /// The delay of a slow link or disk, in milliseconds: per piece of data, or per fsync.
-const SLOW: u64 = 50;
+const SLOW_MS: u64 = 50;
 
 /// An action of the page.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Act {
     /// # Errors
     ///
     /// The reason, for people.
-    pub async fn carry_out(&self, facts: &Facts, here: &Here) -> Result<String, String> {
+    pub async fn carry_out(&self, facts: &Facts, here: &LocalControl) -> Result<String, String> {
         let (act, facts, here) = (self.clone(), facts.clone(), here.clone());
         // On its own thread: an order may wait for an election.
         let carried_out = tokio::task::spawn_blocking(move || {
@@ -92,7 +92,7 @@ impl Act {
         carried_out.await.map_err(|e| e.to_string())?
     }
 
-    async fn done(&self, facts: &Facts, here: &Here) -> Result<String, String> {
+    async fn done(&self, facts: &Facts, here: &LocalControl) -> Result<String, String> {
         match self {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
             Self::Save { job } => save(facts, job).await,
@@ -142,7 +142,7 @@ fn put(points: &Path, server: u32, fault: Fault, undo: bool) -> std::io::Result<
     let mut faults = Faults::read(points)?;
     match undo {
         true => faults.heal(fault, server),
-        false => faults.put(fault, server, SLOW),
+        false => faults.put(fault, server, SLOW_MS),
     }
     faults.write(points)
 }
@@ -152,19 +152,23 @@ async fn end(facts: &Facts, job: &str, delete: bool) -> Result<String, String> {
 }
 
 async fn order(facts: &Facts, order: Order) -> Result<Done, String> {
-    orders::give(&servers(facts), &order, orders::token(), ANSWER).await.map_err(|refused| refused.message)
+    orders::give(&servers(facts), &order, orders::token(), REPLY_TIMEOUT)
+        .await
+        .map_err(|refused| refused.message)
 }
 
 async fn save(facts: &Facts, job: &str) -> Result<String, String> {
-    let worker = orders::save(&servers(facts), job, ANSWER).await.map_err(|refused| refused.message)?;
+    let worker =
+        orders::save(&servers(facts), job, REPLY_TIMEOUT).await.map_err(|refused| refused.message)?;
     Ok(format!("w{worker} saves a checkpoint of {job}"))
 }
 
 async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> {
     let choice: ModeChoice =
         mode.parse().map_err(|e: paraft_common::auto::ParseChoiceError| e.to_string())?;
-    let now =
-        orders::switch(&servers(facts), job, choice, ANSWER).await.map_err(|refused| refused.message)?;
+    let now = orders::switch(&servers(facts), job, choice, REPLY_TIMEOUT)
+        .await
+        .map_err(|refused| refused.message)?;
     Ok(format!("{job} goes on in {} (switch {})", now.mode, now.number))
 }
 

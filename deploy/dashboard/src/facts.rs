@@ -12,7 +12,7 @@ use std::{
 };
 
 /// A server that does not answer in this time counts as stopped or gone.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// A snapshot of the fleet. Times are Unix milliseconds by this host's clock.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -236,14 +236,15 @@ pub struct Wait {
 /// Queries the servers at `known` and the servers that they name. Afterwards `known` holds the
 /// addresses of the whole fleet. `None` if no server answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
-    let describe = |address: String| async move { paraft_client::describe(&address, PATIENCE).await.ok() };
+    let describe =
+        |address: String| async move { paraft_client::describe(&address, REPLY_TIMEOUT).await.ok() };
     // The query of all servers is concurrent, because a hung server must not delay the others. Counters
     // carry the time of their own reply. A refused connection shows a dead server before the control
     // group detects it.
     let status = |address: String| async move {
         let began = Instant::now();
-        let reply = paraft_client::status(&address, false, PATIENCE).await.ok();
-        let gone = reply.is_none() && began.elapsed() < PATIENCE / 2;
+        let reply = paraft_client::status(&address, false, REPLY_TIMEOUT).await.ok();
+        let gone = reply.is_none() && began.elapsed() < REPLY_TIMEOUT / 2;
         (address, unix_ms(), reply, gone)
     };
     let both =
@@ -284,7 +285,7 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
 /// The last log lines of a worker. The worker sends them to the leader of shard 0, which must be at
 /// `address`.
 pub async fn logged(address: &str, job: u32, worker: u32) -> Result<Vec<String>, String> {
-    let reply = paraft_client::status_with_logs(address, PATIENCE).await?;
+    let reply = paraft_client::status_with_logs(address, REPLY_TIMEOUT).await?;
     let shard = reply.shards.into_iter().find(|s| (s.job, s.shard) == (job, 0));
     let member = shard.and_then(|s| s.members.into_iter().find(|m| m.worker == worker));
     Ok(member.ok_or_else(|| format!("job {job} has no worker {worker} at present"))?.said)

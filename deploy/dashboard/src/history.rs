@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Maximal points of a job. Beyond it, the point that is closest to its neighbours relative to its age
 /// is removed.
-const POINTS: usize = 1200;
+const MAX_POINTS: usize = 1200;
 /// Jobs whose curves are kept: the latest ones.
-const JOBS: usize = 100;
+const MAX_JOBS: usize = 100;
 /// Maximal number of events.
-const EVENTS: usize = 500;
+const MAX_EVENTS: usize = 500;
 /// Maximal evaluations of a job.
-const EVALUATIONS: usize = 1000;
+const MAX_EVALUATIONS: usize = 1000;
 /// After this many milliseconds without an observation, the job's progress in between is unknown.
-const UNSEEN: u64 = 15_000;
+const UNSEEN_AFTER_MS: u64 = 15_000;
 
 /// One point of a job's curves. Rates are since the previous point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,7 +44,7 @@ pub struct Point {
 
 /// An evaluation, with the time of its first observation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scored {
+pub struct EvaluationPoint {
     /// Unix milliseconds.
     pub at: u64,
     /// Steps of the fastest worker.
@@ -56,7 +56,7 @@ pub struct Scored {
 
 /// An event of the fleet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Happened {
+pub struct FleetEvent {
     /// The number of the event.
     pub number: u64,
     /// Unix milliseconds.
@@ -76,7 +76,7 @@ pub struct Curves {
     /// The oldest first.
     pub points: VecDeque<Point>,
     /// The oldest first.
-    pub evaluations: VecDeque<Scored>,
+    pub evaluations: VecDeque<EvaluationPoint>,
     /// Time of the last observation of the job; 0: never.
     #[serde(skip)]
     seen: u64,
@@ -94,21 +94,21 @@ pub struct History {
     /// By job number.
     pub curves: BTreeMap<u32, Curves>,
     /// The oldest first.
-    pub events: VecDeque<Happened>,
+    pub events: VecDeque<FleetEvent>,
     number: u64,
     /// Actions on this page since the last poll.
-    unsaid: Vec<Happened>,
+    unsaid: Vec<FleetEvent>,
 }
 
 /// The changes since the previous poll.
 #[derive(Debug, Default, Serialize)]
-pub struct News {
+pub struct Changes {
     /// By job number.
     pub points: BTreeMap<u32, Point>,
     /// By job number.
-    pub evaluations: BTreeMap<u32, Scored>,
+    pub evaluations: BTreeMap<u32, EvaluationPoint>,
     /// In their order.
-    pub events: Vec<Happened>,
+    pub events: Vec<FleetEvent>,
 }
 
 impl History {
@@ -129,7 +129,7 @@ impl History {
     }
 
     /// Records a new snapshot of the fleet.
-    pub fn see(&mut self, mut facts: Facts) -> News {
+    pub fn see(&mut self, mut facts: Facts) -> Changes {
         // Without a leader of the control group, the last known servers count as members.
         if facts.leader.is_some() {
             self.told = (facts.servers.clone(), facts.shards.clone());
@@ -146,7 +146,7 @@ impl History {
             jobs.iter_mut().for_each(|job| job.stale |= is_lost(job.id));
         }
         self.remember(&mut facts);
-        let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
+        let mut news = Changes { events: std::mem::take(&mut self.unsaid), ..Changes::default() };
         let first = self.last.at == 0;
         let before = std::mem::replace(&mut self.last, facts);
         let now = self.last.clone();
@@ -163,12 +163,12 @@ impl History {
             let known = curves.evaluations.back().map(|e| e.evaluated.epoch);
             let step = fastest(job);
             if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e.epoch)) {
-                let scored = Scored { at: now.at, step, evaluated: evaluated.clone() };
-                push(&mut curves.evaluations, EVALUATIONS, scored.clone());
+                let scored = EvaluationPoint { at: now.at, step, evaluated: evaluated.clone() };
+                push(&mut curves.evaluations, MAX_EVALUATIONS, scored.clone());
                 news.evaluations.insert(job.id, scored);
             }
             if !job.stale {
-                curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN;
+                curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN_AFTER_MS;
                 curves.seen = now.at;
             }
             // A job that has ended gets no more points.
@@ -180,13 +180,13 @@ impl History {
                 }
                 point.apart = std::mem::take(&mut curves.apart);
                 curves.points.push_back(point.clone());
-                if curves.points.len() > POINTS {
+                if curves.points.len() > MAX_POINTS {
                     thin(&mut curves.points);
                 }
                 news.points.insert(job.id, point);
             }
         }
-        while self.curves.len() > JOBS {
+        while self.curves.len() > MAX_JOBS {
             // Running jobs are kept, whatever their number.
             let trains = |id: &u32| now.jobs.iter().any(|j| j.id == *id && j.state == "running");
             let ended = self.curves.keys().find(|id| !trains(id)).or_else(|| self.curves.keys().next());
@@ -201,17 +201,17 @@ impl History {
         self.unsaid.push(happened);
     }
 
-    fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> Happened {
+    fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> FleetEvent {
         self.number += 1;
         let at = if kind == "action" { paraft_host::clock::unix_ms() } else { self.last.at };
-        let happened = Happened { number: self.number, at, kind, job, what };
+        let happened = FleetEvent { number: self.number, at, kind, job, what };
         // Evaluations are frequent and are kept with the curves, so rarer events outlast them here.
-        if self.events.len() == EVENTS
+        if self.events.len() == MAX_EVENTS
             && let Some(evaluation) = self.events.iter().position(|e| e.kind == "evaluation")
         {
             self.events.remove(evaluation);
         }
-        push(&mut self.events, EVENTS, happened.clone());
+        push(&mut self.events, MAX_EVENTS, happened.clone());
         happened
     }
 
@@ -285,9 +285,9 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     }
 }
 
-type Said = Vec<(&'static str, Option<u32>, String)>;
+type Messages = Vec<(&'static str, Option<u32>, String)>;
 
-fn servers(before: &Facts, now: &Facts, said: &mut Said) {
+fn servers(before: &Facts, now: &Facts, said: &mut Messages) {
     for s in &now.servers {
         match before.servers.iter().find(|o| o.id == s.id) {
             None => said.push(("server", None, format!("s{} has joined, at {}", s.id, s.address))),
@@ -312,9 +312,9 @@ fn servers(before: &Facts, now: &Facts, said: &mut Said) {
 }
 
 /// Up to this many shards with the same change get their own events.
-const EACH: usize = 4;
+const MAX_SEPARATE_EVENTS: usize = 4;
 
-fn shards(before: &Facts, now: &Facts, said: &mut Said) {
+fn shards(before: &Facts, now: &Facts, said: &mut Messages) {
     let old: BTreeMap<_, _> = before.shards.iter().map(|o| ((o.job, o.shard), o)).collect();
     // A failed server has dozens of shards: shards with the same change share one event.
     let mut led: BTreeMap<(u32, Option<u64>), Vec<&Shard>> = BTreeMap::new();
@@ -334,7 +334,7 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
         let job_name = name(now, job);
         let mut say = |what: String| said.push(("election", Some(job), what));
         match leader {
-            _ if all.len() <= EACH => all.iter().for_each(|s| {
+            _ if all.len() <= MAX_SEPARATE_EVENTS => all.iter().for_each(|s| {
                 say(match leader {
                     Some(leader) => {
                         format!("s{leader} leads shard {} of {job_name}, in term {}", s.shard, s.term)
@@ -351,7 +351,7 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
     for ((job, state, was), all) in states {
         let job_name = name(now, job);
         let mut say = |what: String| said.push(("repair", Some(job), what));
-        if all.len() > EACH {
+        if all.len() > MAX_SEPARATE_EVENTS {
             say(format!("{} shards of {job_name} are {state}, and were {was}: {}", all.len(), list(&all)));
             continue;
         }
@@ -370,7 +370,7 @@ fn name(facts: &Facts, job: u32) -> String {
     }
 }
 
-fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
+fn jobs(before: &Facts, now: &Facts, said: &mut Messages) {
     for j in &now.jobs {
         let (id, name) = (Some(j.id), name(now, j.id));
         let Some(o) = before.jobs.iter().find(|o| o.id == j.id) else {
@@ -509,8 +509,9 @@ mod tests {
         said(many(4000, 2, Some(1), "serving", 0));
         let two = ["s0 leads shard 0 of t, in term 1", "s0 leads shard 1 of t, in term 1"];
         assert_eq!(said(many(5000, 2, Some(0), "serving", 0)), two);
-        (1..2 * EVENTS as u64).for_each(|epoch| _ = said(many(5000 + epoch, 2, Some(0), "serving", epoch)));
-        assert_eq!(history.events.len(), EVENTS);
+        (1..2 * MAX_EVENTS as u64)
+            .for_each(|epoch| _ = said(many(5000 + epoch, 2, Some(0), "serving", epoch)));
+        assert_eq!(history.events.len(), MAX_EVENTS);
         let rare = history.events.iter().filter(|e| e.kind == "election").count();
         assert_eq!(rare, 4, "{:?}", history.events.iter().take(9).collect::<Vec<_>>());
     }
@@ -534,18 +535,18 @@ mod tests {
         assert_eq!(see(80_000, false), Some((true, false)));
         assert_eq!(see(81_000, false), Some((false, true)));
         // The first point stays while others are removed.
-        (82..20 * POINTS as u64).for_each(|at| _ = see(at * 1000, false));
+        (82..20 * MAX_POINTS as u64).for_each(|at| _ = see(at * 1000, false));
         assert!(history.curves[&0].points.iter().any(|p| p.apart));
     }
 
     #[test]
     fn of_a_long_training_the_older_points_are_further_apart() {
         let mut history = History::default();
-        for at in 1..5 * POINTS as u64 {
+        for at in 1..5 * MAX_POINTS as u64 {
             history.see(facts(at * 1000, 0, "up", [at, at], at));
         }
         let at: Vec<u64> = history.curves[&0].points.iter().map(|p| p.at).collect();
-        assert!(at.len() <= POINTS && at.is_sorted());
+        assert!(at.len() <= MAX_POINTS && at.is_sorted());
         let (first, last) = (at[1] - at[0], at[at.len() - 1] - at[at.len() - 2]);
         assert!(first > last && at[0] < 60_000, "{first} {last} {}", at[0]);
     }

@@ -7,7 +7,7 @@
 //!
 //! - [`facts`]: what the fleet is at a moment.
 //! - [`history`]: what has been seen so far, bounded.
-//! - [`here`]: what is reached by the files of the page's host: fault points, and the launcher of workers.
+//! - [`local`]: what is reached by the files of the page's host: fault points, and the launcher of workers.
 //! - [`runs`]: runs that have ended, from their records.
 //! - [`act`]: what a person does there, by the command line's calls.
 //! - `own`: a page that a command serves itself. `serve`: HTTP. The page's files are in `page/`, charts and colours those of the report (`paraft-record`).
@@ -17,12 +17,12 @@
 
 pub mod act;
 pub mod facts;
-pub mod here;
 pub mod history;
-mod own;
+pub mod local;
+mod page;
 pub mod runs;
 mod serve;
 
-pub use here::Here;
-pub use own::Page;
+pub use local::LocalControl;
+pub use page::Page;
 pub use serve::{Options, Source, TOKEN, Token, serve};

@@ -10,9 +10,9 @@ use std::{
 };
 
 /// The maximal number of runs: the latest ones.
-const RUNS: usize = 100;
+const MAX_RUNS: usize = 100;
 /// A longer record is not read, to spare a training on this host.
-const BYTES: u64 = 64 << 20;
+const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,14 +27,14 @@ pub struct Run {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Curves {
     /// The oldest first.
-    pub points: Vec<Trained>,
+    pub points: Vec<TrainingPoint>,
     /// The oldest first.
-    pub evaluations: Vec<Scored>,
+    pub evaluations: Vec<EvaluationPoint>,
 }
 
 /// A training window over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Trained {
+pub struct TrainingPoint {
     /// The end of the window.
     pub at: u64,
     /// Mean training loss.
@@ -45,7 +45,7 @@ pub struct Trained {
 
 /// An evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Scored {
+pub struct EvaluationPoint {
     /// The time.
     pub at: u64,
     /// Held-out loss.
@@ -67,7 +67,7 @@ pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     };
     let mut runs: Vec<Run> = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(of).collect();
     runs.sort_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
-    runs.truncate(RUNS);
+    runs.truncate(MAX_RUNS);
     runs
 }
 
@@ -83,7 +83,7 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     let dir = folder.join(name);
     let record = dir.join(METRICS_FILE);
     let bytes = fs::metadata(&record).map_err(|e| format!("{name}: {e}"))?.len();
-    if bytes > BYTES {
+    if bytes > MAX_RECORD_BYTES {
         return Err(format!(
             "the record of {name} has {bytes} bytes, more than a server reads while it serves"
         ));
@@ -103,8 +103,8 @@ fn of(points: &[Point]) -> Curves {
     for Point { tag, value, wall, .. } in points {
         let Value::Number(value) = value else { continue };
         let (at, value) = ((wall * 1e3) as u64, Some(*value).filter(|v| v.is_finite()));
-        let t = || Trained { at, ..Trained::default() };
-        let s = || Scored { at, ..Scored::default() };
+        let t = || TrainingPoint { at, ..TrainingPoint::default() };
+        let s = || EvaluationPoint { at, ..EvaluationPoint::default() };
         match *tag {
             "train/loss" => trained.entry(at).or_insert_with(t).loss = value,
             "perf/samples_per_s" => trained.entry(at).or_insert_with(t).samples = value,
@@ -138,9 +138,12 @@ mod tests {
             point("eval/accuracy", 2.0, 0.875),
         ];
         let curves = of(&all);
-        let trained = |at, loss, samples| Trained { at, loss, samples };
+        let trained = |at, loss, samples| TrainingPoint { at, loss, samples };
         assert_eq!(curves.points, [trained(1000, Some(0.5), Some(100.0)), trained(2000, None, None)]);
-        assert_eq!(curves.evaluations, [Scored { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]);
+        assert_eq!(
+            curves.evaluations,
+            [EvaluationPoint { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]
+        );
     }
 
     #[test]

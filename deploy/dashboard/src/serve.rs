@@ -1,7 +1,7 @@
 //! The HTTP server of the page. It works under any path, so a proxy may add a prefix: all links are
 //! relative.
 
-use crate::{act::Act, facts, facts::Facts, here::Here, history::History, runs};
+use crate::{act::Act, facts, facts::Facts, history::History, local::LocalControl, runs};
 use axum::{
     Router,
     body::Bytes,
@@ -42,27 +42,27 @@ use tokio::{
 pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 
 /// The poll interval while a page is open, and while no page is open.
-const SOON: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// A browser must read some of its data within this time.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const SELDOM: Duration = Duration::from_secs(5);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of keep-alive messages.
-const ALIVE: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// After this many unanswered polls, the fleet counts as gone.
-const UNHEARD: u32 = 2;
+const MAX_MISSED_POLLS: u32 = 2;
 /// Updates that a page may lag; beyond that it receives the full state again.
-const BEHIND: usize = 16;
+const MAX_LAG: usize = 16;
 /// The maximal number of pages, and of connections.
-const PAGES: usize = 64;
-const CONNECTIONS: usize = 256;
+const MAX_PAGES: usize = 64;
+const MAX_CONNECTIONS: usize = 256;
 /// Connections that may be open without the token: a new one closes the oldest.
-const STRANGERS: usize = 128;
+const MAX_STRANGERS: usize = 128;
 /// Characters of a generated token.
-const LENGTH: usize = 32;
+const TOKEN_LENGTH: usize = 32;
 /// Maximal bytes of a request's body.
-const ASKED: usize = 4096;
+const MAX_BODY_BYTES: usize = 4096;
 /// At most this many refusals are logged in this time.
-const LOGGED: (u32, Duration) = (10, Duration::from_secs(10));
+const REFUSAL_LOG_LIMIT: (u32, Duration) = (10, Duration::from_secs(10));
 
 /// A client with this token may view and control the fleet.
 #[derive(Clone, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Token {
     ///
     /// The system has no random numbers.
     pub fn draw() -> io::Result<Self> {
-        let mut bytes = [0u8; LENGTH / 2];
+        let mut bytes = [0u8; TOKEN_LENGTH / 2];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
     }
@@ -140,12 +140,12 @@ pub struct Options {
     /// The trials of a sweep on the fleet, as `paraft_record::sweep::data` returns them.
     pub sweep: Option<watch::Receiver<serde_json::Value>>,
     /// What this host controls of the fleet.
-    pub here: Here,
+    pub here: LocalControl,
 }
 
 struct Shared {
     sweep: Option<watch::Receiver<serde_json::Value>>,
-    here: Here,
+    here: LocalControl,
     /// One record is read at a time, because a training on this host needs the cores.
     reads: Arc<Semaphore>,
     token: Token,
@@ -181,7 +181,7 @@ pub async fn serve(
         token: options.token,
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
-        news: broadcast::channel(BEHIND).0,
+        news: broadcast::channel(MAX_LAG).0,
         listed,
         wakes: Notify::new(),
     });
@@ -189,10 +189,13 @@ pub async fn serve(
         Source::Servers(_) => tokio::spawn(look(shared.clone())),
         Source::Facts(told) => tokio::spawn(hear(told, shared.clone())),
     };
-    let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
+    let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).with_state(shared);
     let app = app.into_make_service_with_connect_info::<From>();
-    let listener =
-        Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)), strangers: VecDeque::new() };
+    let listener = BoundedListener {
+        listener,
+        room: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        strangers: VecDeque::new(),
+    };
     let served = axum::serve(listener, app).with_graceful_shutdown(shutdown).await;
     looks.abort();
     served
@@ -206,33 +209,33 @@ struct From {
     is_known: Arc<AtomicBool>,
 }
 
-impl Connected<IncomingStream<'_, Bounded>> for From {
-    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+impl Connected<IncomingStream<'_, BoundedListener>> for From {
+    fn connect_info(stream: IncomingStream<'_, BoundedListener>) -> Self {
         Self { address: *stream.remote_addr(), is_known: stream.io().is_known.clone() }
     }
 }
 
 /// A listener with a bounded number of connections; further clients wait. The bound protects the file
 /// descriptors of the training.
-struct Bounded {
+struct BoundedListener {
     listener: TcpListener,
     room: Arc<Semaphore>,
     /// Connections without the token, the oldest first, each with a sender that closes it when dropped.
     strangers: VecDeque<(Arc<AtomicBool>, oneshot::Sender<Infallible>)>,
 }
 
-impl Listener for Bounded {
-    type Io = Held;
+impl Listener for BoundedListener {
+    type Io = BoundedStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Held, SocketAddr) {
+    async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
         let (stream, from) = Listener::accept(&mut self.listener).await;
         self.strangers.retain(|(is_known, closes)| !is_known.load(Relaxed) && !closes.is_closed());
-        self.strangers.drain(..self.strangers.len().saturating_sub(STRANGERS - 1));
+        self.strangers.drain(..self.strangers.len().saturating_sub(MAX_STRANGERS - 1));
         let room = self.room.clone().acquire_owned().await.ok();
         let (is_known, (closes, closed)) = (Arc::new(AtomicBool::new(false)), oneshot::channel());
         self.strangers.push_back((is_known.clone(), closes));
-        (Held { stream, is_known, closed, stalls: None, _room: room }, from)
+        (BoundedStream { stream, is_known, closed, stalls: None, _room: room }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -241,7 +244,7 @@ impl Listener for Bounded {
 }
 
 /// A connection, with its permit.
-struct Held {
+struct BoundedStream {
     stream: TcpStream,
     is_known: Arc<AtomicBool>,
     closed: oneshot::Receiver<Infallible>,
@@ -250,7 +253,7 @@ struct Held {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for BoundedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -264,7 +267,7 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for BoundedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         if written.is_ready() {
@@ -306,14 +309,15 @@ async fn look(shared: Arc<Shared>) {
                 let mut facts = last.of_nobody();
                 shared.here.add(&mut facts);
                 unheard += 1;
-                if facts.faults != faults || unheard == UNHEARD {
+                if facts.faults != faults || unheard == MAX_MISSED_POLLS {
                     shared.sees(facts);
                 }
             }
         }
-        let doubts = (1..UNHEARD).contains(&unheard);
-        let pause = if doubts || shared.news.receiver_count() > 0 { SOON } else { SELDOM };
-        tokio::time::sleep(SOON / 5).await;
+        let doubts = (1..MAX_MISSED_POLLS).contains(&unheard);
+        let pause =
+            if doubts || shared.news.receiver_count() > 0 { POLL_INTERVAL } else { IDLE_POLL_INTERVAL };
+        tokio::time::sleep(POLL_INTERVAL / 5).await;
         tokio::select! {
             () = tokio::time::sleep(pause.saturating_sub(began.elapsed())) => {}
             () = shared.wakes.notified() => {}
@@ -425,11 +429,11 @@ impl Shared {
         };
         let from = from.address;
         let mut logged = self.logged.lock();
-        if logged.1.elapsed() >= LOGGED.1 {
+        if logged.1.elapsed() >= REFUSAL_LOG_LIMIT.1 {
             *logged = (0, Instant::now());
         }
         logged.0 += 1;
-        if logged.0 <= LOGGED.0 {
+        if logged.0 <= REFUSAL_LOG_LIMIT.0 {
             tracing::warn!(%from, what, "refused on the dashboard: {why}");
         }
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
@@ -444,14 +448,15 @@ impl Shared {
     /// The current state of the fleet: without open pages, the last poll may be seconds old.
     async fn now(&self) -> Facts {
         let last = self.history.lock().last().clone();
-        let is_new = paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * SOON.as_millis() as u64;
+        let is_new =
+            paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * POLL_INTERVAL.as_millis() as u64;
         if self.listed.is_empty() || is_new {
             return last;
         }
         let mut known = last.servers.iter().map(|s| s.address.clone()).collect();
         self.add_listed(&mut known);
         // The first query retries servers that answer slowly.
-        let until = Instant::now() + SELDOM;
+        let until = Instant::now() + IDLE_POLL_INTERVAL;
         loop {
             let now = facts::ask(&mut known).await;
             let knows_nothing = last.servers.is_empty() && Instant::now() < until;
@@ -462,7 +467,7 @@ impl Shared {
                 }
                 // Without a leader of the control group, the last snapshot is the best known.
                 Some(_) | None if !knows_nothing => return last,
-                Some(_) | None => tokio::time::sleep(SOON / 5).await,
+                Some(_) | None => tokio::time::sleep(POLL_INTERVAL / 5).await,
             }
         }
     }
@@ -477,12 +482,12 @@ impl Shared {
 }
 
 fn live(shared: &Arc<Shared>) -> Response {
-    if shared.news.receiver_count() >= PAGES {
-        let why = format!("{PAGES} pages look at this server: close one, or look at another server");
+    if shared.news.receiver_count() >= MAX_PAGES {
+        let why = format!("{MAX_PAGES} pages look at this server: close one, or look at another server");
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     // A page that receives nothing for some seconds knows that this server hangs.
-    Sse::new(told(shared.clone())).keep_alive(KeepAlive::new().interval(ALIVE)).into_response()
+    Sse::new(told(shared.clone())).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
 }
 
 fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {

@@ -3,8 +3,8 @@
 
 use crate::{
     Role,
+    error::{EngineError, Kind},
     fleet::Fleet,
-    wrong::{Kind, Wrong},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -55,7 +55,7 @@ pub struct Member {
 
 /// The last output of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ProcessOutput {
     /// Its name: `server-1`.
     pub name: String,
     /// Its lines.
@@ -67,47 +67,48 @@ pub trait Engine {
     /// The name in `--on`.
     fn name(&self) -> &'static str;
     /// The files to submit. Pure.
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong>;
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError>;
     /// Submits the files, which are in the run's folder.
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong>;
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError>;
     /// The processes and their states.
-    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong>;
+    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, EngineError>;
     /// Ends all processes.
-    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong>;
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), EngineError>;
     /// The last `lines` lines of each process, by role and number.
-    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong>;
+    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError>;
     /// Whether [`Engine::scale`] is supported.
     fn scales(&self) -> bool {
         true
     }
     /// Sets the number of workers.
-    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong>;
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, EngineError>;
 }
 
 /// Runs a user's command and returns its output.
-pub(crate) fn run(program: &str, args: &[&str]) -> Result<String, Wrong> {
+pub(crate) fn run(program: &str, args: &[&str]) -> Result<String, EngineError> {
     told(program, args, "")
 }
 
 /// Runs a user's command with this input and returns its output.
-pub(crate) fn told(program: &str, args: &[&str], input: &str) -> Result<String, Wrong> {
+pub(crate) fn told(program: &str, args: &[&str], input: &str) -> Result<String, EngineError> {
     let out = output(program, args, input).map_err(|e| {
-        Wrong::new(Kind::Unavailable, format!("`{program}` does not start: {e}"))
+        EngineError::new(Kind::Unavailable, format!("`{program}` does not start: {e}"))
             .help(format!("run this where `{program}` works, for example on a login node"))
     })?;
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
     match out.status.success() {
         true => Ok(said(&out.stdout)),
-        false => {
-            Err(Wrong::new(Kind::Refused, format!("{program} {}: {}", args.join(" "), said(&out.stderr))))
-        }
+        false => Err(EngineError::new(
+            Kind::Refused,
+            format!("{program} {}: {}", args.join(" "), said(&out.stderr)),
+        )),
     }
 }
 
 /// Runs a user's command and returns its output on both streams.
-pub(crate) fn all_said(program: &str, args: &[&str]) -> Result<String, Wrong> {
+pub(crate) fn all_said(program: &str, args: &[&str]) -> Result<String, EngineError> {
     let out = output(program, args, "")
-        .map_err(|e| Wrong::new(Kind::Unavailable, format!("`{program}` does not start: {e}")))?;
+        .map_err(|e| EngineError::new(Kind::Unavailable, format!("`{program}` does not start: {e}")))?;
     Ok(String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).trim_end().to_string())
 }
 
@@ -124,13 +125,14 @@ fn output(program: &str, args: &[&str], input: &str) -> std::io::Result<Output> 
 }
 
 /// The output of processes, for engines that redirect it to `ROLE-N.said` in the run's folder.
-pub(crate) fn said_in(dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
-    let files = fs::read_dir(dir).map_err(|e| Wrong::new(Kind::Io, format!("{}: {e}", dir.display())))?;
+pub(crate) fn said_in(dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
+    let files =
+        fs::read_dir(dir).map_err(|e| EngineError::new(Kind::Io, format!("{}: {e}", dir.display())))?;
     let one = |path: &Path| {
         let name = path.file_name()?.to_str()?.strip_suffix(".said")?;
         let text = fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
         let is_one = name.starts_with("server-") || name.starts_with("worker-");
-        is_one.then(|| Said { name: name.into(), text: tail(&text, lines) })
+        is_one.then(|| ProcessOutput { name: name.into(), text: tail(&text, lines) })
     };
     let mut all: Vec<_> = files.flatten().filter_map(|e| one(&e.path())).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));

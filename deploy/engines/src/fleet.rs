@@ -1,7 +1,7 @@
 //! The description of a fleet for any engine: how many servers and workers, what each needs, and the
 //! folder.
 
-use crate::{Role, certs::Certs, wrong::Wrong};
+use crate::{Role, certs::Certs, error::EngineError};
 use std::path::{Path, PathBuf};
 
 /// A fleet and its job.
@@ -110,12 +110,12 @@ impl Fleet {
     /// # Errors
     ///
     /// The value.
-    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), Wrong> {
+    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), EngineError> {
         let memory = [&self.servers.memory, &self.workers.memory];
         let own = memory.into_iter().chain([&self.time, &self.image, &self.disk]).flatten();
         match more.into_iter().chain(own.map(String::as_str)).find(|v| v.contains(char::is_control)) {
             None => Ok(()),
-            Some(value) => Err(Wrong::usage(format!(
+            Some(value) => Err(EngineError::usage(format!(
                 "`{}` has a line break, or another control character",
                 value.escape_debug()
             ))

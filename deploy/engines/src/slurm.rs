@@ -8,9 +8,9 @@
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, run, said_in},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, said_in},
+    error::{EngineError, Kind},
     fleet::{Files, Fleet, Part, inside, quoted},
-    wrong::{Kind, Wrong},
 };
 use std::{
     path::Path,
@@ -21,11 +21,11 @@ use std::{
 pub struct Slurm;
 
 /// `squeue`'s state of an element that is ending.
-const ENDING: &str = "COMPLETING";
+const ENDING_STATE: &str = "COMPLETING";
 
 /// How long to wait for ending elements before a change of the workers' number fails. By default Slurm
 /// kills an ending element after 30 s.
-const SETTLES: Duration = Duration::from_secs(45);
+const END_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The name of a role's script, in the run's folder.
 fn script(role: Role) -> String {
@@ -37,11 +37,11 @@ impl Engine for Slurm {
         "slurm"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         let dir = fleet.run_dir.to_string_lossy();
         // In file names a backslash disables Slurm's own symbols.
         if dir.contains('\\') {
-            return Err(Wrong::usage(format!("`{dir}`: Slurm takes no such path"))
+            return Err(EngineError::usage(format!("`{dir}`: Slurm takes no such path"))
                 .help("choose a --run-dir without backslashes"));
         }
         let one = |role| {
@@ -52,7 +52,7 @@ impl Engine for Slurm {
         fleet.roles().map(one).collect()
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let mut handle = Handle { engine: self.name().into(), ..Handle::default() };
         for role in fleet.roles() {
             match submitted(&fleet.run_dir.join(script(role)), &[]) {
@@ -67,7 +67,7 @@ impl Engine for Slurm {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
         let mut members = Vec::new();
         for (role, id) in &handle.parts {
             let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
@@ -81,16 +81,16 @@ impl Engine for Slurm {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), EngineError> {
         let ids: Vec<&str> = handle.parts.iter().map(|(_, id)| &**id).collect();
         if ids.is_empty() { Ok(()) } else { run("scancel", &ids).map(drop) }
     }
 
-    fn logs(&self, _: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, _: &Handle, dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         said_in(dir, lines)
     }
 
-    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, EngineError> {
         let mut handle = handle.clone();
         let next = self.settled(&handle, dir)?.iter().filter_map(|m| m.index).max().map_or(0, |n| n + 1);
         if workers > next {
@@ -112,16 +112,16 @@ impl Engine for Slurm {
 impl Slurm {
     /// Its workers, once none of them is ending: Slurm does not tell then whether the element is
     /// requeued.
-    fn settled(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
-        let until = Instant::now() + SETTLES;
+    fn settled(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, EngineError> {
+        let until = Instant::now() + END_TIMEOUT;
         loop {
             let mut workers = self.members(handle, dir)?;
             workers.retain(|m| m.role == Role::Worker);
-            let Some(ending) = workers.iter().find(|m| m.state == ENDING) else { return Ok(workers) };
+            let Some(ending) = workers.iter().find(|m| m.state == ENDING_STATE) else { return Ok(workers) };
             if Instant::now() >= until {
                 let which = ending.index.map_or_else(String::new, |n| format!(" {n}"));
                 let why = format!("Slurm is still ending worker{which} on {}", ending.node);
-                return Err(Wrong::new(Kind::Unavailable, why)
+                return Err(EngineError::new(Kind::Unavailable, why)
                     .help("wait until `squeue` shows it no more, then ask again"));
             }
             std::thread::sleep(Duration::from_millis(500));
@@ -129,7 +129,7 @@ impl Slurm {
     }
 }
 
-fn submitted(file: &Path, more: &[&str]) -> Result<String, Wrong> {
+fn submitted(file: &Path, more: &[&str]) -> Result<String, EngineError> {
     let file = file.to_string_lossy();
     let args: Vec<&str> = ["--parsable"].iter().chain(more).copied().chain([&*file]).collect();
     let said = run("sbatch", &args)?;

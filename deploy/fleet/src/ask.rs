@@ -46,16 +46,16 @@ pub fn led<'a>(replies: impl IntoIterator<Item = &'a StatusReply>) -> BTreeMap<(
 }
 
 /// A slower reply means that the server is stopped.
-const ASK: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longer than an election in a healthy fleet.
-const ELECTION: Duration = Duration::from_secs(2);
+const ELECTION_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) type Answers = Vec<(String, Result<DescribeReply, String>)>;
 
 /// Queries these servers for the control group's state, then those that they name, until `enough`.
 async fn control_of(servers: &[String], enough: impl Fn(&DescribeReply) -> bool) -> Answers {
     let ask = async |a: String| {
-        let reply = paraft_client::describe(&a, ASK).await;
+        let reply = paraft_client::describe(&a, REPLY_TIMEOUT).await;
         (a, reply)
     };
     let mut asked: BTreeSet<String> = servers.iter().cloned().collect();
@@ -127,7 +127,7 @@ pub struct NoMajority {
 /// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
 /// while. One that is being elected is waited for.
 pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
-    let deadline = Instant::now() + ELECTION;
+    let deadline = Instant::now() + ELECTION_TIME;
     loop {
         let answers = block_on(everyone(servers)).unwrap_or_default();
         match leads(&answers) {

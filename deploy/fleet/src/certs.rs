@@ -22,7 +22,7 @@ use std::{
 /// The folder of certificates, in a fleet's folder.
 pub const FOLDER: &str = "certs";
 /// Their validity: as long as a run may last.
-const LASTING: Duration = Duration::from_secs(366 * 24 * 3600);
+const VALIDITY: Duration = Duration::from_secs(366 * 24 * 3600);
 
 static AUTHORITY: Mutex<Option<Authority>> = Mutex::new(None);
 
@@ -137,7 +137,7 @@ pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
 /// Issues a certificate for each kind of process; returns the administrator's.
 fn make(authority: &Authority, certs: &Path, job: &str) -> Result<Issued, Failure> {
     let issue = |shows: As, role: Role| {
-        let issued = authority.issue(shows.name(), &[role], LASTING).map_err(not_made)?;
+        let issued = authority.issue(shows.name(), &[role], VALIDITY).map_err(not_made)?;
         issued.save(&certs.join(shows.name())).map_err(not_made)?;
         Ok(issued)
     };

@@ -1,6 +1,6 @@
 //! How a command ends: an exit code, and for errors one message with its remedy.
 
-use paraft_engines::{Kind, Wrong};
+use paraft_engines::{EngineError, Kind};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
 use paraft_worker::{JobError, WorkerError};
@@ -73,8 +73,8 @@ impl From<JobError> for Failure {
     }
 }
 
-impl From<Wrong> for Failure {
-    fn from(e: Wrong) -> Self {
+impl From<EngineError> for Failure {
+    fn from(e: EngineError) -> Self {
         let code = match e.kind {
             Kind::Usage => exit::USAGE,
             Kind::Unavailable => exit::UNAVAILABLE,

@@ -6,6 +6,7 @@ mod part;
 pub use crate::files::{JOB_FILE, SERVERS_FILE};
 use crate::{
     certs::Certs,
+    existing::ExistingFleet,
     failure::Failure,
     faults::{
         FAULTS_FILE, Faults,
@@ -15,7 +16,6 @@ use crate::{
     pages,
     process::{self, Audience, Process},
     script::{self, Rendezvous},
-    standing::On,
 };
 use nix::sys::signal::Signal;
 use paraft_tls::{Access, access::As};
@@ -82,7 +82,7 @@ pub struct Extras {
     /// The simulated link between servers.
     pub between: Option<Link>,
     /// The servers belong to an existing fleet.
-    pub on: Option<On>,
+    pub on: Option<ExistingFleet>,
     /// One of many runs of a command: its notes are the same each time and are omitted.
     pub of_many: bool,
     /// The sweep that this run is a trial of, for trackers.
@@ -325,10 +325,10 @@ impl Fleet {
     fn worker(&self, job: &Job, rank: u32) -> Result<Process, Failure> {
         if let Some(at) = &self.rendezvous {
             let audience = match (rank, job.ranks()) {
-                _ if self.quiet => Audience::Nobody,
+                _ if self.quiet => Audience::LogFile,
                 (0, 1) if std::io::stdin().is_terminal() => Audience::Terminal,
                 (0, _) => Audience::User,
-                _ => Audience::Nobody,
+                _ => Audience::LogFile,
             };
             return self.script(job, rank, at, audience);
         }

@@ -29,20 +29,20 @@ use std::{
 };
 
 /// How long the first task waits for all tasks: an engine starts tasks when resources are free.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TASKS_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// After this time a waiting task logs what it waits for and the last error: an unknown host name does
 /// not fix itself.
-const TELL_AFTER: Duration = Duration::from_secs(5);
+const LOG_WAIT_AFTER: Duration = Duration::from_secs(5);
 
 /// An unauthenticated connection may last this long.
-const HELLO: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximal bytes of a line: the longest contains the job file.
-const LINE: u64 = 1 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// The certificate that a task must show.
-const TASK: Expected = Expected { need: Need::Worker, job: None };
+const TASK_CERTIFICATE: Expected = Expected { need: Need::Worker, job: None };
 
 /// A message from a task to the first task.
 #[derive(Serialize, Deserialize)]
@@ -134,7 +134,7 @@ impl First {
                 let _ = thread::Builder::new().name("task".into()).spawn(move || one.serve(stream));
             }
         };
-        let wait = move || gives_up.give_up(Instant::now() + PATIENCE);
+        let wait = move || gives_up.give_up(Instant::now() + TASKS_TIMEOUT);
         for (name, work) in
             [("tasks", Box::new(accept) as Box<dyn FnOnce() + Send>), ("patience", Box::new(wait))]
         {
@@ -167,8 +167,8 @@ impl Shared {
     /// Serves one connection until it closes.
     fn serve(&self, stream: TcpStream) {
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_read_timeout(Some(HELLO));
-        let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK) {
+        let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT));
+        let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK_CERTIFICATE) {
             Ok(wire) => wire.into_split(),
             Err(error) => return tracing::warn!(%error, "refused a connection that is no task"),
         };
@@ -279,7 +279,7 @@ impl Shared {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 let tasks = self.place.tasks;
                 let missing: Vec<_> = (0..tasks).filter(|r| !state.hosts.contains_key(r)).take(8).collect();
-                let (here, after) = (state.hosts.len(), PATIENCE.as_secs());
+                let (here, after) = (state.hosts.len(), TASKS_TIMEOUT.as_secs());
                 state.failed =
                     Some(format!("{here} of {tasks} tasks came within {after} s; missing: {missing:?}"));
                 self.changed.notify_all();
@@ -332,13 +332,13 @@ impl Meeting {
         let stream = loop {
             let dialled = at.to_socket_addrs().and_then(|mut found| {
                 let found = found.find(|a| a.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-                TcpStream::connect_timeout(&found, HELLO)
+                TcpStream::connect_timeout(&found, HELLO_TIMEOUT)
             });
             match dialled {
                 Ok(stream) => break stream,
-                Err(e) if began.elapsed() < PATIENCE => {
+                Err(e) if began.elapsed() < TASKS_TIMEOUT => {
                     go_on(interrupted)?;
-                    if !told && began.elapsed() > TELL_AFTER {
+                    if !told && began.elapsed() > LOG_WAIT_AFTER {
                         eprintln!(
                             "task {} waits for task 0 at {}:{}: {e}",
                             place.rank, place.first, place.port
@@ -353,7 +353,7 @@ impl Meeting {
                         place.rank,
                         place.first,
                         place.port,
-                        PATIENCE.as_secs()
+                        TASKS_TIMEOUT.as_secs()
                     );
                     let help = "MASTER_ADDR names the host of task 0, and the port after MASTER_PORT must be open there";
                     return Err(Failure::new(exit::UNAVAILABLE, why).help(help));
@@ -361,8 +361,8 @@ impl Meeting {
             }
         };
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_read_timeout(Some(HELLO));
-        let wire = Wire::dial(stream, &Access::ours(), &TASK).map_err(|e| lost(e.into()))?;
+        let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT));
+        let wire = Wire::dial(stream, &Access::ours(), &TASK_CERTIFICATE).map_err(|e| lost(e.into()))?;
         let _ = wire.socket().set_read_timeout(None);
         let (reader, stream) = wire.into_split();
         let mut meeting = Self { stream, reader: BufReader::new(reader) };
@@ -436,14 +436,14 @@ pub(crate) fn refuse(place: &Place, why: &Failure) {
     let why = FromFirst::Refused(format!("task {}: {}", place.rank, why.message()));
     let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, place.port)) else { return };
     let Ok(()) = listener.set_nonblocking(true) else { return };
-    let (until, mut told) = (Instant::now() + HELLO, 1);
+    let (until, mut told) = (Instant::now() + HELLO_TIMEOUT, 1);
     while told < place.tasks && Instant::now() < until {
         match listener.accept() {
             Ok((stream, _)) => {
                 let told_so = || {
                     stream.set_nonblocking(false)?;
-                    stream.set_read_timeout(Some(HELLO))?;
-                    let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK)?.into_split();
+                    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+                    let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK_CERTIFICATE)?.into_split();
                     say(&stream, &why)
                 };
                 told += u32::from(told_so().is_ok());
@@ -468,7 +468,7 @@ fn say(mut stream: &WriteHalf, what: &impl Serialize) -> io::Result<()> {
 /// Messages with a read timeout are short and arrive in one piece.
 fn hear<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
     let mut line = String::new();
-    match reader.take(LINE).read_line(&mut line)? {
+    match reader.take(MAX_LINE_BYTES).read_line(&mut line)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(serde_json::from_str(&line)?),
     }

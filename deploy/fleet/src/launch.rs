@@ -2,15 +2,14 @@
 
 use crate::{
     ask::ask_all,
+    existing::Submitted,
     failure::Failure,
     files::{SERVERS_FILE, put, wall},
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
     scale::Wanted,
-    script,
-    standing::Submitted,
-    table,
+    script, table,
     track::{Sweep, Tracked, mlflow::Status},
     watch::Watch,
 };

@@ -10,8 +10,8 @@
 //! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
 //! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
 //!   [`notice`]: that this host will be taken away.
-//! - [`standing`]: a job on a fleet that stands already.
-//! - [`submitted`]: a run that an engine has, by its folder. [`whose`]: which servers a command means.
+//! - [`existing`]: a job on a fleet that stands already.
+//! - [`submitted`]: a run that an engine has, by its folder. [`targets`]: which servers a command means.
 //! - [`ask`]: what servers say of themselves, and the control group of all; [`view`]: how the fleet is by that. [`orders`]: what they are
 //!   to do.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
@@ -31,6 +31,7 @@ macro_rules! out {
 
 pub mod ask;
 pub mod certs;
+pub mod existing;
 pub mod failure;
 pub mod faults;
 mod files;
@@ -46,13 +47,12 @@ pub mod run_dir;
 pub mod scale;
 pub mod script;
 pub mod shared;
-pub mod standing;
 pub mod submitted;
 pub mod table;
+pub mod targets;
 pub mod task;
 pub mod track;
 pub mod view;
 mod watch;
-pub mod whose;
 
-pub use watch::RESTART_PAUSE;
+pub use watch::RESTART_DELAY;

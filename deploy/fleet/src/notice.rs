@@ -16,7 +16,7 @@ use std::{
 };
 
 /// Looks so often; clouds give 30 s to 2 min.
-const EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Where it is looked for.
 enum Source {
@@ -30,7 +30,7 @@ pub fn watch(notice: &str) -> Result<(), Failure> {
     let source = parse(notice)?;
     let look = move || {
         while !is_there(&source) {
-            thread::sleep(EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
         eprintln!("this host will be taken away: it has the notice");
         let _ = kill(Pid::this(), Signal::SIGTERM);
@@ -75,8 +75,8 @@ fn is_there(source: &Source) -> bool {
 /// The body of an answer with status 200.
 fn ask(at: &str, request: &str) -> Option<String> {
     let to = at.to_socket_addrs().ok()?.next()?;
-    let mut stream = TcpStream::connect_timeout(&to, EVERY).ok()?;
-    stream.set_read_timeout(Some(EVERY)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&to, POLL_INTERVAL).ok()?;
+    stream.set_read_timeout(Some(POLL_INTERVAL)).ok()?;
     stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
     stream.take(64 << 10).read_to_end(&mut answer).ok()?;

@@ -16,13 +16,13 @@ use std::{
 };
 
 /// The timeout of one attempt: a server needs up to 5 s to notice that it has no majority.
-const TRY: Duration = Duration::from_secs(6);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(6);
 /// The time for an order: several elections, each with an attempt that a failed leader did not answer.
-pub const WITHIN: Duration = Duration::from_secs(30);
+pub const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The delay before the next search for a leader.
-const BETWEEN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// If no server answers for longer than an election takes, waiting is useless.
-const ANYBODY: Duration = Duration::from_secs(2);
+const NO_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A random token for an order.
 pub fn token() -> u64 {
@@ -50,7 +50,7 @@ pub async fn give(servers: &[String], order: &Order, token: u64, within: Duratio
             }
             None => {
                 let why = no_leader(&answers);
-                if answers.iter().all(|(_, reply)| reply.is_err()) && began.elapsed() > ANYBODY {
+                if answers.iter().all(|(_, reply)| reply.is_err()) && began.elapsed() > NO_REPLY_TIMEOUT {
                     return Err(Refused::unheard(why));
                 }
                 why
@@ -62,7 +62,7 @@ pub async fn give(servers: &[String], order: &Order, token: u64, within: Duratio
                 within.as_secs()
             )));
         }
-        tokio::time::sleep(BETWEEN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
@@ -71,7 +71,7 @@ async fn try_at(leader: &str, order: &Order, token: u64) -> Result<Done, (String
     let (mut at, mut asked) = (leader.to_string(), BTreeSet::new());
     loop {
         asked.insert(at.clone());
-        match paraft_client::order(&at, order, token, TRY).await {
+        match paraft_client::order(&at, order, token, ATTEMPT_TIMEOUT).await {
             Err(refused) if !refused.leader.is_empty() && !asked.contains(&refused.leader) => {
                 at = refused.leader
             }
@@ -86,7 +86,7 @@ async fn try_at(leader: &str, order: &Order, token: u64) -> Result<Done, (String
 ///
 /// As [`give`]'s.
 pub fn given(servers: &[String], order: &Order) -> Result<Done, Refused> {
-    given_again(servers, order, token(), WITHIN)
+    given_again(servers, order, token(), ORDER_TIMEOUT)
 }
 
 /// As [`given`], with the token of an earlier attempt of the same order.
@@ -147,7 +147,7 @@ pub async fn switch(
     let (mode, number, seen) = at_leader(servers, job, 0, deadline, async |address: String| {
         let (job, mode) = (job.to_string(), choice.to_string());
         let request = SwitchModeRequest { protocol: PROTOCOL, shard: 0, job, mode, number: 0 };
-        let (number, mode) = paraft_client::switch_mode(&address, request, TRY).await?;
+        let (number, mode) = paraft_client::switch_mode(&address, request, ATTEMPT_TIMEOUT).await?;
         Ok((mode, number))
     })
     .await
@@ -159,7 +159,7 @@ pub async fn switch(
         at_leader(servers, job, shard, deadline, async |address: String| {
             let (job, mode) = (job.to_string(), mode.clone());
             let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
-            paraft_client::switch_mode(&address, request, TRY).await
+            paraft_client::switch_mode(&address, request, ATTEMPT_TIMEOUT).await
         })
         .await
         .map_err(|refused| {
@@ -177,7 +177,7 @@ pub async fn switch(
 /// The refusal of shard 0's leader, or a leader that did not answer in time.
 pub async fn save(servers: &[String], job: &str, within: Duration) -> Result<u32, Refused> {
     let deadline = Instant::now() + within;
-    let saves = async |address: String| paraft_client::save(&address, job, TRY).await;
+    let saves = async |address: String| paraft_client::save(&address, job, ATTEMPT_TIMEOUT).await;
     at_leader(servers, job, 0, deadline, saves).await.map(|(worker, _)| worker)
 }
 
@@ -189,7 +189,7 @@ async fn at_leader<T>(
     shard: u32,
     deadline: Instant,
     asks: impl AsyncFn(String) -> Result<T, Refused>,
-) -> Result<(T, Seen), Refused> {
+) -> Result<(T, JobView), Refused> {
     let (began, mut known, mut asked) = (Instant::now(), servers.to_vec(), false);
     loop {
         let seen = seen(&mut known, job).await?;
@@ -197,7 +197,7 @@ async fn at_leader<T>(
             None if seen.answers == 0 => {
                 let unchanged = if asked { "" } else { "; nothing has changed" };
                 let why = format!("no server answered at {}{unchanged}", servers.join(", "));
-                if began.elapsed() > ANYBODY {
+                if began.elapsed() > NO_REPLY_TIMEOUT {
                     return Err(Refused::unheard(why));
                 }
                 why
@@ -218,12 +218,12 @@ async fn at_leader<T>(
         if Instant::now() >= deadline {
             return Err(Refused::unheard(why));
         }
-        tokio::time::sleep(BETWEEN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
 /// What a fleet's servers report of a job.
-struct Seen {
+struct JobView {
     /// The number of servers that answered.
     answers: usize,
     /// The mode, as shard 0's leader reports it.
@@ -239,7 +239,7 @@ struct Seen {
 /// # Errors
 ///
 /// The fleet has no such job.
-async fn seen(known: &mut Vec<String>, job: &str) -> Result<Seen, Refused> {
+async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
     let fleet = ask::described(known).await;
     if let Some(fleet) = &fleet {
         *known = ask::whom(fleet, known);
@@ -259,7 +259,7 @@ async fn seen(known: &mut Vec<String>, job: &str) -> Result<Seen, Refused> {
     let ours = |s: &&ShardStatus| if named { s.job_name == job } else { s.job == 0 };
     let shards = replies.iter().flat_map(|r| &r.shards).filter(ours);
     let shards = shards.filter(|s| s.buckets > 0).map(|s| s.shard).collect();
-    let mut seen = Seen { answers: replies.len(), mode: String::new(), shards, leaders: BTreeMap::new() };
+    let mut seen = JobView { answers: replies.len(), mode: String::new(), shards, leaders: BTreeMap::new() };
     let mut terms: BTreeMap<u32, u64> = BTreeMap::new();
     for reply in &replies {
         for s in reply.shards.iter().filter(ours).filter(|s| s.role == "leader") {

@@ -12,7 +12,7 @@ use std::{
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Where nobody has trained for so long, no rate is shown.
-const STILL: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a user sees of one run while it goes on.
 pub struct Progress {
@@ -184,7 +184,7 @@ impl Progress {
             0 => String::new(),
             _ => format!("  evaluating {:.0}%", 100.0 * evaluated as f64 / of as f64),
         };
-        let rate = match still > STILL && of == 0 {
+        let rate = match still > IDLE_TIMEOUT && of == 0 {
             true => format!("nothing trained for {:.0} s", still.as_secs_f64()),
             false => format!("{rate:.0} samples/s"),
         };

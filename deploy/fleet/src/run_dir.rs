@@ -17,8 +17,8 @@ use std::{
 };
 
 /// A lock that is held so often, so long apart, is a launcher's.
-const ASKED: u32 = 3;
-const MOMENT: Duration = Duration::from_millis(20);
+const LOCK_CHECKS: u32 = 3;
+const LOCK_CHECK_DELAY: Duration = Duration::from_millis(20);
 
 /// A run's folder, held by this process until dropped. One that was made for a run that did not begin goes.
 #[derive(Debug)]
@@ -158,9 +158,9 @@ impl RunDir {
         let file = file.map_err(|e| Failure::write(&path, e))?;
         // Who asks whether it is held has the lock for a moment.
         let mut tried = file.try_lock();
-        for _ in 0..ASKED {
+        for _ in 0..LOCK_CHECKS {
             if matches!(tried, Err(TryLockError::WouldBlock)) {
-                thread::sleep(MOMENT);
+                thread::sleep(LOCK_CHECK_DELAY);
                 tried = file.try_lock();
             }
         }
@@ -193,7 +193,7 @@ fn was_killed(record: &Path) -> bool {
     let end = || {
         let mut file = File::open(record)?;
         let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(LONGEST_SUMMARY)))?;
+        file.seek(SeekFrom::Start(len.saturating_sub(MAX_SUMMARY)))?;
         let mut end = Vec::new();
         file.read_to_end(&mut end)?;
         Ok::<_, io::Error>(String::from_utf8_lossy(&end).into_owned())
@@ -202,7 +202,7 @@ fn was_killed(record: &Path) -> bool {
 }
 
 /// Bytes of the line with what a run has come to, at most.
-const LONGEST_SUMMARY: u64 = 1 << 16;
+const MAX_SUMMARY: u64 = 1 << 16;
 
 /// Gives a folder the first free name with a number.
 fn move_aside(folder: &Path) -> Result<(), Failure> {

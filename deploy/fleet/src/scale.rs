@@ -17,9 +17,9 @@ use std::{
 /// The file, in the run's folder.
 const FILE: &str = "workers.json";
 /// The poll interval of the file.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The maximal length of the file.
-const BYTES: u64 = 1024;
+const MAX_BYTES: u64 = 1024;
 
 /// The content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl Scale {
     fn read(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
         let about = fs::symlink_metadata(&path)?;
-        if !about.is_file() || about.len() > BYTES {
+        if !about.is_file() || about.len() > MAX_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file of a launcher's"));
         }
         Ok(serde_json::from_slice(&fs::read(path)?)?)
@@ -119,7 +119,7 @@ impl Wanted {
 
     /// The requested number, and the number of requests.
     pub(crate) fn now(&mut self) -> (u32, u64) {
-        if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+        if self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
             self.looked = Some(Instant::now());
             // A missing or invalid file changes nothing.
             let read = Scale::read(&self.dir).ok().filter(|s| s.workers > 0).map(|s| (s.workers, s.said));

@@ -47,10 +47,10 @@ fn threads(workers: u32) -> usize {
 }
 
 /// What a script's process frees up to this size, and so much in all, it keeps for its next step.
-const KEPT_BYTES: &str = "1073741824";
+const MAX_ARENA_BYTES: &str = "1073741824";
 
 /// Names of variables that say something only in some runs: one of an outer run must not be taken for this one's.
-const ONLY_SOMETIMES: [&str; 7] = [
+const OPTIONAL_VARIABLES: [&str; 7] = [
     "PARAFT_RESUME",
     "PARAFT_TRACE",
     "PARAFT_TRACE_STEPS",
@@ -71,7 +71,7 @@ pub fn command(
     let mut words = job.cluster.script.iter();
     let mut command = Command::new(words.next().map_or("", String::as_str));
     command.args(words);
-    ONLY_SOMETIMES.iter().for_each(|name| _ = command.env_remove(name));
+    OPTIONAL_VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
     let (workers, place) = (job.ranks(), at.place.as_ref());
     let [rank, local_rank, host, workers, local_workers, hosts, port] = [
         rank,
@@ -108,8 +108,8 @@ pub fn command(
     // mapped again, page by page.
     for (name, value) in [
         ("OMP_NUM_THREADS", &*threads),
-        ("MALLOC_MMAP_THRESHOLD_", KEPT_BYTES),
-        ("MALLOC_TRIM_THRESHOLD_", KEPT_BYTES),
+        ("MALLOC_MMAP_THRESHOLD_", MAX_ARENA_BYTES),
+        ("MALLOC_TRIM_THRESHOLD_", MAX_ARENA_BYTES),
     ] {
         if std::env::var_os(name).is_none() {
             command.env(name, value);

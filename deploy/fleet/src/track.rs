@@ -12,7 +12,7 @@ use crate::{
     failure::Failure,
     files::{JOB_FILE, wall},
 };
-use mlflow::{About, Begun, Client, Metric, Status, Wrong};
+use mlflow::{About, Client, Metric, OpenRun, RequestError, Status};
 use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
 use paraft_worker::{Job, exit};
 use std::{
@@ -130,7 +130,7 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
         about.tags.push(place[0].clone());
     }
     let sent = || {
-        let Begun { id, was_killed } = client.begin(&about, most)?;
+        let OpenRun { id, was_killed } = client.begin(&about, most)?;
         let status = match ended {
             true => Status::Finished,
             false if was_killed => Status::Killed,
@@ -153,10 +153,10 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
 /// Of a run, as MLflow calls it: which one it lies below.
 const PARENT: &str = "mlflow.parentRunId";
 
-fn failed(wrong: Wrong) -> Failure {
+fn failed(wrong: RequestError) -> Failure {
     match wrong {
-        Wrong::Later(why) => Failure::new(exit::UNAVAILABLE, why),
-        Wrong::Refused(why) => Failure::new(exit::CONFIG, why),
+        RequestError::Later(why) => Failure::new(exit::UNAVAILABLE, why),
+        RequestError::Refused(why) => Failure::new(exit::CONFIG, why),
     }
 }
 

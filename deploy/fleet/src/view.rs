@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 
 /// How far a fleet is well.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Wellbeing {
+pub struct FleetHealth {
     /// What keeps shards from serving, or the control group from agreeing.
     pub stalled: Vec<String>,
     /// What else is missing: with it the fleet would survive what it promises to.
     pub missing: Vec<String>,
 }
 
-impl Wellbeing {
+impl FleetHealth {
     /// Every shard has a leader and a majority, and the control group too.
     pub fn serves(&self) -> bool {
         self.stalled.is_empty()
@@ -43,8 +43,8 @@ impl Wellbeing {
 }
 
 /// What the answers of the fleet's servers, in its order, make of it.
-pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> Wellbeing {
-    let mut now = Wellbeing::default();
+pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> FleetHealth {
+    let mut now = FleetHealth::default();
     let mut heard: BTreeMap<u64, &StatusReply> = BTreeMap::new();
     for (server, reply) in fleet.servers.iter().zip(replies) {
         match reply {
@@ -101,7 +101,7 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     now
 }
 
-fn weigh_shard(shard: JobShard, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut Wellbeing) {
+fn weigh_shard(shard: JobShard, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut FleetHealth) {
     let reports = || heard.values().flat_map(|r| &r.shards).filter(move |s| s.name() == shard);
     let leader = reports().filter(|s| s.role == "leader" && s.trouble.is_empty()).max_by_key(|s| s.term);
     let stops = heard.iter().flat_map(|(server, r)| r.stopped.iter().map(move |w| (server, w)));
@@ -170,7 +170,7 @@ mod tests {
         (0..3).map(reply).collect()
     }
 
-    fn told(change: impl FnOnce(&mut Vec<Result<StatusReply, String>>)) -> Wellbeing {
+    fn told(change: impl FnOnce(&mut Vec<Result<StatusReply, String>>)) -> FleetHealth {
         let mut replies = replies();
         change(&mut replies);
         weigh(&fleet(), &replies)
@@ -185,7 +185,7 @@ mod tests {
         assert!(told(|_| {}).is_whole());
         let one_votes = weigh(&DescribeReply { control_voters: vec![1], ..fleet() }, &replies());
         assert!(one_votes.serves() && one_votes.says().contains("1 of 3 servers vote"), "{one_votes:?}");
-        let cases: [(Wellbeing, bool, &str); 7] = [
+        let cases: [(FleetHealth, bool, &str); 7] = [
             (told(|r| r[2] = Err("no answer".into())), true, "s2 at h2:1 does not answer"),
             (told(|r| of(r, 1).shards.clear()), true, "the replica that votes on s1 is not there"),
             // It has come back without its memory, under another name.

@@ -15,11 +15,11 @@ use std::{
 
 /// The delay before the restart of a killed process. The cause of the kill may be over by then, and a
 /// process that dies at once costs little.
-pub const RESTART_PAUSE: Duration = Duration::from_secs(1);
+pub const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// One of the fleet's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Which {
+enum FleetProcess {
     Server(usize),
     Worker(usize),
 }
@@ -30,26 +30,26 @@ pub(crate) struct Watch<'a> {
     /// A worker has trained.
     started: bool,
     /// Restarts of each process.
-    restarts: BTreeMap<Which, u32>,
+    restarts: BTreeMap<FleetProcess, u32>,
     /// Group workers with a rank that ended successfully: their other ranks end soon.
     over: BTreeSet<usize>,
     /// The ranks of those workers that still run.
-    rests: BTreeMap<usize, Rest>,
+    rests: BTreeMap<usize, IdleTime>,
     /// Processes that ended early, with the time of their restart, if any.
-    pending: Vec<(Which, Option<Instant>)>,
+    pending: Vec<(FleetProcess, Option<Instant>)>,
     /// The requested number of workers; `None` if it cannot change.
     wanted: Option<Wanted>,
     /// The number of requests so far.
     said: u64,
     /// Workers that are absent without a kill.
-    away: BTreeMap<usize, Away>,
+    away: BTreeMap<usize, Absence>,
     /// Workers that returned and have not trained since.
     back: BTreeSet<usize>,
 }
 
 /// Why a worker is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Away {
+enum Absence {
     /// It was asked to leave.
     Leaves,
     /// It has left, and returns when more workers are requested.
@@ -60,24 +60,24 @@ enum Away {
 
 /// A rank of a finished group hangs if it is idle for this long. It may still evaluate, or save a large
 /// model.
-const HUNG: Duration = Duration::from_secs(15);
+const HANG_TIMEOUT: Duration = Duration::from_secs(15);
 /// CPU seconds up to which a process counts as idle.
-const LITTLE: f64 = 0.3;
+const IDLE_CPU_SECONDS: f64 = 0.3;
 
 /// How long a process has been idle.
-struct Rest {
+struct IdleTime {
     /// Its CPU time at that moment.
     cpu_seconds: f64,
     since: Instant,
 }
 
-impl Rest {
+impl IdleTime {
     /// Records the CPU time so far; returns whether the process hangs.
     fn hangs(&mut self, cpu_seconds: f64, now: Instant) -> bool {
-        if cpu_seconds - self.cpu_seconds > LITTLE {
+        if cpu_seconds - self.cpu_seconds > IDLE_CPU_SECONDS {
             *self = Self { cpu_seconds, since: now };
         }
-        now.duration_since(self.since) > HUNG
+        now.duration_since(self.since) > HANG_TIMEOUT
     }
 }
 
@@ -118,14 +118,14 @@ impl<'a> Watch<'a> {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
-            if server.ended().is_some() && !self.is_down(Which::Server(i)) {
+            if server.ended().is_some() && !self.is_down(FleetProcess::Server(i)) {
                 let (name, end) = (server.name.clone(), server.end());
                 // The first server of the list bootstraps the fleet, so it restarts at once.
                 let then = match i == 0 && !self.started {
                     true => "the others go on if it had founded the fleet, and wait for it if not",
                     false => "the others go on as long as they are a majority",
                 };
-                let then = self.down(Which::Server(i), then);
+                let then = self.down(FleetProcess::Server(i), then);
                 progress.note(&format!("warning: {name} {end}; {then}"));
             }
         }
@@ -135,8 +135,8 @@ impl<'a> Watch<'a> {
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
             let ended = worker.ended().filter(|status| !status.success());
             if let Some(away) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
-                if *away == Away::Leaves {
-                    *away = Away::Left;
+                if *away == Absence::Leaves {
+                    *away = Absence::Left;
                     let worker = paraft_common::WorkerId(i as u32);
                     let reason = "fewer workers are wanted".into();
                     writer.write(&Event::Leave(event::Leave { wall: wall(), worker, rank: None, reason }))?;
@@ -147,14 +147,14 @@ impl<'a> Watch<'a> {
             if ended.is_some() && self.back.remove(&i) && worker.killed_by().is_none() {
                 let how = worker.end();
                 progress.note(&format!("{} came back and had nothing to train: {how}", worker.name));
-                self.away.insert(i, Away::ForGood);
+                self.away.insert(i, Absence::ForGood);
                 continue;
             }
             let over = size > 1 && self.over.contains(&(i / size));
             let Some(status) = worker.ended() else {
                 let cpu_seconds = cpu_seconds_of(worker.id()).unwrap_or_default();
                 let now = Instant::now();
-                let rest = || Rest { cpu_seconds, since: now };
+                let rest = || IdleTime { cpu_seconds, since: now };
                 if over && self.rests.entry(i).or_insert_with(rest).hangs(cpu_seconds, now) {
                     progress.note(&format!(
                         "warning: {} hangs, and its group is done; it is killed",
@@ -170,11 +170,11 @@ impl<'a> Watch<'a> {
             } else if over {
                 continue;
             }
-            if status.success() || self.is_down(Which::Worker(i)) {
+            if status.success() || self.is_down(FleetProcess::Worker(i)) {
                 continue;
             }
             let how = worker.obituary();
-            let tried = self.restarts.get(&Which::Worker(i)).copied().unwrap_or(0);
+            let tried = self.restarts.get(&FleetProcess::Worker(i)).copied().unwrap_or(0);
             let comes_back = tried < self.job.cluster.max_restarts;
             let killed = worker.killed_by();
             // Before the first step the others wait for it.
@@ -195,7 +195,7 @@ impl<'a> Watch<'a> {
                 true => "the other ranks take its part of the model over",
                 false => "the others go on",
             };
-            let then = self.down(Which::Worker(i), without);
+            let then = self.down(FleetProcess::Worker(i), without);
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
@@ -204,11 +204,11 @@ impl<'a> Watch<'a> {
                 reason: how,
             }))?;
         }
-        let lost = |(process, again): &&(Which, Option<Instant>)| {
-            matches!(process, Which::Worker(_)) && again.is_none()
+        let lost = |(process, again): &&(FleetProcess, Option<Instant>)| {
+            matches!(process, FleetProcess::Worker(_)) && again.is_none()
         };
         let lost = self.pending.iter().filter(lost).count();
-        let for_good = self.away.values().filter(|away| **away == Away::ForGood).count();
+        let for_good = self.away.values().filter(|away| **away == Absence::ForGood).count();
         if lost > 0 && lost + for_good == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
@@ -217,8 +217,8 @@ impl<'a> Watch<'a> {
         // After all others have finished, a returning worker has nothing to do.
         let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
         let comes_back =
-            self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some())
-                || self.away.values().any(|away| *away != Away::ForGood);
+            self.pending.iter().any(|(p, again)| matches!(p, FleetProcess::Worker(_)) && again.is_some())
+                || self.away.values().any(|away| *away != Absence::ForGood);
         if running == 0 && (finished || !comes_back) {
             return Ok(true);
         }
@@ -236,10 +236,10 @@ impl<'a> Watch<'a> {
         if said != self.said {
             self.said = said;
             for i in 0..fleet.workers.len() {
-                let lost = (Which::Worker(i), None);
+                let lost = (FleetProcess::Worker(i), None);
                 if self.pending.contains(&lost) {
                     self.pending.retain(|p| *p != lost);
-                    self.away.insert(i, Away::Left);
+                    self.away.insert(i, Absence::Left);
                 }
             }
         }
@@ -249,9 +249,9 @@ impl<'a> Watch<'a> {
             let ended = fleet.workers[i].ended();
             match self.away.get(&i) {
                 _ if ended.is_some_and(|status| status.success()) => finished += 1,
-                _ if self.pending.contains(&(Which::Worker(i), None)) => {}
+                _ if self.pending.contains(&(FleetProcess::Worker(i), None)) => {}
                 None => there.push(i),
-                Some(Away::ForGood) => {}
+                Some(Absence::ForGood) => {}
                 Some(_) if ended.is_some() => away.push(i),
                 Some(_) => {}
             }
@@ -261,7 +261,7 @@ impl<'a> Watch<'a> {
             let worker = &mut fleet.workers[i];
             // A worker that waits for its restart leaves once it runs.
             if worker.ended().is_none() {
-                self.away.insert(i, Away::Leaves);
+                self.away.insert(i, Absence::Leaves);
                 worker.signal(Signal::SIGTERM);
                 progress.note(&format!("{} leaves; workers wanted: {wanted}", worker.name));
             }
@@ -272,24 +272,24 @@ impl<'a> Watch<'a> {
             match fleet.restart_worker(self.job, i) {
                 Ok(()) => _ = self.back.insert(i),
                 Err(e) => {
-                    let then = self.down(Which::Worker(i), "it stays away");
+                    let then = self.down(FleetProcess::Worker(i), "it stays away");
                     progress.note(&format!("warning: {}; {then}", e.message()));
                 }
             }
         }
     }
 
-    fn is_down(&self, process: Which) -> bool {
+    fn is_down(&self, process: FleetProcess) -> bool {
         self.pending.iter().any(|(p, _)| *p == process)
     }
 
     /// The message for a process that is down.
-    fn down(&mut self, process: Which, without: &str) -> String {
+    fn down(&mut self, process: FleetProcess, without: &str) -> String {
         let tried = self.restarts.get(&process).copied().unwrap_or(0);
         let again = tried < self.job.cluster.max_restarts;
-        self.pending.push((process, again.then(|| Instant::now() + RESTART_PAUSE)));
+        self.pending.push((process, again.then(|| Instant::now() + RESTART_DELAY)));
         match again {
-            true => format!("started again in {:.1} s", RESTART_PAUSE.as_secs_f64()),
+            true => format!("started again in {:.1} s", RESTART_DELAY.as_secs_f64()),
             false => without.to_string(),
         }
     }
@@ -303,8 +303,8 @@ impl<'a> Watch<'a> {
         for (process, _) in due {
             *self.restarts.entry(process).or_default() += 1;
             let started = match process {
-                Which::Server(i) => fleet.restart_server(i),
-                Which::Worker(i) => fleet.restart_worker(self.job, i),
+                FleetProcess::Server(i) => fleet.restart_server(i),
+                FleetProcess::Worker(i) => fleet.restart_worker(self.job, i),
             };
             if let Err(e) = started {
                 let then = self.down(process, "it stays down");
@@ -316,7 +316,7 @@ impl<'a> Watch<'a> {
 
 /// A bug in a script fails on all ranks, so the first rank, which the user watches, gets this time to
 /// show it.
-const ALIKE: Duration = Duration::from_secs(1);
+const FIRST_RANK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The failure of a run whose script failed on this rank. A traceback that the user has seen is not
 /// repeated.
@@ -326,7 +326,7 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
     let words = said(&workers[rank]);
     let began = Instant::now();
     if rank > 0 && workers[0].is_seen() {
-        while workers[0].ended().is_none() && began.elapsed() < ALIKE {
+        while workers[0].ended().is_none() && began.elapsed() < FIRST_RANK_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -354,7 +354,7 @@ mod tests {
     fn who_does_something_does_not_hang() {
         let began = Instant::now();
         let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
-        let new = || Rest { cpu_seconds: 7.0, since: began };
+        let new = || IdleTime { cpu_seconds: 7.0, since: began };
         let mut saves = new();
         assert!((1..60).all(|n| !saves.hangs(7.0 + 0.1 * f64::from(n), at(f64::from(n)))));
         let mut stopped = new();

@@ -51,8 +51,8 @@ impl Tally {
     }
 
     pub(crate) fn note(&mut self, what: impl Fn() -> String) {
-        const MOST: usize = 10;
-        if self.wrong.len() < MOST {
+        const MAX_NOTES: usize = 10;
+        if self.wrong.len() < MAX_NOTES {
             self.wrong.push(what());
         }
     }

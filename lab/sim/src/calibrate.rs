@@ -36,7 +36,7 @@ pub struct Measured {
 }
 
 /// Fewer steps give no reliable measurement.
-const LEAST_STEPS: u64 = 20;
+const MIN_STEPS: u64 = 20;
 
 impl Measured {
     /// Measures a run's record. The run must have ended, and no worker may have shared one of the
@@ -54,9 +54,9 @@ impl Measured {
             ));
         }
         let steps: u64 = record.workers.iter().map(|w| w.steps).sum();
-        if steps < LEAST_STEPS || record.workers.len() != record.run.workers as usize {
+        if steps < MIN_STEPS || record.workers.len() != record.run.workers as usize {
             return bad(format!(
-                "has {steps} steps of workers that ended in order; take one that came to its end, of {LEAST_STEPS} or more"
+                "has {steps} steps of workers that ended in order; take one that came to its end, of {MIN_STEPS} or more"
             ));
         }
         let n = steps as f64;

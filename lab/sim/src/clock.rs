@@ -38,41 +38,41 @@ const MILLISECOND: u64 = 1_000_000;
 const SILENCE: Duration = Duration::from_secs(3600);
 
 /// An event.
-pub(crate) trait Happens: Send {
+pub(crate) trait SimEvent: Send {
     /// Executes the event; or returns it with a later moment, before it has any effect.
-    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)>;
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)>;
 }
 
-impl<F: FnOnce() + Send> Happens for F {
-    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+impl<F: FnOnce() + Send> SimEvent for F {
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)> {
         self();
         None
     }
 }
 
 /// A queued event.
-struct Due {
+struct QueuedEvent {
     at: Moment,
     /// Its number in the order of requests.
     number: u64,
-    happens: Box<dyn Happens>,
+    happens: Box<dyn SimEvent>,
 }
 
-impl PartialEq for Due {
+impl PartialEq for QueuedEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Due {}
+impl Eq for QueuedEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for QueuedEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for QueuedEvent {
     /// `BinaryHeap` pops the largest element, which here is the earliest event.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
@@ -83,7 +83,7 @@ impl Ord for Due {
 struct Queue {
     now: Moment,
     number: u64,
-    due: BinaryHeap<Due>,
+    due: BinaryHeap<QueuedEvent>,
     /// The moment to which tokio's clock advances now: a request for an earlier event wakes the driver.
     passing_to: Option<Moment>,
     happened: u64,
@@ -154,15 +154,15 @@ impl Clock {
     }
 
     /// Queues an event for a moment, or for now if the moment is past.
-    pub fn at(&self, at: Moment, happens: impl Happens + 'static) {
+    pub fn at(&self, at: Moment, happens: impl SimEvent + 'static) {
         self.put(at, Box::new(happens));
     }
 
-    fn put(&self, at: Moment, happens: Box<dyn Happens>) {
+    fn put(&self, at: Moment, happens: Box<dyn SimEvent>) {
         let paused = self.paused();
         let mut queue = self.0.queue.lock();
         queue.number += 1;
-        let due = Due { at: at.max(queue.now).max(paused), number: queue.number, happens };
+        let due = QueuedEvent { at: at.max(queue.now).max(paused), number: queue.number, happens };
         if queue.passing_to.is_some_and(|to| due.at < to) {
             self.0.bell.notify_one();
         }

@@ -31,12 +31,12 @@ struct Shared {
 }
 
 /// Work that is under way. Dropped before its end, by a process that dies, it leaves the cores to the others.
-struct Busy<'a> {
+struct BusyTask<'a> {
     cores: &'a Cores,
     at: (u64, u64),
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyTask<'_> {
     fn drop(&mut self) {
         let Some(shared) = &self.cores.shared else { return };
         let left = {
@@ -92,7 +92,7 @@ impl Cores {
             s.busy.insert(at, tell);
             at
         };
-        let _busy = Busy { cores: self, at };
+        let _busy = BusyTask { cores: self, at };
         self.next_end();
         told.await.unwrap_or(());
     }

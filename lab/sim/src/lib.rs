@@ -29,7 +29,7 @@ mod clock;
 mod cores;
 mod error;
 mod fleet;
-mod leading;
+mod leaders;
 mod learner;
 mod lines;
 mod network;

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A leader's command, from rank to rank.
-    Said,
+    Command,
     /// The first round of the ring.
     Sum,
     /// The second round, with the result.

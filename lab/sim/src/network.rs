@@ -9,7 +9,7 @@
 
 use crate::{
     chance::{Chance, Draws},
-    clock::{Clock, Happens, Moment, nanos},
+    clock::{Clock, Moment, SimEvent, nanos},
     setup::Setup,
     stream::{Process, Stream},
 };
@@ -165,8 +165,8 @@ struct Passage<A> {
     arrives: A,
 }
 
-impl<A: FnOnce() + Send + 'static> Happens for Passage<A> {
-    fn happens(mut self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+impl<A: FnOnce() + Send + 'static> SimEvent for Passage<A> {
+    fn happens(mut self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)> {
         if let Some(at) = self.came.take() {
             let ends = match self.to {
                 End::Worker(worker) => &self.network.workers[worker],

@@ -4,7 +4,7 @@ use crate::{
     chance::{Chance, Draws},
     clock::{Clock, nanos},
     cores::Cores,
-    leading::{Lead, deadlines},
+    leaders::{Lead, deadlines},
     network::Network,
     replication::{Between, Log},
     setup::Setup,

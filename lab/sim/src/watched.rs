@@ -18,13 +18,13 @@ use std::{
 };
 
 /// Between two looks, in the time of people.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Simulated time goes on in strides of so long.
 const STRIDE: Duration = Duration::from_millis(10);
 
 /// A fleet at a moment.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct FleetSnapshot {
     /// Simulated, since the run began.
     pub at: Duration,
     /// What the leader of a control group would say.
@@ -34,14 +34,14 @@ pub struct Said {
 }
 
 /// Who looks on.
-pub type Watcher = Box<dyn FnMut(Said) + Send>;
+pub type Watcher = Box<dyn FnMut(FleetSnapshot) + Send>;
 
 /// Lets simulated time pass no faster than that of people, and says what the fleet is.
 pub(crate) async fn slowed(world: Arc<World>, watcher: Arc<Mutex<Watcher>>) {
     let mut looked: Option<Instant> = None;
     loop {
         let began = Instant::now();
-        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+        if looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(began);
             (watcher.lock())(said(&world, false));
         }
@@ -56,7 +56,7 @@ fn address(server: usize) -> String {
 }
 
 /// What it says now.
-pub(crate) fn said(world: &World, over: bool) -> Said {
+pub(crate) fn said(world: &World, over: bool) -> FleetSnapshot {
     let servers = &world.servers;
     let up = servers.up.lock().clone();
     let mut infos: Vec<ServerInfo> = (up.iter().enumerate())
@@ -128,7 +128,7 @@ pub(crate) fn said(world: &World, over: bool) -> Said {
     };
     let fleet =
         DescribeReply { fleet: 1, servers: infos, shards, jobs: vec![job], ..DescribeReply::default() };
-    Said { at: Duration::from_nanos(world.clock.now()), fleet, servers: replies }
+    FleetSnapshot { at: Duration::from_nanos(world.clock.now()), fleet, servers: replies }
 }
 
 /// What a shard's leader has counted.

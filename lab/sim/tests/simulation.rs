@@ -8,7 +8,7 @@ use paraft_common::{TensorSpec, optim::OptimizerConfig};
 use paraft_data::{Dataset, Samples, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, Run, RunRecord, Train};
-use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate, simulate_watched, watched::Said};
+use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate, simulate_watched, watched::FleetSnapshot};
 use paraft_worker::Job;
 use std::{
     path::Path,
@@ -91,7 +91,8 @@ fn observing_changes_nothing_and_shows_failovers() {
     let (job, setup) =
         (job(&["train.epochs=4", "cluster.servers=3"]), Setup { server_mttf_s: Some(0.6), ..troubled() });
     let (alone, events) = run(&job, &setup);
-    let (written, said) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::<Said>::new())));
+    let (written, said) =
+        (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::<FleetSnapshot>::new())));
     let (lines, looks) = (written.clone(), said.clone());
     let sink = move |e: &Event| {
         lines.lock().expect("no panic").push(e.clone());

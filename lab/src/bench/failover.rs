@@ -54,7 +54,7 @@ pub struct FailoverBenchArgs {
 }
 
 /// A server that comes back must be a voter again within this.
-const REPAIR: Duration = Duration::from_secs(120);
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
     if args.replicas < 3 {
@@ -253,10 +253,12 @@ fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(
     let began = Instant::now();
     while !done() {
         launch::go_on(interrupted)?;
-        if began.elapsed() > REPAIR {
-            return Err(Failure::new(exit::FAILED, format!("the fleet is not whole after {REPAIR:?}")).help(
-                "its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`",
-            ));
+        if began.elapsed() > REPAIR_TIMEOUT {
+            return Err(Failure::new(
+                exit::FAILED,
+                format!("the fleet is not whole after {REPAIR_TIMEOUT:?}"),
+            )
+            .help("its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`"));
         }
         thread::sleep(Duration::from_millis(2));
     }

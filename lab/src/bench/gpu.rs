@@ -27,7 +27,7 @@ const SCRIPT: &str = concat!(
 const WARM_UP: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Which {
+enum BenchModel {
     /// 784-4096-4096-10, batch 4096, tf32.
     Mlp,
     /// The ConvNet on 28 x 28, batch 1024, tf32.
@@ -40,7 +40,7 @@ enum Which {
 pub struct GpuBenchArgs {
     /// Models, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "mlp,convnet,transformer")]
-    models: Vec<Which>,
+    models: Vec<BenchModel>,
     /// Which GPU, from 0.
     #[arg(long, default_value_t = 0)]
     ordinal: u32,
@@ -73,7 +73,7 @@ struct Case {
     precision: (&'static str, Precision),
 }
 
-impl Which {
+impl BenchModel {
     fn case(self, tiny: bool) -> Case {
         let images = DataShape { sample: Sample::Values(784), classes: Some(10) };
         let tf32 = ("tf32", Precision::Tf32);

@@ -99,7 +99,7 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
         interrupted: launch::interrupts(),
         deadline: Instant::now() + timeout,
         timeout,
-        seen: Seen::default(),
+        seen: Measurements::default(),
     };
     let figures = bench.run(args, &job, params as f64)?;
     figure::show(&figures, args.json);
@@ -108,7 +108,7 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
 
 /// Measurements during the run.
 #[derive(Default)]
-struct Seen {
+struct Measurements {
     server_peak: f64,
     worker_peak: f64,
     log_memory: u64,
@@ -131,7 +131,7 @@ struct Bench {
     interrupted: std::sync::Arc<AtomicI32>,
     deadline: Instant,
     timeout: Duration,
-    seen: Seen,
+    seen: Measurements,
 }
 
 impl Bench {
@@ -218,7 +218,11 @@ impl Bench {
     }
 
     /// Polls until `done` holds for the measurements and the shard's status.
-    fn until(&mut self, what: &str, done: impl Fn(&Seen, &ShardStatus) -> bool) -> Result<(), Failure> {
+    fn until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&Measurements, &ShardStatus) -> bool,
+    ) -> Result<(), Failure> {
         self.deadline = Instant::now() + self.timeout;
         loop {
             if self.look()?.is_some_and(|s| done(&self.seen, &s)) {

@@ -189,7 +189,7 @@ pub struct Streamed {
 }
 
 /// An acknowledgement that takes longer is an error.
-const ACK_PATIENCE: Duration = Duration::from_secs(30);
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pusher {
     /// Pushes every bucket, the last first as a backward pass does, and waits for all acknowledgements.
@@ -283,13 +283,13 @@ impl Pusher {
     /// Waits until at most `most` pushes are unacknowledged.
     fn settle_to(&mut self, most: usize) -> Result<(), Failure> {
         while self.open > most {
-            if self.acks.recv_timeout(ACK_PATIENCE).is_err() {
+            if self.acks.recv_timeout(ACK_TIMEOUT).is_err() {
                 // The client has failed or its servers are gone; a pull returns the error.
                 self.pull()?;
                 let what = match self.client.counters().rejoins {
-                    0 => format!(
-                        "no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered"
-                    ),
+                    0 => {
+                        format!("no acknowledgement of a push within {ACK_TIMEOUT:?}, but pulls are answered")
+                    }
                     _ => "a worker of the benchmark lost its lease, and pushes with it".into(),
                 };
                 return Err(

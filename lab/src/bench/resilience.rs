@@ -2,7 +2,7 @@
 //! the two things that people do without Paraft.
 //!
 //! The ways, each also without kills:
-//! - `paraft`: the job as it is; a killed server or worker is started again after [`RESTART_PAUSE`], the others go on.
+//! - `paraft`: the job as it is; a killed server or worker is started again after [`RESTART_DELAY`], the others go on.
 //! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
 //!   started again from the latest checkpoint after the same while.
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
@@ -12,7 +12,7 @@ use super::figure::{self, Figure};
 use crate::{health, statistics::median};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
-use paraft_fleet::{RESTART_PAUSE, failure::Failure, faults::process, launch};
+use paraft_fleet::{RESTART_DELAY, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use rand_chacha::ChaCha8Rng;
@@ -289,7 +289,7 @@ fn restart(
                         .map(|c| c.manifest().resume_step);
                     return Ok(Err(steps.max().unwrap_or(0)));
                 }
-                Err(_) if end.load(Relaxed) != 0 => thread::sleep(RESTART_PAUSE),
+                Err(_) if end.load(Relaxed) != 0 => thread::sleep(RESTART_DELAY),
                 Err(e) => return Err(e),
             }
         }

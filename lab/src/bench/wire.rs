@@ -10,7 +10,7 @@ use super::{
     far::FarSide,
     figure::{self, Figure},
     load::{BenchFleet, Pusher, Shape, Via},
-    meter::{Meter, Took, median_of},
+    meter::{Meter, OpTime, median_of},
     raw::{self, Raw},
 };
 use clap::Args;
@@ -58,7 +58,7 @@ const MEASURES: [&str; 3] = ["push", "pull", "round"];
 struct Case(BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>);
 
 impl Case {
-    fn add(&mut self, measure: &'static str, took: Took) {
+    fn add(&mut self, measure: &'static str, took: OpTime) {
         let (seconds, cpu) = self.0.entry(measure).or_default();
         seconds.push(took.seconds);
         cpu.push(took.cpu);

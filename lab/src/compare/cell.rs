@@ -3,12 +3,12 @@
 use super::matrix::Planned;
 use crate::simulate;
 use paraft_fleet::{
+    existing::ExistingFleet,
     failure::Failure,
     faults::link::Link,
     fleet::{Extras, JOB_FILE},
     launch,
     run_dir::RunDir,
-    standing::On,
 };
 use paraft_record::{Cell, Event, METRICS_FILE, MetricsWriter, RunRecord, read_events};
 use paraft_sim::Setup;
@@ -27,7 +27,12 @@ const CONDITIONS_FILE: &str = "conditions.json";
 #[derive(Clone, Debug)]
 pub enum How {
     /// By processes of this machine; its workers alone, where a fleet that stands has the servers.
-    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link>, on: Option<On> },
+    Real {
+        slow: BTreeMap<u32, f64>,
+        straggle: Option<Straggle>,
+        link: Option<Link>,
+        on: Option<ExistingFleet>,
+    },
     /// By a simulation of such a fleet, seeded with the run's seed, or with this.
     Simulated { setup: Box<Setup>, seed: Option<u64> },
 }

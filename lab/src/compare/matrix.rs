@@ -20,10 +20,10 @@ use paraft_worker::{
 use std::{collections::BTreeSet, str::FromStr};
 
 /// The name of the job's own settings, without changes.
-pub const AS_IT_IS: &str = "job";
+pub const UNCHANGED: &str = "job";
 
 /// Keys that belong to the matrix or to the budget.
-const KEPT: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", "train.max_steps"];
+const RESERVED_KEYS: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", "train.max_steps"];
 
 /// The axes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -98,7 +98,7 @@ impl FromStr for Seeds {
 impl Algorithm {
     /// The unchanged job.
     pub fn as_it_is() -> Self {
-        Self { name: AS_IT_IS.into(), kind: Kind::AsItIs }
+        Self { name: UNCHANGED.into(), kind: Kind::AsItIs }
     }
 
     /// The algorithm that the name implies.
@@ -108,7 +108,7 @@ impl Algorithm {
             Ok(_) => Kind::Late,
             Err(_) if toml::from_str::<RoundConfig>(&text).is_ok() => Kind::Round,
             Err(_) if name.parse::<Encoding>().is_ok() => Kind::Encoding,
-            Err(_) if name == AS_IT_IS => Kind::AsItIs,
+            Err(_) if name == UNCHANGED => Kind::AsItIs,
             Err(e) => {
                 return Err(Failure::new(
                     exit::USAGE,
@@ -140,7 +140,7 @@ impl Algorithm {
             let Some((key, _)) = s.split_once('=') else {
                 return Err(bad(&format!("`{s}` is not KEY=VALUE")));
             };
-            if KEPT.contains(&key.trim()) {
+            if RESERVED_KEYS.contains(&key.trim()) {
                 return Err(bad(&format!(
                     "{} is the comparison's own: modes, workers and seeds have flags, and all runs have one budget",
                     key.trim()
@@ -263,7 +263,7 @@ fn twice(what: &str, names: impl Iterator<Item = String>) -> Result<(), Failure>
 /// comparison grows.
 fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64) -> String {
     let mut name = mode.to_string();
-    if algorithm != AS_IT_IS {
+    if algorithm != UNCHANGED {
         name += &format!("_{algorithm}");
     }
     if workers != base.train.workers {

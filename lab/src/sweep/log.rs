@@ -12,7 +12,7 @@ use std::{
 
 /// The end of a trial on a rung.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct TrialEnd {
     pub trial: usize,
     pub rung: usize,
     /// The metric.
@@ -37,7 +37,7 @@ pub struct Ended {
 
 /// The content of a log.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct LogContent {
     /// The first line: the identity of the sweep. Null: there is none yet.
     pub sweep: Value,
     /// When it began, in ms of Unix time, and its folder then, which identify it for trackers. Old
@@ -45,12 +45,12 @@ pub struct Said {
     pub began: Option<(u64, String)>,
     /// Each start of a trial on a rung with its settings, in this order.
     pub begun: Vec<(usize, usize, Vec<String>)>,
-    pub ended: Vec<Ended>,
+    pub ended: Vec<TrialEnd>,
     /// Bytes of its complete lines: a torn last line counts as not written.
     whole: u64,
 }
 
-impl Said {
+impl LogContent {
     /// Reads a log.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
@@ -83,7 +83,7 @@ impl Said {
     }
 
     /// Replays it into a search.
-    pub fn tell(&self, search: &mut Search, score: impl Fn(&Ended) -> Score) {
+    pub fn tell(&self, search: &mut Search, score: impl Fn(&TrialEnd) -> Score) {
         self.begun.iter().for_each(|(trial, rung, _)| search.begin(*trial, *rung));
         self.ended.iter().for_each(|end| search.ended(end.trial, end.rung, score(end)));
     }
@@ -105,8 +105,8 @@ impl Said {
 pub struct Log {
     file: File,
     /// The trials that had ended before it was opened.
-    pub ended: Vec<Ended>,
-    /// See [`Said::id`].
+    pub ended: Vec<TrialEnd>,
+    /// See [`LogContent::id`].
     pub id: (String, u64),
 }
 
@@ -117,11 +117,11 @@ impl Log {
         path: &Path,
         sweep: &Value,
         search: &mut Search,
-        score: impl Fn(&Ended) -> Score,
+        score: impl Fn(&TrialEnd) -> Score,
     ) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
         let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(cannot)?;
-        let mut said = Said::read(path)?;
+        let mut said = LogContent::read(path)?;
         let dir = path.parent().unwrap_or(path);
         if said.whole > 0 && said.sweep != *sweep {
             let keys = sweep.as_object().into_iter().flatten();
@@ -148,7 +148,7 @@ impl Log {
         self.write(&json!({ "begin": { "trial": trial, "rung": rung, "set": set } }))
     }
 
-    pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
+    pub fn end(&mut self, e: &TrialEnd) -> Result<(), Failure> {
         self.write(&json!({ "end": {
             "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
             "tries": e.tries, "why": e.why, "stopped": e.stopped, "beside": e.beside, "dir": e.dir, "ended_ms": e.ended_ms,
@@ -172,9 +172,9 @@ fn of(said: &Value) -> Option<(usize, usize)> {
     Some((said["trial"].as_u64()? as usize, said["rung"].as_u64()? as usize))
 }
 
-fn read(said: &Value) -> Option<Ended> {
+fn read(said: &Value) -> Option<TrialEnd> {
     let (trial, rung) = of(said)?;
-    Some(Ended {
+    Some(TrialEnd {
         trial,
         rung,
         value: said["value"].as_f64(),
@@ -196,9 +196,9 @@ mod tests {
         *,
     };
 
-    fn ended(trial: usize, value: Option<f64>) -> Ended {
+    fn ended(trial: usize, value: Option<f64>) -> TrialEnd {
         let (why, dir) = (String::new(), format!("trial-{trial}"));
-        Ended {
+        TrialEnd {
             trial,
             rung: 0,
             value,

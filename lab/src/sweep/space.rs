@@ -69,7 +69,7 @@ pub struct Space {
 pub type Point = Vec<Value>;
 
 /// The maximal number of grid points.
-const MOST: usize = 100_000;
+const MAX_GRID_POINTS: usize = 100_000;
 
 impl Space {
     /// Reads a space file.
@@ -105,7 +105,7 @@ impl Space {
         }
         for axis in &axes {
             let n = axis.points().unwrap_or(1);
-            if let Some(i) = (1..n.min(MOST)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
+            if let Some(i) = (1..n.min(MAX_GRID_POINTS)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
                 let value = axis.at(i, n);
                 return Err(format!(
                     "`{}`: of points = {n} two are {value}: take fewer, or a list of values",
@@ -127,8 +127,10 @@ impl Space {
             let n = axis.points().ok_or_else(|| {
                 format!("`{}` is a range: a grid needs `points = N` with it, or a list of values", axis.key)
             })?;
-            all = all.checked_mul(n).filter(|n| *n <= MOST).ok_or_else(|| {
-                format!("the grid has more than {MOST} points: take fewer values, or --search random")
+            all = all.checked_mul(n).filter(|n| *n <= MAX_GRID_POINTS).ok_or_else(|| {
+                format!(
+                    "the grid has more than {MAX_GRID_POINTS} points: take fewer values, or --search random"
+                )
             })?;
         }
         Ok(all)

@@ -2,7 +2,7 @@
 
 use super::{
     Kind, LOG_FILE,
-    log::{Ended, Said},
+    log::{LogContent, TrialEnd},
     search::{Next, Search},
     space::Metric,
     trial_dir,
@@ -17,7 +17,12 @@ use paraft_worker::{Job, exit};
 use std::path::{Path, PathBuf};
 
 /// The best trial as trackers are told of it; none without a value.
-pub(super) fn best(metric: Metric, ended: &[Ended], which: (usize, usize), set: Vec<String>) -> Option<Best> {
+pub(super) fn best(
+    metric: Metric,
+    ended: &[TrialEnd],
+    which: (usize, usize),
+    set: Vec<String>,
+) -> Option<Best> {
     let ended = ended.iter().rfind(|e| (e.trial, e.rung) == which)?;
     let key = match metric {
         Metric::Accuracy => "eval/accuracy",
@@ -38,8 +43,8 @@ pub fn of(dir: &Path) -> Option<PathBuf> {
 /// What is there already stays.
 pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(String, usize), Failure> {
     let path = dir.join(LOG_FILE);
-    let said = Said::read(&path)?;
-    let found = Found::of(&said).ok_or_else(|| {
+    let said = LogContent::read(&path)?;
+    let found = SweepFiles::of(&said).ok_or_else(|| {
         Failure::new(exit::DATA, format!("{}: it does not say which sweep it is of", path.display()))
             .help("give the folder of a sweep of `paraft sweep`")
     })?;
@@ -58,15 +63,15 @@ pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(S
 }
 
 /// What its log comes to.
-struct Found {
+struct SweepFiles {
     /// Folders of trials, below the sweep's.
     trials: Vec<String>,
     /// Of a sweep that is done.
     best: Option<Best>,
 }
 
-impl Found {
-    fn of(said: &Said) -> Option<Self> {
+impl SweepFiles {
+    fn of(said: &LogContent) -> Option<Self> {
         let rungs: Vec<u64> = said.sweep["epochs"].as_array()?.iter().filter_map(|e| e.as_u64()).collect();
         let points = said.sweep["points"].as_array()?.len();
         let metric =
@@ -120,7 +125,7 @@ mod tests {
             let (why, dir) = (String::new(), String::new());
             let ended_ms = 1000 * (1 + trial as u64);
             let value = Some(value);
-            log.end(&Ended {
+            log.end(&TrialEnd {
                 trial,
                 rung,
                 value,
@@ -137,14 +142,15 @@ mod tests {
         };
         trains(&mut log, 0, 0, 0.5);
         trains(&mut log, 1, 0, 0.25);
-        let found = || Found::of(&Said::read(&dir.join(LOG_FILE)).expect("a log")).expect("a sweep's");
+        let found =
+            || SweepFiles::of(&LogContent::read(&dir.join(LOG_FILE)).expect("a log")).expect("a sweep's");
         assert_eq!((found().best, found().status()), (None, Status::Failed), "trial 1 has yet to go on");
         trains(&mut log, 1, 1, 0.125);
         let best = Best { key: "eval/loss", value: 0.125, wall: 2.0, set: vec!["a=1".into()] };
         assert_eq!((found().best, found().status()), (Some(best), Status::Finished));
         assert_eq!(found().trials, ["trial-0000/epochs-1", "trial-0001/epochs-1", "trial-0001/epochs-4"]);
         // Whoever goes on with it, or sends it from another place, means the same sweep.
-        let id = Said::read(&dir.join(LOG_FILE)).expect("a log").id(Path::new("/elsewhere"));
+        let id = LogContent::read(&dir.join(LOG_FILE)).expect("a log").id(Path::new("/elsewhere"));
         drop(log);
         let again = Log::open(&dir.join(LOG_FILE), &about, &mut search, |_| None).expect("goes on");
         assert_eq!(again.id, id);

@@ -1,8 +1,8 @@
 //! One trial: its job, its run on the fleet, and what has come of it.
 
-use super::{PAUSE, Sweep, TRIES, log::Ended, space};
+use super::{MAX_ATTEMPTS, RETRY_DELAY, Sweep, log::TrialEnd, space};
 use paraft_checkpoint::Folder;
-use paraft_fleet::{ask, failure::Failure, fleet::Extras, launch, run_dir::RunDir, standing::On};
+use paraft_fleet::{ask, existing::ExistingFleet, failure::Failure, fleet::Extras, launch, run_dir::RunDir};
 use paraft_proto::JobInfo;
 use paraft_worker::{Job, exit};
 use std::{
@@ -80,10 +80,10 @@ impl Sweep<'_> {
         rung: usize,
         servers: &[String],
         interrupted: &AtomicI32,
-    ) -> Result<Ended, Failure> {
+    ) -> Result<TrialEnd, Failure> {
         let job = self.job(trial, rung)?;
         let name = self.trial_dir(trial, rung);
-        let mut ended = Ended {
+        let mut ended = TrialEnd {
             trial,
             rung,
             value: None,
@@ -96,7 +96,7 @@ impl Sweep<'_> {
             dir: name.clone(),
             ended_ms: 0,
         };
-        while ended.tries < TRIES {
+        while ended.tries < MAX_ATTEMPTS {
             ended.tries += 1;
             ended.why.clear();
             let beside = self.beside(servers);
@@ -115,7 +115,7 @@ impl Sweep<'_> {
             };
             // The sweep's own servers end with it, and what they have.
             let remember = self.args.to.is_some();
-            let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
+            let on = ExistingFleet { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
@@ -123,7 +123,7 @@ impl Sweep<'_> {
                 Ok(record) if !record.leaves.is_empty() => {
                     ended.why = "a worker was lost".into();
                     ended.seconds = began.elapsed().as_secs_f64();
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
                 Ok(record) => {
                     let summary = record.summarize();
@@ -162,11 +162,11 @@ impl Sweep<'_> {
                 Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
                 Err(e) if e.code() == exit::UNAVAILABLE => {
                     // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
-                    if ended.tries == TRIES {
+                    if ended.tries == MAX_ATTEMPTS {
                         return Err(e);
                     }
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", e.message(), ended.tries);
-                    let until = Instant::now() + PAUSE;
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", e.message(), ended.tries);
+                    let until = Instant::now() + RETRY_DELAY;
                     while Instant::now() < until && interrupted.load(Relaxed) == 0 {
                         std::thread::sleep(Duration::from_millis(50));
                     }
@@ -179,7 +179,7 @@ impl Sweep<'_> {
                         return Ok(ended);
                     }
                     // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
             }
         }

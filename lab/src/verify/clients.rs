@@ -18,11 +18,11 @@ use std::{
 /// The clients and their observations.
 pub struct Clients {
     ledger: Ledger,
-    seen: Arc<Seen>,
+    seen: Arc<Observations>,
     workers: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
 }
 
-struct Seen {
+struct Observations {
     stop: AtomicBool,
     /// The last round that clients may start, so the ledger has room until the last fault.
     allowed: AtomicU64,
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub gaps: Vec<f64>,
     /// Pulls without the worker's own push.
     pub unseen: Vec<String>,
-    seen: Arc<Seen>,
+    seen: Arc<Observations>,
     buckets: usize,
 }
 
@@ -64,7 +64,7 @@ impl Clients {
     /// Makes all clients join and push: each starts a round every `pace`, if the previous one is done.
     pub fn start(ledger: &Ledger, at: &At, pace: Duration) -> Self {
         let entries = ledger.steps as usize * ledger.copies;
-        let seen = Arc::new(Seen {
+        let seen = Arc::new(Observations {
             stop: AtomicBool::new(false),
             allowed: AtomicU64::new(0),
             begun: (0..ledger.workers).map(|_| AtomicU64::new(0)).collect(),
@@ -119,10 +119,10 @@ impl Clients {
     /// Returns right after a client has started a round, or soon. A kill then hits a push in flight,
     /// while between two rounds it would hit none.
     pub fn next_round(&self) {
-        const SOON: Duration = Duration::from_millis(200);
+        const ROUND_TIMEOUT: Duration = Duration::from_millis(200);
         let sum = || self.seen.begun.iter().map(|b| b.load(Relaxed)).sum::<u64>();
         let (before, since) = (sum(), Instant::now());
-        while sum() == before && since.elapsed() < SOON {
+        while sum() == before && since.elapsed() < ROUND_TIMEOUT {
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -166,7 +166,7 @@ fn work(
     at: &At,
     worker: u32,
     pace: Duration,
-    seen: &Arc<Seen>,
+    seen: &Arc<Observations>,
 ) -> Result<Vec<f32>, ClientError> {
     let mut page = ledger.join(at, worker)?;
     let acks = page.client.acks();
@@ -204,7 +204,7 @@ fn work(
 }
 
 /// Records acknowledgements until the client is gone.
-fn listen(seen: &Seen, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
+fn listen(seen: &Observations, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
     let buckets_of =
         |shard: ShardId| (shard.0 as usize..ledger.copies).step_by(shards as usize).count() as u64;
     for ack in acks {

@@ -65,7 +65,7 @@ const BUCKETS_PER_SHARD: u32 = 4;
 /// The ledger has room for this many seconds of pushes per kill.
 const SECONDS_PER_KILL: u64 = 4;
 /// A fleet that is not whole after this time has failed the proof: no schedule causes that.
-const CALM: Duration = Duration::from_secs(60);
+const CALM_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let shards = args.servers.min(8);
@@ -172,7 +172,7 @@ impl Storm<'_> {
         let begun = Instant::now();
         while clients.acknowledged() == 0 {
             self.checked(&clients)?;
-            if begun.elapsed() > CALM {
+            if begun.elapsed() > CALM_TIMEOUT {
                 return Err(Failure::new(exit::UNAVAILABLE, "no push was acknowledged in the first minute"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -230,18 +230,19 @@ impl Storm<'_> {
                     self.count_snapshots(&view);
                     return Ok(view);
                 }
-                Ok(_) if began.elapsed() > CALM => {
+                Ok(_) if began.elapsed() > CALM_TIMEOUT => {
                     // A client whose push is acknowledged does not push it again, and would wait for a
                     // lost step for ever.
                     let done = self.counts.leader_kills;
                     let what = format!(
-                        "BROKEN after {done} kills: the fleet is whole, but for {CALM:?} a client has had no ack: a push that was acknowledged may be gone"
+                        "BROKEN after {done} kills: the fleet is whole, but for {CALM_TIMEOUT:?} a client has had no ack: a push that was acknowledged may be gone"
                     );
                     return Err(Failure::new(exit::FAILED, what).help("see the servers' logs"));
                 }
-                Err(why) if began.elapsed() > CALM => {
+                Err(why) if began.elapsed() > CALM_TIMEOUT => {
                     let done = self.counts.leader_kills;
-                    let what = format!("after {done} kills the fleet is not whole within {CALM:?}: {why}");
+                    let what =
+                        format!("after {done} kills the fleet is not whole within {CALM_TIMEOUT:?}: {why}");
                     return Err(Failure::new(exit::UNAVAILABLE, what).help("see the servers' logs"));
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),

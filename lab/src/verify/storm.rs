@@ -1,7 +1,7 @@
 //! What one fault does to the fleet under the ledger, and how it ends.
 
 use super::{clients::Clients, ledger::Storm};
-use crate::{fault_schedule::Kind, hanging, health::View, scarce, stranger};
+use crate::{fault_schedule::Kind, health::View, limits, stalled_readers, stranger};
 use paraft_fleet::{failure::Failure, faults::Faults};
 use paraft_worker::exit;
 use rand::SeedableRng;
@@ -137,7 +137,7 @@ impl Storm<'_> {
         match kind {
             Kind::Fds => {
                 let taken: Result<Vec<_>, _> =
-                    places.iter().map(|p| scarce::descriptors(self.cluster.pid(*p as usize))).collect();
+                    places.iter().map(|p| limits::descriptors(self.cluster.pid(*p as usize))).collect();
                 let taken = taken.map_err(refused)?;
                 std::thread::sleep(lasting);
                 drop(taken);
@@ -154,7 +154,7 @@ impl Storm<'_> {
             Kind::Readers => {
                 let (addresses, access) = (self.cluster.direct(), self.cluster.as_server()?);
                 let shards = self.cluster.at().shards;
-                self.cluster.ask(hanging::hang(&addresses, &access, shards, lasting));
+                self.cluster.ask(stalled_readers::hang(&addresses, &access, shards, lasting));
             }
             Kind::Stranger => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.schedule.pick(usize::MAX) as u64);
@@ -190,7 +190,7 @@ impl Storm<'_> {
     /// after processes starts it again.
     fn no_memory(&mut self, place: usize, lasting: Duration) -> Result<(), Failure> {
         let more = self.schedule.pick(16) as u64 * (1 << 20);
-        let taken = scarce::memory(self.cluster.pid(place), more);
+        let taken = limits::memory(self.cluster.pid(place), more);
         let taken = taken.map_err(|e| Failure::new(exit::IO, format!("a limit cannot be changed: {e}")))?;
         let until = Instant::now() + lasting;
         while Instant::now() < until && !self.cluster.has_ended(place) {

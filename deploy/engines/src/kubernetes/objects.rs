@@ -1,13 +1,13 @@
 //! The kinds that every cluster has: ConfigMap, Service, PodDisruptionBudget, StatefulSet, Job.
 
-use super::pod::{self, CONTAINER, PORT, Told, label, labels};
+use super::pod::{self, CONTAINER, ContainerSpec, PORT, label, labels};
 use crate::{Role, fleet::Fleet};
 use serde_json::{Value, json};
 
 pub(super) fn config_map(fleet: &Fleet, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", super::ask::INSTANCE: name}, "name": format!("{name}-job")},
+        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", super::query::INSTANCE: name}, "name": format!("{name}-job")},
         // A run has one job: another is another run.
         "immutable": true,
         "data": {"job.toml": fleet.job},
@@ -38,7 +38,7 @@ pub(super) fn disruption_budget(name: &str) -> Value {
 
 pub(super) fn stateful_set(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = Told {
+    let told = ContainerSpec {
         from: vec![("PARAFT_INDEX", label("apps.kubernetes.io/pod-index"))],
         servers: (0..fleet.servers.count).map(|n| format!("{set}-{n}.{set}:{PORT}")).collect(),
         // A StatefulSet starts again whatever has ended.
@@ -71,7 +71,7 @@ fn claim(size: &str) -> Value {
 
 pub(super) fn indexed_job(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = Told {
+    let told = ContainerSpec {
         from: vec![(
             "PARAFT_ATTEMPT",
             "metadata.annotations['batch.kubernetes.io/job-index-failure-count']".into(),
@@ -103,13 +103,14 @@ pub(super) fn workers(fleet: &Fleet, template: Value, container: &str) -> Value 
 }
 
 /// What `paraft_worker::exit` calls "again", and the signals that engines and kernels send; Kubernetes takes no ranges.
-const AGAIN: [u8; 17] = [69, 74, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143];
+const RETRY_EXIT_CODES: [u8; 17] =
+    [69, 74, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143];
 
 /// A node that is drained counts for nothing; what would fail again ends all.
 pub(super) fn failure_policy(container: &str) -> Value {
     json!({"rules": [
         {"action": "Ignore", "onPodConditions": [{"status": "True", "type": "DisruptionTarget"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": AGAIN}},
+        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": RETRY_EXIT_CODES}},
     ]})
 }
 

@@ -1,6 +1,6 @@
 //! What the pods of all kinds have in common: the container, who it runs as, what it sees, on which node it may be.
 
-use super::ask::{COMPONENT, INSTANCE};
+use super::query::{COMPONENT, INSTANCE};
 use crate::{
     Role,
     fleet::{Files, Fleet},
@@ -23,7 +23,7 @@ const DATA: &str = "/paraft/data";
 const USER: u32 = 65_532;
 
 /// How a pod is told what it is, by what has made it.
-pub(super) struct Told {
+pub(super) struct ContainerSpec {
     /// Variables by name, and what of the pod each has.
     pub from: Vec<(&'static str, String)>,
     /// Where all servers are.
@@ -45,7 +45,7 @@ pub(super) fn label(label: &str) -> String {
 }
 
 /// The pod of a role, as a template has it. `restart`: what the kubelet does where it ends.
-pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, told: &Told) -> Value {
+pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, told: &ContainerSpec) -> Value {
     let mut spec = Map::new();
     let mut set = |key: &str, value: Value| spec.insert(key.into(), value);
     if role == Role::Server {
@@ -74,7 +74,7 @@ pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, tol
     json!({"metadata": {"labels": labels(name, role)}, "spec": spec})
 }
 
-fn container(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Value {
+fn container(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Value {
     let job = format!("{JOB}/job.toml");
     let data = (role == Role::Server).then_some(DATA);
     let files = Files { run: RUN, job: &job, data, certs: CERTS };
@@ -101,7 +101,7 @@ fn container(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Value {
     it
 }
 
-fn env(told: &Told) -> Vec<Value> {
+fn env(told: &ContainerSpec) -> Vec<Value> {
     let from =
         |(name, path): &(&str, String)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let servers = json!({"name": "PARAFT_SERVERS", "value": told.servers.join(",")});
@@ -156,7 +156,7 @@ fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
     all
 }
 
-fn volumes(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Vec<Value> {
+fn volumes(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Vec<Value> {
     let empty = |name: &str| json!({"emptyDir": {}, "name": name});
     let mut all = vec![json!({"configMap": {"name": format!("{name}-job")}, "name": "job"})];
     if let Some(name) = fleet.certs.of(role) {

@@ -17,7 +17,7 @@ mod slurm;
 mod tests;
 mod torchrun;
 
-use crate::wrong::Wrong;
+use crate::error::EngineError;
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 /// The role of a process.
@@ -86,7 +86,7 @@ pub struct Place {
 
 /// The user's flags.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct PlaceFlags {
     /// `--role`
     pub role: Option<Role>,
     /// `--index`
@@ -97,7 +97,7 @@ pub struct Asked {
 
 /// The host's state that is read besides variables.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct HostContext {
     /// `/etc/hosts`
     pub hosts: String,
     /// The content of the file that `PARAFT_HOSTFILE` names: `host slots=N` in each line.
@@ -106,7 +106,7 @@ pub struct Surroundings {
     pub own: String,
 }
 
-impl Surroundings {
+impl HostContext {
     /// The surroundings of this process.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -146,13 +146,13 @@ impl fmt::Display for Place {
 }
 
 /// torchrun's own default.
-const USUAL_PORT: u16 = 29_500;
+const DEFAULT_PORT: u16 = 29_500;
 
 /// The variables that are not empty.
 struct Env<'a> {
     variables: &'a BTreeMap<String, String>,
-    asked: &'a Asked,
-    around: &'a Surroundings,
+    asked: &'a PlaceFlags,
+    around: &'a HostContext,
 }
 
 impl Env<'_> {
@@ -160,25 +160,27 @@ impl Env<'_> {
         self.variables.get(name).filter(|v| !v.is_empty()).cloned()
     }
 
-    fn number(&self, name: &str) -> Result<Option<u32>, Wrong> {
+    fn number(&self, name: &str) -> Result<Option<u32>, EngineError> {
         match self.text(name).map(|text| (text.parse::<u32>(), text)) {
             None => Ok(None),
             Some((Ok(n), _)) => Ok(Some(n)),
-            Some((Err(_), text)) => Err(Wrong::usage(format!("{name} is `{text}`; it is a whole number"))),
+            Some((Err(_), text)) => {
+                Err(EngineError::usage(format!("{name} is `{text}`; it is a whole number")))
+            }
         }
     }
 
     /// A variable that this engine always sets along with those that identify it.
-    fn must(&self, engine: &str, name: &str) -> Result<String, Wrong> {
+    fn must(&self, engine: &str, name: &str) -> Result<String, EngineError> {
         self.text(name).ok_or_else(|| needs(engine, name))
     }
 
-    fn must_number(&self, engine: &str, name: &str) -> Result<u32, Wrong> {
+    fn must_number(&self, engine: &str, name: &str) -> Result<u32, EngineError> {
         self.number(name)?.ok_or_else(|| needs(engine, name))
     }
 
     /// `MASTER_PORT` itself belongs to the script's processes, or to torchrun.
-    fn beside_master(&self) -> Result<Option<u16>, Wrong> {
+    fn beside_master(&self) -> Result<Option<u16>, EngineError> {
         Ok(self.number("MASTER_PORT")?.and_then(|p| u16::try_from(p.saturating_add(1)).ok()))
     }
 
@@ -188,14 +190,14 @@ impl Env<'_> {
         text.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::to_string).collect()
     }
 
-    fn role(&self) -> Result<Option<Role>, Wrong> {
-        let said = self.text("PARAFT_ROLE").map(|text| text.parse::<Role>().map_err(Wrong::usage));
+    fn role(&self) -> Result<Option<Role>, EngineError> {
+        let said = self.text("PARAFT_ROLE").map(|text| text.parse::<Role>().map_err(EngineError::usage));
         self.asked.role.map_or_else(|| said.transpose(), |role| Ok(Some(role)))
     }
 }
 
-fn needs(engine: &str, name: &str) -> Wrong {
-    Wrong::usage(format!("this is {engine}'s task, and {name} is not set")).help(format!(
+fn needs(engine: &str, name: &str) -> EngineError {
+    EngineError::usage(format!("this is {engine}'s task, and {name} is not set")).help(format!(
         "set {name}, or start it without {engine}'s variables for a fleet on this machine alone"
     ))
 }
@@ -216,14 +218,14 @@ impl Place {
             hosts: tasks,
             node: String::new(),
             first: String::new(),
-            port: USUAL_PORT,
+            port: DEFAULT_PORT,
             servers: Vec::new(),
         }
     }
 }
 
 /// The detection of an engine: `None` if its variables are absent.
-type Recognise = fn(&Env<'_>) -> Result<Option<Place>, Wrong>;
+type Recognise = fn(&Env<'_>) -> Result<Option<Place>, EngineError>;
 
 /// The innermost first.
 const ENGINES: [Recognise; 8] = [
@@ -240,9 +242,9 @@ const ENGINES: [Recognise; 8] = [
 /// The place of this process; `None`: it belongs to no engine, or it is the only task.
 pub fn place(
     variables: &BTreeMap<String, String>,
-    asked: &Asked,
-    around: &Surroundings,
-) -> Result<Option<Place>, Wrong> {
+    asked: &PlaceFlags,
+    around: &HostContext,
+) -> Result<Option<Place>, EngineError> {
     let env = Env { variables, asked, around };
     let role = env.role()?;
     // In a script of `paraft launch`, the engine's variables describe the launcher.
@@ -261,7 +263,7 @@ pub fn place(
         (Some(place), _, _) => place,
         (None, Some(_), Some(index)) => Place::alone("the command", String::new(), index, 0),
         (None, Some(role), None) => {
-            return Err(Wrong::usage(format!("nothing says which {role} this is")).help(
+            return Err(EngineError::usage(format!("nothing says which {role} this is")).help(
                 "add --index N or set PARAFT_INDEX, from 0; engines that `paraft env` recognises say it themselves",
             ));
         }
@@ -291,19 +293,18 @@ pub fn place(
         return Err(outside(&place));
     }
     if place.first.is_empty() {
-        return Err(Wrong::usage(format!("nothing says where the tasks of {} meet", place.engine))
+        return Err(EngineError::usage(format!("nothing says where the tasks of {} meet", place.engine))
             .help("set MASTER_ADDR and MASTER_PORT to the host of task 0 and a port there, in every task"));
     }
     if let Some(asked) = asked.workers.filter(|n| *n != place.tasks) {
         let why = format!("--workers {asked}, and {} has started {} tasks", place.engine, place.tasks);
-        return Err(
-            Wrong::usage(why).help("each task is one worker: leave --workers out, or start as many tasks")
-        );
+        return Err(EngineError::usage(why)
+            .help("each task is one worker: leave --workers out, or start as many tasks"));
     }
     Ok(Some(place))
 }
 
-fn outside(place: &Place) -> Wrong {
+fn outside(place: &Place) -> EngineError {
     let Place { engine, rank, tasks, .. } = place;
-    Wrong::usage(format!("{engine} says that this is task {rank} of {tasks}, from 0"))
+    EngineError::usage(format!("{engine} says that this is task {rank} of {tasks}, from 0"))
 }

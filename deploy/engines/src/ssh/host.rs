@@ -4,8 +4,8 @@ use super::{addresses, placed, unreadable};
 use crate::{
     Role,
     certs::FILES,
+    error::EngineError,
     fleet::{Files, Fleet, inside, quoted},
-    wrong::Wrong,
 };
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ fn certs(role: Role) -> String {
 }
 
 /// The files that each host needs, by role where they are of one.
-pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, Wrong> {
+pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, EngineError> {
     let mut files =
         vec![(None, "job.toml".to_string(), fleet.job.clone()), (None, SCRIPT.into(), script(fleet)?)];
     for role in fleet.roles() {
@@ -32,14 +32,14 @@ pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String
 }
 
 /// The line that ends a file in what a host's shell reads.
-const END: &str = "=== end of a file of paraft ===";
+const END_OF_FILE: &str = "=== end of a file of paraft ===";
 
 /// Puts them there, whole, for its user's eyes only.
 pub(super) fn put(
     fleet: &Fleet,
     parts: &super::Parts,
     files: &[(Option<Role>, String, String)],
-) -> Result<String, Wrong> {
+) -> Result<String, EngineError> {
     let dir = quoted(&fleet.run_dir.to_string_lossy());
     let program = quoted(&fleet.program);
     let mut text = format!(
@@ -50,15 +50,17 @@ pub(super) fn put(
         if role.is_some_and(|role| parts.iter().all(|(r, _)| *r != role)) {
             continue;
         }
-        if what.contains(END) {
-            return Err(Wrong::usage(format!("{name} has the line `{END}`")).help("take it out"));
+        if what.contains(END_OF_FILE) {
+            return Err(
+                EngineError::usage(format!("{name} has the line `{END_OF_FILE}`")).help("take it out")
+            );
         }
         if let Some((folder, _)) = name.split_once('/') {
             text.push_str(&format!("mkdir -p {folder} && chmod 700 {folder} || exit 74\n"));
         }
         let what = what.strip_suffix('\n').unwrap_or(what);
         text.push_str(&format!(
-            "cat >{name}.part <<'{END}' && mv {name}.part {name} || exit 74\n{what}\n{END}\n"
+            "cat >{name}.part <<'{END_OF_FILE}' && mv {name}.part {name} || exit 74\n{what}\n{END_OF_FILE}\n"
         ));
     }
     Ok(text)
@@ -72,7 +74,7 @@ pub(super) fn start(dir: &Path, role: Role, index: u32) -> String {
 }
 
 /// What runs one process and starts it again.
-pub(super) fn script(fleet: &Fleet) -> Result<String, Wrong> {
+pub(super) fn script(fleet: &Fleet) -> Result<String, EngineError> {
     let parts = placed(fleet)?;
     let run = fleet.run_dir.to_string_lossy();
     let job = inside(&fleet.run_dir, "job.toml");

@@ -7,9 +7,9 @@ mod host;
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, told},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, told},
+    error::{EngineError, Kind},
     fleet::{Fleet, quoted},
-    wrong::{Kind, Wrong},
 };
 use host::{SCRIPT, carried, put, script, start};
 use std::{
@@ -21,7 +21,7 @@ use std::{
 pub struct Ssh;
 
 /// The hosts of a file as DeepSpeed and MPI have it, `host slots=N`, each as often as it has slots.
-pub fn hosts_of(text: &str) -> Result<Vec<String>, Wrong> {
+pub fn hosts_of(text: &str) -> Result<Vec<String>, EngineError> {
     let mut hosts = Vec::new();
     for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
         let mut words = line.split_whitespace();
@@ -30,16 +30,15 @@ pub fn hosts_of(text: &str) -> Result<Vec<String>, Wrong> {
         for word in words {
             slots = word.strip_prefix("slots=").and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or_else(
                 || {
-                    Wrong::usage(format!("`{line}`: `{word}` is no slots=N"))
+                    EngineError::usage(format!("`{line}`: `{word}` is no slots=N"))
                         .help("write one host in each line, as `n1` or `n1 slots=8`")
                 },
             )?;
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-:@[]".contains(c);
         if host.starts_with('-') || !host.chars().all(plain) {
-            return Err(
-                Wrong::usage(format!("`{host}` is no host")).help("write its name or address, or USER@HOST")
-            );
+            return Err(EngineError::usage(format!("`{host}` is no host"))
+                .help("write its name or address, or USER@HOST"));
         }
         hosts.extend(std::iter::repeat_n(host.to_string(), slots));
     }
@@ -51,16 +50,16 @@ impl Engine for Ssh {
         "ssh"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         placed(fleet)?;
         if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
-            return Err(Wrong::usage("ssh knows no --image, --mount, --server-disk and --time")
+            return Err(EngineError::usage("ssh knows no --image, --mount, --server-disk and --time")
                 .help("leave them out"));
         }
         Ok(vec![Artifact { name: SCRIPT.into(), text: script(fleet)? }])
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let parts = placed(fleet)?;
         let servers = addresses(fleet, &parts);
         let handle = Handle { engine: self.name().into(), parts, args: fleet.args.clone(), servers };
@@ -80,7 +79,7 @@ impl Engine for Ssh {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, EngineError> {
         let dir = whole(dir)?;
         let mut members = Vec::new();
         for (host, parts) in by_host(handle) {
@@ -108,17 +107,17 @@ impl Engine for Ssh {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), EngineError> {
         self.end(handle, dir, |_, _| true)
     }
 
-    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         let dir = whole(dir)?;
         let one = |(role, n): (Role, u32), host: &str| {
             let name = format!("{role}-{n}");
             let text = remote(handle, host, &format!("tail -n {lines} {dir}/{name}.said\n"))
                 .unwrap_or_else(|e| e.why);
-            Said { name, text }
+            ProcessOutput { name, text }
         };
         let mut all: Vec<_> = by_host(handle)
             .into_iter()
@@ -128,7 +127,7 @@ impl Engine for Ssh {
         Ok(all)
     }
 
-    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, EngineError> {
         self.end(handle, dir, |role, n| role == Role::Worker && n >= workers)?;
         let path = PathBuf::from(dir).canonicalize().map_err(|e| unreadable(dir, &e))?;
         for (host, parts) in by_host(handle) {
@@ -145,7 +144,7 @@ impl Engine for Ssh {
 }
 
 impl Ssh {
-    fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), Wrong> {
+    fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), EngineError> {
         let dir = whole(dir)?;
         let mut failed = Ok(());
         // All are told before any is waited for: they hand over at the same time.
@@ -174,26 +173,26 @@ impl Ssh {
 const ALIVE: &str =
     "alive() { pid=$(cat \"$1.pid\" 2>/dev/null) && grep -qs start.sh \"/proc/$pid/cmdline\"; }\n";
 
-fn unreadable(dir: &Path, e: &std::io::Error) -> Wrong {
-    Wrong::new(Kind::Io, format!("{}: {e}", dir.display()))
+fn unreadable(dir: &Path, e: &std::io::Error) -> EngineError {
+    EngineError::new(Kind::Io, format!("{}: {e}", dir.display()))
 }
 
 /// The run's folder as a shell takes it.
-fn whole(dir: &Path) -> Result<String, Wrong> {
+fn whole(dir: &Path) -> Result<String, EngineError> {
     let whole = dir.canonicalize().map_err(|e| unreadable(dir, &e))?;
     Ok(quoted(&whole.to_string_lossy()))
 }
 
 /// Has a shell there do this. What it reads stands in no list of processes.
-fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, Wrong> {
+fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, EngineError> {
     let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
     let own = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh -s"];
     told("ssh", &[&given[..], &own].concat(), script)
-        .map_err(|e| Wrong { why: format!("{host}: {}", e.why), ..e })
+        .map_err(|e| EngineError { why: format!("{host}: {}", e.why), ..e })
 }
 
 /// Which process on which host, as `N@HOST`: the servers on the first hosts, the workers by slots.
-fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, Wrong> {
+fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, EngineError> {
     let mut distinct: Vec<&String> = Vec::new();
     fleet.hosts.iter().for_each(|host| {
         if !distinct.contains(&host) {
@@ -202,16 +201,16 @@ fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, Wrong> {
     });
     let (servers, workers) = (fleet.servers.count as usize, fleet.workers.count as usize);
     if distinct.is_empty() {
-        return Err(Wrong::usage("which hosts?")
+        return Err(EngineError::usage("which hosts?")
             .help("add --hosts FILE, with a host in each line, as `n1` or `n1 slots=8`"));
     }
     if fleet.spread && servers > distinct.len() {
-        return Err(Wrong::usage(format!("{servers} servers, and {} hosts", distinct.len()))
+        return Err(EngineError::usage(format!("{servers} servers, and {} hosts", distinct.len()))
             .help("name more hosts, set cluster.servers, or let servers share hosts: --together"));
     }
     let slotted = fleet.hosts.len() > distinct.len();
     if slotted && workers > fleet.hosts.len() {
-        return Err(Wrong::usage(format!(
+        return Err(EngineError::usage(format!(
             "{workers} workers, and the hosts have {} slots",
             fleet.hosts.len()
         ))

@@ -27,11 +27,11 @@ pub struct Link {
     pub bits_per_s: Option<f64>,
 }
 
-/// Pieces that may be under way at once, of up to [`PIECE`] bytes.
-const UNDER_WAY: usize = 1024;
-const PIECE: usize = 64 << 10;
+/// Pieces that may be under way at once, of up to [`MAX_PIECE`] bytes.
+const MAX_IN_FLIGHT: usize = 1024;
+const MAX_PIECE: usize = 64 << 10;
 /// A pause is as exact as this.
-const EXACT: Duration = Duration::from_millis(2);
+const SLEEP_PRECISION: Duration = Duration::from_millis(2);
 
 /// When a link takes what.
 struct Schedule {
@@ -51,10 +51,10 @@ impl Schedule {
 
 /// Carries one way of a connection until it ends. There are no other faults on it but resets.
 pub async fn carry(link: Link, mut read: ReadHalf<'_>, mut write: WriteHalf<'_>) {
-    let (send, mut receive) = mpsc::channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    let (send, mut receive) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_IN_FLIGHT);
     let reader = async move {
         let mut schedule = Schedule { link, free: Instant::now() };
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; MAX_PIECE];
         while let Ok(n @ 1..) = read.read(&mut buffer).await {
             let (free, due) = schedule.take(Instant::now(), n);
             if send.send((due, buffer[..n].to_vec())).await.is_err() {
@@ -62,7 +62,7 @@ pub async fn carry(link: Link, mut read: ReadHalf<'_>, mut write: WriteHalf<'_>)
             }
             // What does not fit waits at its sender, as before a slow link. What is less than the clock is exact waits for nothing: the
             // schedule keeps count of it.
-            if free > Instant::now() + EXACT {
+            if free > Instant::now() + SLEEP_PRECISION {
                 sleep_until(free).await;
             }
         }

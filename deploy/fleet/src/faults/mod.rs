@@ -23,7 +23,7 @@ use std::{
 /// The file's name in a run's folder.
 pub const FAULTS_FILE: &str = "faults.json";
 /// The poll interval of the file.
-pub const LOOK: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The current faults. Servers are named by their place in the list, from 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

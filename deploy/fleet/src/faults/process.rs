@@ -10,7 +10,7 @@ use std::{
 
 /// How a process was started, to restart it.
 #[derive(Clone, Debug)]
-pub struct Started {
+pub struct StartCommand {
     /// Its program and arguments.
     pub args: Vec<OsString>,
     /// Its environment.
@@ -27,7 +27,7 @@ fn strings(bytes: &[u8]) -> Vec<OsString> {
 }
 
 /// Reads how `pid` was started.
-pub fn started(pid: u32) -> io::Result<Started> {
+pub fn started(pid: u32) -> io::Result<StartCommand> {
     let of = |what: &str| format!("/proc/{pid}/{what}");
     let env = strings(&fs::read(of("environ"))?).into_iter().filter_map(|s| {
         let text = s.to_str()?;
@@ -35,7 +35,7 @@ pub fn started(pid: u32) -> io::Result<Started> {
         Some((k.into(), v.into()))
     });
     let exe = fs::read_link(of("exe"))?;
-    Ok(Started {
+    Ok(StartCommand {
         args: strings(&fs::read(of("cmdline"))?),
         env: env.collect(),
         cwd: fs::read_link(of("cwd"))?,

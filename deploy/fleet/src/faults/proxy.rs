@@ -62,9 +62,9 @@ struct Front {
 }
 
 /// The interval of checks whether a dead server has returned.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The timeout until a listening server is reachable through its proxy.
-const OPENS: Duration = Duration::from_secs(2);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Front {
     fn new() -> io::Result<Self> {
@@ -125,7 +125,7 @@ impl Proxies {
         let Some(front) = self.shared.fronts.get(server as usize) else { return };
         self.shared.targets.send_modify(|all| all[server as usize] = Some(target));
         let began = Instant::now();
-        while !*front.listens.borrow() && began.elapsed() < OPENS {
+        while !*front.listens.borrow() && began.elapsed() < OPEN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -158,7 +158,7 @@ impl Shared {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 _ = targets.changed() => {}
                 _ = faults.changed() => {}
             }
@@ -189,7 +189,7 @@ async fn serve(shared: Arc<Shared>, to: u32) {
     loop {
         shared.opens(to).await;
         let Ok(listener) = front.listen() else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             continue;
         };
         front.dead.send_replace(false);

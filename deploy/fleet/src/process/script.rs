@@ -29,10 +29,10 @@ use std::{
 pub const LIFELINE: &str = "PARAFT_LIFELINE_FD";
 
 /// A script may write a checkpoint before it ends.
-pub(super) const END_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long output is awaited after the end: a child of the script may hold the pipe open.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Lines to show of a failed script without a traceback.
 const LINES: usize = 20;
@@ -42,7 +42,7 @@ const BYTES: u64 = 8 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// To its file only.
-    Nobody,
+    LogFile,
     /// To its file and to the user.
     User,
     /// To its file and to the user; the script also reads from the terminal.
@@ -63,7 +63,7 @@ pub(super) struct Script {
 impl Script {
     /// Waits until all output is copied.
     pub(super) fn heard(&mut self) {
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + OUTPUT_TIMEOUT;
         while self.passing.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -104,7 +104,7 @@ impl Process {
         fcntl_setfd(&held, FdFlags::empty()).map_err(|e| fails(e.into()))?;
         command.env(LIFELINE, held.as_raw_fd().to_string());
         match audience {
-            Audience::Nobody => command.stdout(keep()?).stderr(keep()?),
+            Audience::LogFile => command.stdout(keep()?).stderr(keep()?),
             _ => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
         };
         match audience {
@@ -136,7 +136,7 @@ impl Process {
 
     /// Whether the user has seen its output.
     pub fn is_seen(&self) -> bool {
-        self.script.as_ref().is_some_and(|s| s.audience != Audience::Nobody)
+        self.script.as_ref().is_some_and(|s| s.audience != Audience::LogFile)
     }
 
     /// Whether it reads from the terminal, and so receives the terminal's Ctrl-C.

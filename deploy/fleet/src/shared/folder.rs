@@ -27,7 +27,7 @@ pub struct Address {
 /// The end of a run's job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ended {
+pub enum JobEnd {
     /// All steps are done.
     Done,
     /// This worker failed first, and a restart would fail alike.
@@ -112,14 +112,14 @@ impl Folder {
     }
 
     /// Records the end of the job unless another process has; returns the recorded end.
-    pub fn end(&self, how: &Ended) -> Result<Ended, Failure> {
+    pub fn end(&self, how: &JobEnd) -> Result<JobEnd, Failure> {
         let text = serde_json::to_string(how).map_err(|e| Failure::new(exit::IO, e))?;
         let there = self.put_once("ended", &text)?;
         serde_json::from_str(&there).map_err(|e| self.failed("ended", &e.into()))
     }
 
     /// The end of the job, if it has ended.
-    pub fn ended(&self) -> Result<Option<Ended>, Failure> {
+    pub fn ended(&self) -> Result<Option<JobEnd>, Failure> {
         let parse = |text: String| serde_json::from_str(&text).map_err(|e| self.failed("ended", &e.into()));
         self.read("ended")?.map(parse).transpose()
     }

@@ -5,14 +5,14 @@
 //! What it is not: the fleet's agreement, which is the control group's. Nothing here is read once a server is in its fleet, but for
 //! addresses by those that look for it.
 
+mod bootstrap;
 mod folder;
-mod founding;
+mod host;
 mod lock;
-mod own;
 mod worker;
 
-pub use folder::{Address, Ended, Folder};
-pub use founding::{Answering, Way};
+pub use bootstrap::{JoinDecision, RunningFleet};
+pub use folder::{Address, Folder, JobEnd};
+pub use host::own_host;
 pub use lock::Lock;
-pub use own::own_host;
 pub use worker::Worker;

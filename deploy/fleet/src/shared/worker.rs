@@ -4,7 +4,7 @@
 //! If the servers lose the job's state, the worker restarts by itself from the checkpoint that all
 //! workers agree on. For any other end, its exit code tells the engine whether to restart it.
 
-use super::{Ended, Folder, own::host_name};
+use super::{Folder, JobEnd, host::host_name};
 use crate::{
     ask,
     failure::Failure,
@@ -41,13 +41,13 @@ pub struct Worker<'a> {
 }
 
 /// The poll interval.
-const PAUSE: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// After this time it logs what it waits for.
-const TELL_AFTER: Duration = Duration::from_secs(10);
+const LOG_WAIT_AFTER: Duration = Duration::from_secs(10);
 
 /// The maximal number of its own restarts.
-const AGAIN: u32 = 5;
+const MAX_RESTARTS: u32 = 5;
 
 impl Worker<'_> {
     /// Trains until the job is done; returns the exit code.
@@ -66,12 +66,12 @@ impl Worker<'_> {
             let resume = self.start(&fleet)?;
             let code = self.train(&fleet, resume.as_deref(), interrupted)?;
             let stopped = interrupted.load(Relaxed) != 0;
-            if code != exit::UNAVAILABLE || stopped || again == AGAIN {
+            if code != exit::UNAVAILABLE || stopped || again == MAX_RESTARTS {
                 return Ok(code);
             }
             again += 1;
             eprintln!(
-                "w{}: no servers served it; it looks for them again ({again} of {AGAIN})",
+                "w{}: no servers served it; it looks for them again ({again} of {MAX_RESTARTS})",
                 self.place.rank
             );
         }
@@ -84,11 +84,11 @@ impl Worker<'_> {
         }
         Ok(match self.folder.map_or(Ok(None), Folder::ended)? {
             None => None,
-            Some(Ended::Done) => {
+            Some(JobEnd::Done) => {
                 eprintln!("the job is done");
                 Some(exit::OK)
             }
-            Some(Ended::Failed { worker, node, code, said }) => {
+            Some(JobEnd::Failed { worker, node, code, said }) => {
                 eprintln!("error: worker w{worker} on {node} has failed, with code {code}: {said}");
                 Some(code)
             }
@@ -135,11 +135,11 @@ impl Worker<'_> {
                 return Err(Failure::new(exit::UNAVAILABLE, why)
                     .help("the servers' logs say what they wait for; --patience SECONDS waits longer"));
             }
-            if !told && began.elapsed() > TELL_AFTER {
+            if !told && began.elapsed() > LOG_WAIT_AFTER {
                 eprintln!("w{} waits for its fleet: {why}", self.place.rank);
                 told = true;
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
     }
 
@@ -204,7 +204,7 @@ impl Worker<'_> {
             if running == 0 {
                 return self.done();
             }
-            if last.elapsed() > PAUSE {
+            if last.elapsed() > POLL_INTERVAL {
                 last = Instant::now();
                 if let Some(code) = self.over()?.filter(|code| *code != exit::OK) {
                     return Ok(code);
@@ -221,14 +221,14 @@ impl Worker<'_> {
         }
         let free = || TcpListener::bind("0.0.0.0:0").and_then(|l| l.local_addr()).map(|a| a.port());
         let port = free().map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?;
-        let own = super::own::own_host(None).to_string();
+        let own = super::host::own_host(None).to_string();
         let mut place = self.place.clone();
         place.tasks = self.job.train.workers;
         let Some(folder) = self.folder else { return Ok(Some(Rendezvous::of(&place, (own, port)))) };
         if place.rank == 0 {
             folder.publish("worker-0", &super::Address::here(format!("{own}:{port}"), &place))?;
         }
-        let until = Instant::now() + TELL_AFTER;
+        let until = Instant::now() + LOG_WAIT_AFTER;
         loop {
             if let Some(at) = folder.address("worker-0")? {
                 let (host, port) = at.address.rsplit_once(':').unwrap_or((&own, "0"));
@@ -238,7 +238,7 @@ impl Worker<'_> {
                 // A script without such a meeting point need not wait for worker 0.
                 return Ok(Some(Rendezvous::of(&place, (own, port))));
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
     }
 
@@ -259,7 +259,7 @@ impl Worker<'_> {
         if exit::again(code) {
             return Ok(code);
         }
-        let failed = Ended::Failed { worker: self.place.rank, node, code, said };
+        let failed = JobEnd::Failed { worker: self.place.rank, node, code, said };
         self.folder.map_or(Ok(()), |f| f.end(&failed).map(drop))?;
         Ok(code)
     }

@@ -23,14 +23,14 @@ const MAX_VALUE: usize = 500;
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum RequestError {
     /// A retry may succeed.
     Later(String),
     /// The server refused it; a retry fails again.
     Refused(String),
 }
 
-impl Wrong {
+impl RequestError {
     /// The reason, for people.
     pub fn why(&self) -> &str {
         match self {
@@ -99,7 +99,7 @@ pub struct About {
 const ID: &str = "paraft.id";
 
 /// An existing MLflow run.
-pub struct Begun {
+pub struct OpenRun {
     /// Its MLflow id.
     pub id: String,
     /// A user had ended it in MLflow before; the record does not say which user.
@@ -140,7 +140,7 @@ impl Client {
 
     /// Finds or creates the run, and marks it running unless a user had ended it. Each request may take
     /// `most`.
-    pub fn begin(&self, about: &About, most: Duration) -> Result<Begun, Wrong> {
+    pub fn begin(&self, about: &About, most: Duration) -> Result<OpenRun, RequestError> {
         let experiment = self.experiment(&about.experiment, most)?;
         for (id, at) in &about.earlier {
             if let Some((id, status)) = self.find(&experiment, id, most)?
@@ -156,7 +156,7 @@ impl Client {
             if !was_killed {
                 self.update(&id, Status::Running, None, most)?;
             }
-            return Ok(Begun { id, was_killed });
+            return Ok(OpenRun { id, was_killed });
         }
         let id = (ID.to_string(), about.id.clone());
         let made = self.post(
@@ -170,12 +170,17 @@ impl Client {
             most,
         )?;
         let id = made["run"]["info"]["run_id"].as_str();
-        let none = || Wrong::Refused(self.of("runs/create", "no run in its answer"));
-        Ok(Begun { id: id.ok_or_else(none)?.to_string(), was_killed: false })
+        let none = || RequestError::Refused(self.of("runs/create", "no run in its answer"));
+        Ok(OpenRun { id: id.ok_or_else(none)?.to_string(), was_killed: false })
     }
 
     /// Finds a run by its identity; returns its MLflow id and status.
-    fn find(&self, experiment: &str, id: &str, most: Duration) -> Result<Option<(String, String)>, Wrong> {
+    fn find(
+        &self,
+        experiment: &str,
+        id: &str,
+        most: Duration,
+    ) -> Result<Option<(String, String)>, RequestError> {
         let found = self.post(
             "runs/search",
             &json!({
@@ -190,7 +195,7 @@ impl Client {
         Ok(word("run_id").map(|id| (id, word("status").unwrap_or_default())))
     }
 
-    fn experiment(&self, name: &str, most: Duration) -> Result<String, Wrong> {
+    fn experiment(&self, name: &str, most: Duration) -> Result<String, RequestError> {
         for _ in 0..2 {
             let path = "experiments/get-by-name";
             let request = self.agent.get(self.path(path)).query("experiment_name", name);
@@ -201,7 +206,7 @@ impl Client {
                     let why = format!(
                         "the experiment \"{name}\" was deleted there: restore it, or set track.experiment"
                     );
-                    return Err(Wrong::Refused(self.of(path, &why)));
+                    return Err(RequestError::Refused(self.of(path, &why)));
                 }
                 return Ok(id.to_string());
             }
@@ -213,28 +218,30 @@ impl Client {
                     return Ok(made["experiment_id"].as_str().unwrap_or_default().to_string());
                 }
                 // Another client has created it in the meantime.
-                Err(Wrong::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
-                Ok(_) => return Err(Wrong::Refused(self.of("experiments/create", "no id in its answer"))),
+                Err(RequestError::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
+                Ok(_) => {
+                    return Err(RequestError::Refused(self.of("experiments/create", "no id in its answer")));
+                }
                 Err(e) => return Err(e),
             }
         }
-        Err(Wrong::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
+        Err(RequestError::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
     }
 
     /// Sends the run's parameters.
-    pub fn params(&self, run: &str, params: &[(String, String)], most: Duration) -> Result<(), Wrong> {
+    pub fn params(&self, run: &str, params: &[(String, String)], most: Duration) -> Result<(), RequestError> {
         let all = params.chunks(PARAMS);
         all.map(|some| json!({ "run_id": run, "params": pairs(some) }))
             .try_for_each(|body| self.post("runs/log-batch", &body, most).map(drop))
     }
 
     /// Sets one tag of the run.
-    pub fn tag(&self, run: &str, key: &str, value: &str, most: Duration) -> Result<(), Wrong> {
+    pub fn tag(&self, run: &str, key: &str, value: &str, most: Duration) -> Result<(), RequestError> {
         self.post("runs/set-tag", &json!({ "run_id": run, "key": key, "value": value }), most).map(drop)
     }
 
     /// Sends up to 1000 metric values; returns how many were sent.
-    pub fn metrics(&self, run: &str, metrics: &[Metric], most: Duration) -> Result<usize, Wrong> {
+    pub fn metrics(&self, run: &str, metrics: &[Metric], most: Duration) -> Result<usize, RequestError> {
         let some = &metrics[..metrics.len().min(METRICS)];
         let metric = |m: &Metric| json!({ "key": m.key, "value": number(m.value), "timestamp": millis(m.wall), "step": m.step });
         let metrics: Vec<_> = some.iter().map(metric).collect();
@@ -243,7 +250,13 @@ impl Client {
     }
 
     /// Sets the status of the run, and when it ended.
-    pub fn update(&self, run: &str, status: Status, ended: Option<f64>, most: Duration) -> Result<(), Wrong> {
+    pub fn update(
+        &self,
+        run: &str,
+        status: Status,
+        ended: Option<f64>,
+        most: Duration,
+    ) -> Result<(), RequestError> {
         let mut body = json!({ "run_id": run, "status": status.name() });
         if let Some(at) = ended {
             body["end_time"] = millis(at).into();
@@ -266,7 +279,7 @@ impl Client {
         }
     }
 
-    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, Wrong> {
+    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, RequestError> {
         let request = self.agent.post(self.path(path)).content_type("application/json");
         let request = self.authorized(request).config().timeout_global(Some(most.min(TIMEOUT))).build();
         let (status, answer) = self.answer(path, request.send(body.to_string()))?;
@@ -277,19 +290,21 @@ impl Client {
         &self,
         path: &str,
         answer: Result<Response<Body>, ureq::Error>,
-    ) -> Result<(StatusCode, Value), Wrong> {
-        let later = |e: ureq::Error| Wrong::Later(self.of(path, &e.to_string()));
+    ) -> Result<(StatusCode, Value), RequestError> {
+        let later = |e: ureq::Error| RequestError::Later(self.of(path, &e.to_string()));
         let mut answer = answer.map_err(later)?;
         let status = answer.status();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(later)?;
         match serde_json::from_str(&text) {
             Ok(value) => Ok((status, value)),
             Err(_) if !status.is_success() => Ok((status, Value::Null)),
-            Err(_) => Err(Wrong::Refused(self.of(path, "its answer is not JSON; is this an MLflow server?"))),
+            Err(_) => {
+                Err(RequestError::Refused(self.of(path, "its answer is not JSON; is this an MLflow server?")))
+            }
         }
     }
 
-    fn wrong(&self, path: &str, status: StatusCode, answer: &Value) -> Wrong {
+    fn wrong(&self, path: &str, status: StatusCode, answer: &Value) -> RequestError {
         let code = answer["error_code"].as_str().unwrap_or_default();
         let said: String = answer["message"].as_str().unwrap_or_default().chars().take(300).collect();
         let help = match status {
@@ -304,7 +319,7 @@ impl Client {
         let why = self.of(path, &format!("{status}{words}{help}"));
         let again = status.is_server_error()
             || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-        if again { Wrong::Later(why) } else { Wrong::Refused(why) }
+        if again { RequestError::Later(why) } else { RequestError::Refused(why) }
     }
 }
 

@@ -8,7 +8,7 @@
 //! Training never waits for it.
 
 use super::{
-    mlflow::{About, Client, METRICS, Metric, Status, Wrong},
+    mlflow::{About, Client, METRICS, Metric, RequestError, Status},
     sweep::Sweep,
 };
 use parking_lot::{Condvar, Mutex};
@@ -19,13 +19,13 @@ use std::{
 };
 
 /// The maximal number of queued values, a few megabytes: more than the longest run has lines.
-const MOST: usize = 100_000;
+const MAX_QUEUED: usize = 100_000;
 /// How long the end of a run waits for unsent values.
-pub(super) const AT_END: Duration = Duration::from_secs(10);
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first and the longest pause before a retry.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The pause between retries at the run's end.
-const PAUSE_AT_END: Duration = Duration::from_millis(500);
+const RETRY_DELAY_AT_END: Duration = Duration::from_millis(500);
 
 /// The unsent rest of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Upload {
             return;
         }
         state.queue.extend(metrics);
-        let over = state.queue.len().saturating_sub(MOST);
+        let over = state.queue.len().saturating_sub(MAX_QUEUED);
         state.leave(over);
         state.lost += over as u64;
         self.shared.changed.notify_all();
@@ -97,10 +97,10 @@ impl Upload {
         std::mem::take(&mut self.shared.state.lock().notes)
     }
 
-    /// Ends the run: the rest is sent if that succeeds within [`AT_END`].
+    /// Ends the run: the rest is sent if that succeeds within [`END_TIMEOUT`].
     pub fn end(&self, status: Status, wall: f64) {
         let mut state = self.shared.state.lock();
-        state.end.get_or_insert((status, wall, Instant::now() + AT_END));
+        state.end.get_or_insert((status, wall, Instant::now() + END_TIMEOUT));
         self.shared.changed.notify_all();
     }
 
@@ -144,15 +144,15 @@ struct Sender {
 
 impl Sender {
     fn work(&mut self) {
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_DELAYS.0;
         loop {
             match self.next() {
                 Ok(true) => return self.over(Ok(())),
-                Ok(false) => pause = PAUSE.0,
+                Ok(false) => pause = RETRY_DELAYS.0,
                 Err(wrong) => {
                     let mut state = self.shared.state.lock();
                     state.why = wrong.why().to_string();
-                    let never = matches!(wrong, Wrong::Refused(_)) && self.run.is_none();
+                    let never = matches!(wrong, RequestError::Refused(_)) && self.run.is_none();
                     let late = state.end.is_some_and(|(_, _, until)| Instant::now() >= until);
                     if !self.said && !never {
                         self.said = true;
@@ -169,21 +169,21 @@ impl Sender {
                         return self.over(Err(unsent));
                     }
                     let ending = state.end.is_some();
-                    let wait = if ending { PAUSE_AT_END } else { pause };
+                    let wait = if ending { RETRY_DELAY_AT_END } else { pause };
                     // The end of the run cuts the pause short; new values do not.
                     let until = Instant::now() + wait;
                     while state.end.is_some() == ending
                         && !self.shared.changed.wait_until(&mut state, until).timed_out()
                     {
                     }
-                    pause = (pause * 2).min(PAUSE.1);
+                    pause = (pause * 2).min(RETRY_DELAYS.1);
                 }
             }
         }
     }
 
     /// Sends the next request, if any; returns whether that was the end.
-    fn next(&mut self) -> Result<bool, Wrong> {
+    fn next(&mut self) -> Result<bool, RequestError> {
         let Some(run) = &self.run else {
             self.run = Some(self.begin()?);
             return Ok(false);
@@ -203,7 +203,7 @@ impl Sender {
         let refused = match self.client.metrics(run, &metrics, most) {
             Ok(_) => None,
             // The server would refuse these values again; other values may pass.
-            Err(Wrong::Refused(why)) => Some(why),
+            Err(RequestError::Refused(why)) => Some(why),
             Err(later) => return Err(later),
         };
         let mut state = self.shared.state.lock();
@@ -220,14 +220,14 @@ impl Sender {
         Ok(false)
     }
 
-    fn begin(&self) -> Result<String, Wrong> {
+    fn begin(&self) -> Result<String, RequestError> {
         let mut about = self.about.clone();
         if let Some(sweep) = &self.of {
             about.tags.push((super::PARENT.into(), sweep.run(self.most())?));
         }
         let run = self.client.begin(&about, self.most())?.id;
         match self.client.params(&run, &about.params, self.most()) {
-            Err(Wrong::Refused(why)) => self.shared.state.lock().notes.push(format!("warning: {why}")),
+            Err(RequestError::Refused(why)) => self.shared.state.lock().notes.push(format!("warning: {why}")),
             other => other?,
         }
         Ok(run)
@@ -236,7 +236,7 @@ impl Sender {
     /// The timeout of a request: at the end, the remaining time.
     fn most(&self) -> Duration {
         let end = self.shared.state.lock().end;
-        let left = end.map_or(AT_END, |(_, _, until)| until.saturating_duration_since(Instant::now()));
+        let left = end.map_or(END_TIMEOUT, |(_, _, until)| until.saturating_duration_since(Instant::now()));
         left.max(Duration::from_millis(1))
     }
 

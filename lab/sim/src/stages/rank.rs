@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 const VALUE_BYTES: usize = 4;
 
 /// The next step's minibatch, with some forward passes done.
-struct Going {
+struct NextMinibatch {
     step: Step,
     forward: usize,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Rank {
     versions: Vec<u64>,
     /// The versions of the current minibatch's weights, if newer weights have arrived.
     stash: Option<Vec<u64>>,
-    going: Option<Going>,
+    going: Option<NextMinibatch>,
     /// Requested weights that are not needed yet.
     asked: Option<Pull>,
     /// Compute seconds of each step.
@@ -114,12 +114,12 @@ impl Rank {
 
     fn pass(&self, message: Message) {
         if self.at + 1 < self.shared.lines.ranks() {
-            self.shared.lines.send((self.at, self.at + 1), Kind::Said, self.said, 0, message);
+            self.shared.lines.send((self.at, self.at + 1), Kind::Command, self.said, 0, message);
         }
     }
 
     async fn hear(&mut self) -> Message {
-        let said = self.shared.lines.receive(self.at, (self.at - 1, Kind::Said, self.said)).await;
+        let said = self.shared.lines.receive(self.at, (self.at - 1, Kind::Command, self.said)).await;
         self.pass(said.clone());
         self.said += 1;
         said
@@ -296,7 +296,7 @@ impl Rank {
             client.ask(pull.clone());
             self.asked = Some(pull);
         }
-        self.going = Some(Going { step: step.next(), forward });
+        self.going = Some(NextMinibatch { step: step.next(), forward });
     }
 
     /// Whether the next minibatch overlaps with that of this step, as the leader decides.

@@ -21,7 +21,7 @@ struct Minibatch {
 
 /// The utilisation of ranks.
 #[derive(Default)]
-struct Busy {
+struct Utilization {
     /// When a rank started after an idle time of all ranks.
     began: Option<Moment>,
     ended: Moment,
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     /// The newest weights of all stages.
     pub whole: Mutex<Vec<f32>>,
     minibatches: Mutex<BTreeMap<Step, Minibatch>>,
-    busy: Mutex<Busy>,
+    busy: Mutex<Utilization>,
     ranks: Mutex<Vec<OfRank>>,
 }
 

@@ -4,13 +4,13 @@ use super::run;
 use crate::{
     Role,
     engine::{Handle, Member},
-    wrong::{Kind, Wrong},
+    error::{EngineError, Kind},
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Runs `kubectl` with the flags of the user's.
-pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, Wrong> {
+pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, EngineError> {
     let all: Vec<&str> = flags.iter().map(String::as_str).chain(words.iter().copied()).collect();
     run("kubectl", &all)
 }
@@ -95,7 +95,7 @@ const NUMBERS: [&str; 3] = [
 ];
 
 /// The pods of a run.
-pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, Wrong> {
+pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, EngineError> {
     let object = handle.parts.first().map(|(_, object)| object.as_str()).unwrap_or_default();
     let name = match object.split_once('/') {
         Some(("statefulset", set)) => set.strip_suffix("-servers").unwrap_or(set),
@@ -106,9 +106,9 @@ pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, Wrong> {
     parsed(&kubectl(&handle.args, &["get", "pods", "-l", &one_run, "-o", "json"])?)
 }
 
-fn parsed(text: &str) -> Result<Vec<Pod>, Wrong> {
+fn parsed(text: &str) -> Result<Vec<Pod>, EngineError> {
     let list: List = serde_json::from_str(text).map_err(|e| {
-        Wrong::new(Kind::Refused, format!("kubectl get pods: its answer is not understood: {e}"))
+        EngineError::new(Kind::Refused, format!("kubectl get pods: its answer is not understood: {e}"))
     })?;
     let mut all: Vec<_> = list.items.into_iter().filter_map(pod).collect();
     all.sort_by(|a, b| {

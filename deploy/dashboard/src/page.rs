@@ -1,6 +1,6 @@
 //! A live page that a command serves itself, not a server.
 
-use crate::{Here, Options, Source, Token, serve};
+use crate::{LocalControl, Options, Source, Token, serve};
 use paraft_fleet::failure::{Failure, exit};
 use serde_json::Value;
 use std::{future::pending, net::SocketAddr, time::Duration};
@@ -30,7 +30,7 @@ impl Page {
         at: SocketAddr,
         source: Source,
         sweep: Option<watch::Receiver<Value>>,
-        here: Here,
+        here: LocalControl,
     ) -> Result<Self, Failure> {
         let token = match Token::given() {
             Some(given) => given.map_err(|e| Failure::new(exit::CONFIG, e))?,

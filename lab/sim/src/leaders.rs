@@ -48,9 +48,9 @@ struct Line {
 }
 
 /// It leads, and does not sleep.
-struct Leads;
+struct LeadingStatus;
 
-impl Standing for Leads {
+impl Standing for LeadingStatus {
     fn leads(&self) -> bool {
         true
     }
@@ -119,7 +119,7 @@ impl Lead {
         let mut input = Some(input);
         while let Some(heard) = input {
             let now = Now { at: tokio::time::Instant::now().into_std(), moment: Moment(servers.clock.now()) };
-            self.leader.handle(now, &Leads, heard);
+            self.leader.handle(now, &LeadingStatus, heard);
             while let Some(effect) = self.leader.next_effect() {
                 self.carry_out(servers, host, effect);
             }

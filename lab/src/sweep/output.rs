@@ -2,7 +2,7 @@
 
 use super::{
     BEST_FILE, LOG_FILE, REPORT_FILE, Sweep,
-    log::{Ended, Log},
+    log::{Log, TrialEnd},
     search::Search,
     space,
 };
@@ -16,7 +16,7 @@ use std::{
 };
 
 impl Sweep<'_> {
-    pub(super) fn say(&self, e: &Ended, n: usize) {
+    pub(super) fn say(&self, e: &TrialEnd, n: usize) {
         let set = self.space.set(&self.points[e.trial]).join(" ");
         if self.args.json {
             out!(
@@ -103,9 +103,9 @@ impl Sweep<'_> {
         });
         let axes = self.space.axes.iter();
         let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
-        let mut by_trial: BTreeMap<usize, Vec<&Ended>> = BTreeMap::new();
+        let mut by_trial: BTreeMap<usize, Vec<&TrialEnd>> = BTreeMap::new();
         log.ended.iter().for_each(|e| by_trial.entry(e.trial).or_default().push(e));
-        let trial = |(&trial, ended): (&usize, &Vec<&Ended>)| {
+        let trial = |(&trial, ended): (&usize, &Vec<&TrialEnd>)| {
             let last = ended.iter().max_by_key(|e| e.rung)?;
             let set = self.points[trial].iter().zip(&self.space.axes);
             Some(sweep::Trial {
@@ -160,7 +160,7 @@ impl Sweep<'_> {
     }
 
     /// How many it has trained.
-    fn epochs(&self, e: &Ended) -> u64 {
+    fn epochs(&self, e: &TrialEnd) -> u64 {
         e.stopped.unwrap_or(self.rungs[e.rung])
     }
 

@@ -17,7 +17,7 @@ pub enum Kind {
 
 /// Why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct EngineError {
     /// What can be done about it, roughly.
     pub kind: Kind,
     /// What failed.
@@ -26,7 +26,7 @@ pub struct Wrong {
     pub help: Option<String>,
 }
 
-impl Wrong {
+impl EngineError {
     /// What failed.
     pub fn new(kind: Kind, why: impl fmt::Display) -> Self {
         Self { kind, why: why.to_string(), help: None }
@@ -44,11 +44,11 @@ impl Wrong {
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
         self.help.as_ref().map_or(Ok(()), |help| write!(f, " ({help})"))
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for EngineError {}

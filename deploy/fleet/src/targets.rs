@@ -11,7 +11,7 @@ use std::{
 };
 
 /// A process of this machine refuses or takes a connection at once.
-const HERE: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
@@ -66,7 +66,7 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
 fn has_ended(run: &Path, servers: &[String]) -> bool {
     let refuses = |server: &String| {
         let address = server.parse::<SocketAddr>().ok();
-        let tried = address.map(|address| TcpStream::connect_timeout(&address, HERE));
+        let tried = address.map(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
         tried.is_some_and(|tried| tried.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused))
     };
     server_log(run, 0).exists() && held(run).is_none() && servers.iter().all(refuses)

@@ -5,7 +5,7 @@ use std::{fs, io};
 
 /// A limit that was lowered. Given back when this is dropped, if the process is still there.
 #[derive(Debug)]
-pub struct Taken {
+pub struct LoweredLimit {
     pid: Pid,
     resource: Resource,
     before: Rlimit,
@@ -15,22 +15,22 @@ fn process(pid: u32) -> io::Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("no process id"))
 }
 
-fn lower(pid: u32, resource: Resource, to: u64) -> io::Result<Taken> {
+fn lower(pid: u32, resource: Resource, to: u64) -> io::Result<LoweredLimit> {
     let pid = process(pid)?;
     let before = rustix::process::getrlimit(resource);
     let now = Rlimit { current: Some(to), maximum: before.maximum };
     let before = prlimit(Some(pid), resource, now)?;
-    Ok(Taken { pid, resource, before })
+    Ok(LoweredLimit { pid, resource, before })
 }
 
 /// The process opens nothing more from now on: its soft limit is what it has open.
-pub fn descriptors(pid: u32) -> io::Result<Taken> {
+pub fn descriptors(pid: u32) -> io::Result<LoweredLimit> {
     let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
     lower(pid, Resource::Nofile, open)
 }
 
 /// The process gets `more` bytes of address space from now on, and nothing beyond.
-pub fn memory(pid: u32, more: u64) -> io::Result<Taken> {
+pub fn memory(pid: u32, more: u64) -> io::Result<LoweredLimit> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let size = status
         .lines()
@@ -39,7 +39,7 @@ pub fn memory(pid: u32, more: u64) -> io::Result<Taken> {
     lower(pid, Resource::As, size * 1024 + more)
 }
 
-impl Drop for Taken {
+impl Drop for LoweredLimit {
     fn drop(&mut self) {
         // It may be gone.
         let _ = prlimit(Some(self.pid), self.resource, self.before);

@@ -20,7 +20,7 @@ const LEFT_FILE: &str = "on-fleet.json";
 
 /// An existing fleet, and how it treats the job.
 #[derive(Clone, Debug)]
-pub struct On {
+pub struct ExistingFleet {
     /// Some or all of its servers, as host:port.
     pub servers: Vec<String>,
     /// How long the job's weights are kept after its end; `None`: until a user deletes it.
@@ -33,9 +33,9 @@ pub struct On {
 
 /// How long weights are kept after a job's end: `90s`, `30min`, `12h`, `7d`, or `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep(pub Option<Duration>);
+pub struct KeepTime(pub Option<Duration>);
 
-impl fmt::Display for Keep {
+impl fmt::Display for KeepTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(time) => write!(f, "{}s", time.as_secs()),
@@ -44,7 +44,7 @@ impl fmt::Display for Keep {
     }
 }
 
-impl std::str::FromStr for Keep {
+impl std::str::FromStr for KeepTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -78,12 +78,12 @@ pub struct Submitted {
 }
 
 /// After this many jobs of one name, another error is likely.
-const MOST_NAMES: u32 = 10_000;
+const MAX_NAMES: u32 = 10_000;
 
 impl Submitted {
     /// Submits the job. If another job has the name, this one gets a number appended.
-    pub fn to(on: &On, job: &Job, run_dir: &Path) -> Result<Self, Failure> {
-        let On { servers, keep, delete, remember } = on.clone();
+    pub fn to(on: &ExistingFleet, job: &Job, run_dir: &Path) -> Result<Self, Failure> {
+        let ExistingFleet { servers, keep, delete, remember } = on.clone();
         let servers = &servers[..];
         if remember {
             // The folder holds one record only.
@@ -100,7 +100,7 @@ impl Submitted {
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
         let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
-        let numbered = (2..MOST_NAMES).map(|n| {
+        let numbered = (2..MAX_NAMES).map(|n| {
             let number = format!("-{n}");
             let kept: String = job.name.chars().take(MAX_NAME_CHARS - number.len()).collect();
             kept + &number
@@ -125,7 +125,7 @@ impl Submitted {
             if remember {
                 // Written before the request, whose reply may be lost, and before this process may be
                 // killed.
-                Left::new(fleet.fleet, &fleet_servers, &request).put(run_dir)?;
+                LeftoverJob::new(fleet.fleet, &fleet_servers, &request).put(run_dir)?;
             }
             match submit(servers, &request) {
                 Ok(_) => break name,
@@ -167,12 +167,12 @@ fn is_gone(e: &Refused) -> bool {
 
 fn submit(servers: &[String], request: &SubmitRequest) -> Result<u32, Refused> {
     let order = Order::Submit(request.clone());
-    orders::given_again(servers, &order, request.token, orders::WITHIN).map(|done| done.job)
+    orders::given_again(servers, &order, request.token, orders::ORDER_TIMEOUT).map(|done| done.job)
 }
 
 /// The record of a submission.
 #[derive(Debug, Serialize, Deserialize)]
-struct Left {
+struct LeftoverJob {
     fleet: u64,
     servers: Vec<String>,
     name: String,
@@ -183,7 +183,7 @@ struct Left {
     run: String,
 }
 
-impl Left {
+impl LeftoverJob {
     fn new(fleet: u64, servers: &[String], request: &SubmitRequest) -> Self {
         let shape = request.shape.clone().unwrap_or_default();
         Self {
@@ -263,7 +263,7 @@ pub fn clear(dir: &Path, servers: &[String]) -> Result<(), Failure> {
     let file = dir.join(LEFT_FILE);
     let text = files::read(&file).map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?;
     let Some(text) = text else { return Ok(()) };
-    let left: Left = serde_json::from_str(&text).map_err(|e| {
+    let left: LeftoverJob = serde_json::from_str(&text).map_err(|e| {
         Failure::new(exit::DATA, format!("{}: {e}", file.display())).help(
             "look with `paraft jobs` for what the run has left on its fleet, delete it, and remove the file",
         )
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn times_are_read_with_their_units() {
-        let keep = |text: &str| text.parse::<Keep>().map(|k| k.0.map(|k| k.as_secs()));
+        let keep = |text: &str| text.parse::<KeepTime>().map(|k| k.0.map(|k| k.as_secs()));
         for (text, seconds) in [("90s", 90), ("30min", 1800), ("12h", 43_200), ("7d", 604_800), ("0s", 0)] {
             assert_eq!(keep(text), Ok(Some(seconds)), "{text}");
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Here {
+pub struct LocalControl {
     /// The file that the fleet's fault points follow, where it has any.
     pub faults: Option<PathBuf>,
     /// The run for which the fleet was started.
@@ -21,7 +21,7 @@ pub struct Here {
     pub acts: Option<Access>,
 }
 
-impl Here {
+impl LocalControl {
     /// As many workers as a job can have, where somebody can be told from here how many it is to have.
     fn most(&self, job: &Job) -> Option<u32> {
         match self.engine.filter(|_| is_own(job)) {
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn only_runs_below_the_folder_of_runs_are_believed_to_be_here() {
         let (run, runs) = (Some("/r/a".into()), Some("/r".into()));
-        let here = Here { run, runs, ..Here::default() };
+        let here = LocalControl { run, runs, ..LocalControl::default() };
         let of = |run: &str| here.launched(&Job { run: run.into(), ..Job::default() });
         let name = paraft_host::name();
         assert_eq!(of(""), Some("/r/a".into()), "its own");
@@ -101,11 +101,11 @@ mod tests {
             "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n",
         )
         .expect("written");
-        let here = Here {
+        let here = LocalControl {
             run: Some(other.clone()),
             engine: submitted::most(&other),
             runs: Some(runs.path().into()),
-            ..Here::default()
+            ..LocalControl::default()
         };
         let theirs = Job { run: format!("{}:{}", paraft_host::name(), other.display()), ..Job::default() };
         assert_eq!((here.most(&theirs), here.most(&Job::default())), (None, Some(2)));

@@ -21,7 +21,7 @@ use std::{io, path::Path};
 
 /// A running fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answering {
+pub struct RunningFleet {
     /// Its id.
     pub fleet: u64,
     /// Its servers.
@@ -30,7 +30,7 @@ pub struct Answering {
 
 /// How a server joins its fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum JoinDecision {
     /// As a server of this list: it bootstraps the fleet with the others, or rejoins.
     Listed(Vec<String>),
     /// As a new server of the fleet of these addresses, or as one that has joined earlier.
@@ -53,8 +53,8 @@ impl Folder {
         servers: u32,
         data: &Path,
         identity: bool,
-        ask: impl FnOnce(&[String]) -> Option<Answering>,
-    ) -> Result<Way, Failure> {
+        ask: impl FnOnce(&[String]) -> Option<RunningFleet>,
+    ) -> Result<JoinDecision, Failure> {
         let known = self.servers()?;
         let Some(list) = self.read("fleet.id")? else {
             if identity {
@@ -69,14 +69,14 @@ impl Folder {
             if first.len() < servers as usize {
                 let missing: Vec<_> =
                     (0..servers).filter(|n| !known.contains_key(n)).map(|n| format!("s{n}")).collect();
-                return Ok(Way::Wait(format!(
+                return Ok(JoinDecision::Wait(format!(
                     "{} of {servers} servers are there; missing: {}",
                     first.len(),
                     missing.join(", ")
                 )));
             }
             self.put_once("fleet.id", &first.join(","))?;
-            return Ok(Way::Wait("the list was just agreed on".into()));
+            return Ok(JoinDecision::Wait("the list was just agreed on".into()));
         };
         // The current address of each.
         let places = list.trim().split(',').map(str::to_string).enumerate();
@@ -86,8 +86,8 @@ impl Folder {
         let token_here = read(&data.join(TOKEN)).map_err(io)?;
         if identity {
             return Ok(match token_here {
-                Some(_) => Way::Listed(now),
-                None => Way::Joins(now),
+                Some(_) => JoinDecision::Listed(now),
+                None => JoinDecision::Joins(now),
             });
         }
         if (me as usize) < now.len() {
@@ -99,14 +99,14 @@ impl Folder {
                     // in its folder.
                     put(&data.join(TOKEN), &mine).map_err(io)?;
                     return Ok(match self.put_once(&begun, &mine)? == mine {
-                        true => Way::Listed(now),
-                        false => Way::Wait("another process has this server's place".into()),
+                        true => JoinDecision::Listed(now),
+                        false => JoinDecision::Wait("another process has this server's place".into()),
                     });
                 }
                 (Some(there), _) => there,
             };
             if token_here.as_ref() == Some(&there) {
-                return Ok(Way::Listed(now));
+                return Ok(JoinDecision::Listed(now));
             }
         }
         // A token without a place must not make the folder look like one of the list.
@@ -114,17 +114,17 @@ impl Folder {
             std::fs::remove_file(data.join(TOKEN)).map_err(io)?;
         }
         let Some(number) = self.fleet()? else {
-            return Ok(Way::Missed("the fleet is being founded without this server, whose data folder is not the one that it began with".into()));
+            return Ok(JoinDecision::Missed("the fleet is being founded without this server, whose data folder is not the one that it began with".into()));
         };
         let others: Vec<_> = known.into_iter().filter(|(n, _)| *n != me).map(|(_, at)| at.address).collect();
         Ok(match ask(&others) {
             // The fleet may not know the new addresses of moved servers yet.
             Some(fleet) if fleet.fleet == number => {
                 let more: Vec<_> = fleet.servers.into_iter().filter(|a| !others.contains(a)).collect();
-                Way::Joins(others.into_iter().chain(more).collect())
+                JoinDecision::Joins(others.into_iter().chain(more).collect())
             }
-            Some(other) => Way::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
-            None => Way::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
+            Some(other) => JoinDecision::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
+            None => JoinDecision::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
         })
     }
 
@@ -166,26 +166,26 @@ mod tests {
         }
 
         /// Server `me` decides, with this data folder.
-        fn way(&self, me: u32, port: u16, data: &str, identity: bool, answers: Option<u64>) -> Way {
+        fn way(&self, me: u32, port: u16, data: &str, identity: bool, answers: Option<u64>) -> JoinDecision {
             let data = self.scratch.path().join(data);
             std::fs::create_dir_all(&data).expect("data");
             let at = Address { address: format!("h:{port}"), host: "h".into(), node: "n".into(), attempt: 0 };
             self.folder.publish(&format!("server-{me}"), &at).expect("published");
-            let ask = |_: &[String]| answers.map(|fleet| Answering { fleet, servers: vec!["h:9".into()] });
+            let ask = |_: &[String]| answers.map(|fleet| RunningFleet { fleet, servers: vec!["h:9".into()] });
             self.folder.way(me, 3, &data, identity, ask).expect("a way")
         }
 
         fn listed(&self, me: u32, port: u16, data: &str, identity: bool) -> Vec<String> {
             match self.way(me, port, data, identity, None) {
-                Way::Listed(list) => list,
+                JoinDecision::Listed(list) => list,
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    fn waits(way: &Way) -> &str {
+    fn waits(way: &JoinDecision) -> &str {
         match way {
-            Way::Wait(why) | Way::Missed(why) => why,
+            JoinDecision::Wait(why) | JoinDecision::Missed(why) => why,
             other => panic!("{other:?}"),
         }
     }
@@ -207,13 +207,13 @@ mod tests {
         assert!(waits(&run.way(0, 9, "a2", false, Some(6))).contains("another fleet"));
         assert_eq!(
             run.way(0, 9, "a2", false, Some(5)),
-            Way::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
+            JoinDecision::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
         );
         // A server with an identity rejoins as itself.
         assert_eq!(run.listed(0, 8, "a", true)[0], "h:8");
         assert_eq!(
             run.way(0, 9, "a2", true, None),
-            Way::Joins(vec!["h:9".into(), "h:2".into(), "h:3".into()])
+            JoinDecision::Joins(vec!["h:9".into(), "h:2".into(), "h:3".into()])
         );
         assert!(run.folder.belongs(6).expect_err("another").message().contains("run's is"));
     }
@@ -229,12 +229,12 @@ mod tests {
 
     #[test]
     fn the_first_to_say_how_it_ended_is_believed() {
-        use crate::shared::Ended;
+        use crate::shared::JobEnd;
         let run = Run::new();
-        let failed = Ended::Failed { worker: 1, node: "n2".into(), code: 78, said: "no".into() };
+        let failed = JobEnd::Failed { worker: 1, node: "n2".into(), code: 78, said: "no".into() };
         assert_eq!(run.folder.ended().expect("readable"), None);
         assert_eq!(run.folder.end(&failed).expect("said"), failed);
-        assert_eq!(run.folder.end(&Ended::Done).expect("said"), failed);
+        assert_eq!(run.folder.end(&JobEnd::Done).expect("said"), failed);
         let start = |lost, latest: Option<&str>| {
             run.folder.start_after(lost, || latest.map(Into::into)).expect("read")
         };
