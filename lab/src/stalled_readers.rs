@@ -1,4 +1,4 @@
-//! Clients that ask servers for weights and take nothing of the answers.
+//! Clients that request weights from servers and read no reply.
 
 use futures::future::join_all;
 use paraft_proto::{FromShard, Incoming, PROTOCOL, ReadRequest, services};
@@ -8,10 +8,11 @@ use tokio::time::timeout;
 
 /// Streams to each server: more than one certificate may have.
 const STREAMS: usize = 150;
-/// A stream that is taken at all is taken soon.
+/// A server that accepts a stream does so in this time.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Opens streams of readers to these servers and shards, and holds them for so long without taking anything; gives how many were open.
+/// Opens streams of readers to these servers and shards and holds them without reading; returns how
+/// many were open.
 pub async fn hang(addresses: &[String], access: &Access, shards: u32, lasting: Duration) -> usize {
     let streams = addresses
         .iter()

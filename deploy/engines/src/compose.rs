@@ -1,7 +1,8 @@
-//! Compose: servers and workers as services of one host, each started again by Docker or Podman where its end was a failure.
+//! Compose: servers and workers as services of one host, which Docker or Podman restarts after a
+//! failure.
 //!
-//! The run's folder is mounted at its own path, so that they find each other there as processes of any engine with a shared file
-//! system do: no port is taken on the host.
+//! The run's folder is mounted at its own path. Processes find each other in it, as on an engine with a
+//! shared file system, so the host's ports stay free.
 
 use crate::{
     Role,
@@ -17,7 +18,7 @@ pub struct Compose;
 
 const FILE: &str = "compose.yaml";
 
-/// What runs containers, and what reads the file for it.
+/// The container program, and the program that reads the compose file.
 const TOOLS: [(&str, &[&str]); 2] = [("docker", &["docker", "compose"]), ("podman", &["podman-compose"])];
 
 impl Engine for Compose {
@@ -104,7 +105,7 @@ impl Engine for Compose {
     }
 }
 
-/// What was found when it was submitted.
+/// The program found at the submission.
 fn program(handle: &Handle) -> &str {
     handle.args.first().map_or(TOOLS[0].0, |program| program)
 }
@@ -124,7 +125,7 @@ fn compose(handle: &Handle, dir: &Path, words: &[&str]) -> Result<String, Engine
     run(tool[0], &args)
 }
 
-/// The name that compose takes: lower case.
+/// A valid compose name: lower case.
 fn project(name: &str) -> String {
     name.to_ascii_lowercase().trim_start_matches('-').to_string()
 }
@@ -133,7 +134,7 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
     let part = fleet.part(role);
     let run = fleet.run_dir.to_string_lossy();
     let files = Files { run: &run, job: &inside(&fleet.run_dir, "job.toml"), data: None, certs: "" };
-    // Compose reads `$` as the beginning of a variable.
+    // In compose files `$` starts a variable.
     let plain = |word: &str| word.replace('$', "$$");
     let folder = |what: &str, at: &str| json!({"type": "bind", "source": plain(what), "target": plain(at)});
     let volumes: Vec<_> =
@@ -157,7 +158,7 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
         "environment": {"PARAFT_INDEX": index.to_string()},
         "image": fleet.image.as_deref().map(plain),
         "read_only": true,
-        // It knows no codes: what would fail again is tried again so often.
+        // Compose ignores exit codes, so a permanent failure is also retried this often.
         "restart": format!("on-failure:{}", fleet.restarts),
         "security_opt": ["no-new-privileges"],
         "stop_grace_period": format!("{}s", fleet.grace + 10),

@@ -1,4 +1,4 @@
-//! One trial: its job, its run on the fleet, and what has come of it.
+//! One trial: its job, its run on the fleet, and its result.
 
 use super::{MAX_ATTEMPTS, RETRY_DELAY, Sweep, log::TrialEnd, space};
 use paraft_checkpoint::Folder;
@@ -12,9 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After how many epochs a trial has ended, where that is before all of its job's. `before`: those that it had when it began; `last`: the
-/// last that was evaluated; `share`: how much of its samples it has trained. One of the two alone may lack what was not heard, or what is
-/// skipped where a round doesn't wait, or what a short last minibatch has less than a whole one.
+/// The epochs after which a trial has ended, if that is before all of its job's. `before`: the epochs
+/// at its start; `last`: the last evaluated epoch; `share`: the share of its samples that it has
+/// trained. Either number alone may be low: for unreported samples, pushes that a round left out, or a
+/// short last minibatch.
 fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
     let train = &job.train;
     let epochs = train.epochs;
@@ -42,14 +43,14 @@ impl Sweep<'_> {
             Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
         })?;
         if let Some(checkpoint) = &mut job.checkpoint {
-            // Trials have their own.
+            // Trials have their own checkpoints.
             checkpoint.dir = None;
         }
         Ok(job)
     }
 
-    /// What a trial goes on from. Where its checkpoint was not made, since a leader was lost or moved just then, it trains from the
-    /// start.
+    /// The checkpoint that a trial resumes from. If the loss or move of a leader prevented it, the
+    /// trial trains from the start.
     fn checkpoint_before(&self, trial: usize, rung: usize) -> Option<PathBuf> {
         let below = self.dir.join(self.trial_dir(trial, rung.checked_sub(1)?)).join("checkpoints");
         let found = Folder::find(&below).map_err(|e| e.to_string());
@@ -62,7 +63,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// A job of somebody else's that trains on this machine now, as the fleet knows it that stands.
+    /// Another job that trains on this machine now, according to the shared fleet.
     fn beside(&self, servers: &[String]) -> Option<String> {
         self.args.to.as_ref()?;
         let own = fs::canonicalize(&self.dir).ok()?;
@@ -73,7 +74,8 @@ impl Sweep<'_> {
         ask::jobs(servers).ok()?.into_iter().find(is_others).map(|job| job.name)
     }
 
-    /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
+    /// Trains one trial up to a rung. A failure of its setting is its result; a failure of the fleet is
+    /// an error.
     pub(super) fn train(
         &self,
         trial: usize,
@@ -103,23 +105,23 @@ impl Sweep<'_> {
             let began = Instant::now();
             let resume = self.checkpoint_before(trial, rung);
             let path = self.dir.join(&name);
-            // Those of a try that came to nothing.
+            // Checkpoints of a failed attempt.
             match fs::remove_dir_all(path.join("checkpoints")) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
                 _ => {}
             }
-            // Also where one was killed when its record was aside and it had not begun another.
+            // The record may also be set aside by an attempt that was killed before it began another.
             let dir = match path.exists() {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
-            // The sweep's own servers end with it, and what they have.
+            // The sweep's own servers, and their jobs, end with it.
             let remember = self.args.to.is_some();
             let on = ExistingFleet { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
-                // Without one of its workers it was another job.
+                // A run that lost a worker was another job.
                 Ok(record) if !record.leaves.is_empty() => {
                     ended.why = "a worker was lost".into();
                     ended.seconds = began.elapsed().as_secs_f64();
@@ -141,7 +143,8 @@ impl Sweep<'_> {
                     let before =
                         resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
                     ended.stopped = ended_early(&job, before, last, share);
-                    // The job's own rule belongs to its settings; what a person has ended says nothing of them.
+                    // The job's own early stopping belongs to its settings; a stop by a user says
+                    // nothing about them.
                     if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
                         ended.value = None;
                         ended.why = format!("somebody has stopped it after {after} epochs");
@@ -161,7 +164,7 @@ impl Sweep<'_> {
                 }
                 Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
                 Err(e) if e.code() == exit::UNAVAILABLE => {
-                    // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
+                    // The setting is not at fault: a resumed sweep retries the trial.
                     if ended.tries == MAX_ATTEMPTS {
                         return Err(e);
                     }
@@ -178,7 +181,8 @@ impl Sweep<'_> {
                         ended.beside = beside;
                         return Ok(ended);
                     }
-                    // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
+                    // Also for a worker's error about its job or its servers: a restarted server may
+                    // not know the job yet.
                     eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
             }

@@ -1,10 +1,11 @@
-//! Kubernetes: servers as a StatefulSet and workers as an Indexed Job; or both as one JobSet; or as a runtime of Kubeflow Trainer.
+//! Kubernetes: servers as a StatefulSet and workers as an Indexed Job; or both as one JobSet; or as a
+//! runtime of Kubeflow Trainer.
 //!
-//! - `pod`: what all pods have in common. `objects`: the kinds that every cluster has. `jobset`: those of JobSet and Trainer.
-//!   `ask`: `kubectl`, and what it says.
+//! - `pod`: shared by all pods. `objects`: the objects that every cluster supports. `jobset`: those of
+//!   JobSet and Trainer. `query`: `kubectl` and its output.
 //!
-//! The servers are known by the names of their pods, which stay the same on whatever node they are started. Nothing here asks
-//! whether a server has a leader: a partition must not have Kubernetes restart servers that are well.
+//! The names of their pods identify the servers, and stay the same on any node. No probe checks for a
+//! leader: in a partition Kubernetes must not restart healthy servers.
 
 mod jobset;
 mod objects;
@@ -36,7 +37,7 @@ pub enum Kubernetes {
     Trainer,
 }
 
-/// What stands above each file, by its name.
+/// File name, heading comment and content of each manifest.
 type Manifests = Vec<(&'static str, &'static str, Vec<Value>)>;
 
 impl Kubernetes {
@@ -105,7 +106,7 @@ impl Engine for Kubernetes {
             .help("use --on kubernetes for servers that stand"));
         }
         if *self != Self::Sets && fleet.disk.is_some() {
-            // What JobSet claims is one volume for all pods.
+            // JobSet claims one volume for all pods.
             return Err(EngineError::usage(format!("--on {} has no volume for each server", self.name()))
                 .help("leave --server-disk out, or use --on kubernetes, whose StatefulSet has"));
         }
@@ -115,7 +116,7 @@ impl Engine for Kubernetes {
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": names,
         });
         if let Certs::Each { server, worker } = &fleet.certs {
-            // Of the run's folder; who has Secrets of these names from elsewhere takes this out.
+            // Created from the run's folder; a user with Secrets of these names removes it.
             let secret = |name: &str, folder: &str| {
                 let files = FILES.map(|file| format!("{file}=certs/{folder}/{file}"));
                 json!({"name": name, "files": files})
@@ -131,7 +132,7 @@ impl Engine for Kubernetes {
     fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let name = name_of(&fleet.name)?;
         let dir = fleet.run_dir.to_string_lossy();
-        // All of it is admitted, and nothing of it is there, before anything starts.
+        // All objects are validated, and none may exist, before the first is created.
         for more in [&["--dry-run=server"][..], &[]] {
             query::kubectl(&fleet.args, &[&["create", "-k", &dir][..], more].concat()).map_err(
                 |e| match e.why.contains("AlreadyExists") {
@@ -169,7 +170,7 @@ impl Engine for Kubernetes {
         let said = |pod: query::Pod| {
             let Member { role, index, .. } = &pod.member;
             let index = index.map_or("?".into(), |n| n.to_string());
-            // One that has not begun has nothing to say but why not.
+            // A pod that has not started has only a reason, no log.
             let text = query::kubectl(&handle.args, &["logs", &pod.name, &many]).unwrap_or_else(|e| e.why);
             ProcessOutput { name: format!("{role}-{index}"), text: tail(&text, lines) }
         };
@@ -195,7 +196,7 @@ impl Engine for Kubernetes {
     }
 }
 
-/// A name that a Service may have, and that leaves room for what controllers add.
+/// A valid Service name, with room for the suffixes of controllers.
 fn name_of(name: &str) -> Result<String, EngineError> {
     let lower = name.to_ascii_lowercase();
     let fits = lower.len() <= 40
@@ -213,7 +214,7 @@ fn name_of(name: &str) -> Result<String, EngineError> {
 
 fn written(file: &str, what: &str, all: &[Value]) -> Result<Artifact, EngineError> {
     let mut text = format!("# {what}\n");
-    // Before the first too: what --dry-run prints of all files is one stream.
+    // A separator before the first too: --dry-run prints all files as one stream.
     for one in all {
         let one =
             serde_norway::to_string(one).map_err(|e| EngineError::new(Kind::Io, format!("{file}: {e}")))?;

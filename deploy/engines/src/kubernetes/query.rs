@@ -1,4 +1,4 @@
-//! `kubectl`, and what it says of pods.
+//! Runs `kubectl` and parses its output about pods.
 
 use super::run;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Runs `kubectl` with the flags of the user's.
+/// Runs `kubectl` with the user's flags.
 pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, EngineError> {
     let all: Vec<&str> = flags.iter().map(String::as_str).chain(words.iter().copied()).collect();
     run("kubectl", &all)
@@ -81,15 +81,15 @@ struct Reason {
     exit_code: Option<i32>,
 }
 
-/// The labels that all objects of a run have.
+/// Labels of all objects of a run.
 pub(super) const INSTANCE: &str = "app.kubernetes.io/instance";
-/// Its role.
+/// The role.
 pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 
-/// The number of a pod among those of its role: the first of these that it has.
+/// The labels with the number of a pod in its role: the first that exists counts.
 const NUMBERS: [&str; 3] = [
     "apps.kubernetes.io/pod-index",
-    // Of a JobSet's server, whose pod is the only one of its Job.
+    // For a JobSet's server, the only pod of its Job.
     super::pod::JOB_INDEX,
     "batch.kubernetes.io/job-completion-index",
 ];
@@ -120,7 +120,7 @@ fn parsed(text: &str) -> Result<Vec<Pod>, EngineError> {
 fn pod(item: Item) -> Option<Pod> {
     let Item { metadata: Metadata { name, labels }, spec, status } = item;
     let role: Role = labels.get(COMPONENT)?.parse().ok()?;
-    // A JobSet's workers are pods of one Job, whose number says nothing.
+    // A JobSet's workers are pods of one Job, so its number does not count.
     let numbers = NUMBERS.iter().filter(|label| role == Role::Server || **label != super::pod::JOB_INDEX);
     let index = numbers.filter_map(|label| labels.get(*label)?.parse().ok()).next();
     let container = status.container_statuses.into_iter().next().unwrap_or_default();

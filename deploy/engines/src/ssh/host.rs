@@ -1,4 +1,4 @@
-//! What a host is given: the run's files, and the script that runs one process there.
+//! The files for a host, and the script that runs one process there.
 
 use super::{addresses, placed, unreadable};
 use crate::{
@@ -9,15 +9,15 @@ use crate::{
 };
 use std::{fs, path::Path};
 
-/// What runs on a host, in the run's folder.
+/// The script on a host, in the run's folder.
 pub(super) const SCRIPT: &str = "start.sh";
 
-/// A folder of certificates in the run's.
+/// The folder of a role's certificates, in the run's folder.
 fn certs(role: Role) -> String {
     format!("certs-{role}")
 }
 
-/// The files that each host needs, by role where they are of one.
+/// The files that each host needs; some for one role only.
 pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, EngineError> {
     let mut files =
         vec![(None, "job.toml".to_string(), fleet.job.clone()), (None, SCRIPT.into(), script(fleet)?)];
@@ -31,10 +31,10 @@ pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String
     Ok(files)
 }
 
-/// The line that ends a file in what a host's shell reads.
+/// The line that ends a file in the input of a host's shell.
 const END_OF_FILE: &str = "=== end of a file of paraft ===";
 
-/// Puts them there, whole, for its user's eyes only.
+/// Copies the files, atomically and readable only by the user.
 pub(super) fn put(
     fleet: &Fleet,
     parts: &super::Parts,
@@ -66,14 +66,14 @@ pub(super) fn put(
     Ok(text)
 }
 
-/// Starts a process there; its script stays behind when the connection ends.
+/// Starts a process; its script keeps running after the connection ends.
 pub(super) fn start(dir: &Path, role: Role, index: u32) -> String {
     let said = quoted(&inside(dir, &format!("{role}-{index}.said")));
     let script = quoted(&inside(dir, SCRIPT));
     format!("setsid sh {script} {role} {index} >>{said} 2>&1 </dev/null &\n")
 }
 
-/// What runs one process and starts it again.
+/// The script that runs one process and restarts it.
 pub(super) fn script(fleet: &Fleet) -> Result<String, EngineError> {
     let parts = placed(fleet)?;
     let run = fleet.run_dir.to_string_lossy();

@@ -1,7 +1,7 @@
-//! Hosts with nothing but `sshd`: each process runs under a script on its host, which starts it again by its exit code.
+//! Hosts with only `sshd`: a script runs each process on its host and restarts it by its exit code.
 //!
-//! The servers are known by their hosts' names, so hosts need share no file system. A host that is lost is nobody's to replace: the
-//! fleet goes on as long as a majority of its servers does.
+//! The names of their hosts identify the servers, so hosts need no shared file system. A lost host is
+//! not replaced: the fleet continues with a majority of its servers.
 
 mod host;
 
@@ -17,10 +17,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// ssh, with keys that need no question.
+/// ssh, with keys that need no prompt.
 pub struct Ssh;
 
-/// The hosts of a file as DeepSpeed and MPI have it, `host slots=N`, each as often as it has slots.
+/// The hosts of a file in the format of DeepSpeed and MPI, `host slots=N`, each repeated by its slots.
 pub fn hosts_of(text: &str) -> Result<Vec<String>, EngineError> {
     let mut hosts = Vec::new();
     for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
@@ -65,7 +65,7 @@ impl Engine for Ssh {
         let handle = Handle { engine: self.name().into(), parts, args: fleet.args.clone(), servers };
         let files = carried(fleet)?;
         let hosts = by_host(&handle);
-        // All hosts have all of it before anything starts.
+        // All hosts have all files before any process starts.
         for (host, parts) in &hosts {
             remote(&handle, host, &put(fleet, parts, &files)?)?;
         }
@@ -147,7 +147,7 @@ impl Ssh {
     fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), EngineError> {
         let dir = whole(dir)?;
         let mut failed = Ok(());
-        // All are told before any is waited for: they hand over at the same time.
+        // All processes are signalled before any is awaited, so they hand over at the same time.
         let tell = "alive \"$name\" && kill -TERM \"$pid\"";
         let wait = "n=0; while alive \"$name\"; do\n[ $n -lt 1200 ] || kill -KILL -- \"-$pid\"; n=$((n + 1)); sleep 0.1\ndone";
         for what in [tell, wait] {
@@ -161,7 +161,7 @@ impl Ssh {
                 let text = format!(
                     "cd {dir} 2>/dev/null || exit 0\n{ALIVE}for name in {names}; do\n{what}\ndone\ntrue\n"
                 );
-                // The others are ended all the same.
+                // The other hosts are ended anyway.
                 failed = remote(handle, &host, &text).map(drop).and(failed);
             }
         }
@@ -169,7 +169,7 @@ impl Ssh {
     }
 }
 
-/// Whether the script of such a process runs, as `$pid`.
+/// Checks whether the script of a process runs, as `$pid`.
 const ALIVE: &str =
     "alive() { pid=$(cat \"$1.pid\" 2>/dev/null) && grep -qs start.sh \"/proc/$pid/cmdline\"; }\n";
 
@@ -177,13 +177,13 @@ fn unreadable(dir: &Path, e: &std::io::Error) -> EngineError {
     EngineError::new(Kind::Io, format!("{}: {e}", dir.display()))
 }
 
-/// The run's folder as a shell takes it.
+/// The run's folder, quoted for a shell.
 fn whole(dir: &Path) -> Result<String, EngineError> {
     let whole = dir.canonicalize().map_err(|e| unreadable(dir, &e))?;
     Ok(quoted(&whole.to_string_lossy()))
 }
 
-/// Has a shell there do this. What it reads stands in no list of processes.
+/// Runs a script in a shell on the host. Its input is in no process list.
 fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, EngineError> {
     let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
     let own = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh -s"];
@@ -191,7 +191,7 @@ fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, EngineErr
         .map_err(|e| EngineError { why: format!("{host}: {}", e.why), ..e })
 }
 
-/// Which process on which host, as `N@HOST`: the servers on the first hosts, the workers by slots.
+/// The host of each process, as `N@HOST`: servers on the first hosts, workers by slots.
 fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, EngineError> {
     let mut distinct: Vec<&String> = Vec::new();
     fleet.hosts.iter().for_each(|host| {
@@ -217,7 +217,7 @@ fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, EngineError> {
         .help("give them more slots, or set train.workers"));
     }
     let servers = (0..servers).map(|n| (Role::Server, format!("{n}@{}", distinct[n % distinct.len()])));
-    // From the last host on: the first ones have servers.
+    // From the last host on, since the first ones run servers.
     let workers = (0..workers).map(|n| {
         let host = &fleet.hosts[fleet.hosts.len() - 1 - n % fleet.hosts.len()];
         (Role::Worker, format!("{n}@{host}"))
@@ -237,7 +237,7 @@ fn by_host(handle: &Handle) -> BTreeMap<String, Parts> {
     hosts
 }
 
-/// Where the servers are: each has a port of its own, as some may share a host.
+/// The servers' addresses: each has its own port, since servers may share a host.
 fn addresses(fleet: &Fleet, parts: &[(Role, String)]) -> Vec<String> {
     let servers = parts.iter().filter(|(role, _)| *role == Role::Server).enumerate();
     let host = |part: &str| part.rsplit_once('@').map_or(part, |(_, host)| host).to_string();
