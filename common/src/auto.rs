@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_nobody_needs_is_halved() {
+    fn an_unneeded_bound_is_halved() {
         let calm = |lead| Window { idle: 0.01, lead, ..CALM };
         assert_eq!(once(calm(2), Ssp(8), Asp), Some((Ssp(4), Asp, SwitchReason::Unneeded)));
         assert_eq!(once(calm(3), Ssp(8), Asp), None);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_idle_at_its_two_ends_alone() {
+    fn overlapping_steps_are_idle_only_at_start_and_end() {
         for (stages, micro, steps) in [(2, 2, 10), (4, 4, 25), (4, 16, 50), (8, 8, 100)] {
             let times = vec![(1.0, 2.0); stages];
             let bubble = PipelineSchedule::DoubleBuffered.bubble(&times, micro, steps);

@@ -168,7 +168,7 @@ impl Screen {
         let was_silent = std::mem::replace(&mut self.silent, facts.is_none());
         match facts {
             Some(facts) => _ = self.history.see(facts),
-            None if was_silent => _ = self.history.see(self.history.last().clone().of_nobody()),
+            None if was_silent => _ = self.history.see(self.history.last().clone().without_replies()),
             None => {}
         }
     }

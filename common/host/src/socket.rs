@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn sockets_that_nobody_answers_are_swept_away() {
+    fn sockets_without_a_listener_are_removed() {
         use std::os::unix::net::UnixListener;
         let dir = std::env::temp_dir().join(format!("paraft-sweep-{}", std::process::id()));
         std::fs::create_dir(&dir).expect("a folder");

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_from_a_checkpoint_goes_on_at_its_samples() {
+    fn a_resumed_run_continues_at_its_samples() {
         let resumed = Event::Run(Run {
             wall: 100.0,
             workers: 2,

@@ -194,7 +194,7 @@ mod tests {
 
     /// A successor knows the limit on the bound, and nothing else.
     #[test]
-    fn who_follows_next_begins_with_a_window_of_its_own() {
+    fn a_successor_starts_with_its_own_window() {
         let (mut leader, mut steering) = (Leader::new(AutoConfig::default()), Steering::default());
         let mut modes = Vec::new();
         for _ in 0..14 {

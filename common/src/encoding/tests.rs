@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_comes_back_is_the_nearest_that_the_encoding_has(values in gradient()) {
+    fn decoding_gives_the_nearest_encodable_value(values in gradient()) {
         prop_assert_eq!(bits(&there_and_back(Encoding::F32, &values)), bits(&values));
         for (encoding, significand, smallest) in
             [(Encoding::Bf16, 8, 2f64.powi(-133)), (Encoding::F16, 11, 2f64.powi(-24))]

@@ -171,7 +171,7 @@ fn one_local_step_with_outer_sgd_equals_a_lock_step_round() {
 }
 
 #[test]
-fn the_inner_state_and_clock_go_on_from_push_to_push() {
+fn the_inner_state_and_clock_persist_between_pushes() {
     let schedule =
         ScheduleConfig { shape: Shape::Step { every: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
     let adam = OptimizerConfig::Adam(Adam { lr: 0.05, ..Adam::default() });

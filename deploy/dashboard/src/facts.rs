@@ -39,7 +39,7 @@ pub struct Facts {
 impl Facts {
     /// No server answers: a [`History`](crate::history::History) that receives this shows all known
     /// servers as silent.
-    pub fn of_nobody(self) -> Self {
+    pub fn without_replies(self) -> Self {
         Self { servers: Vec::new(), jobs: Vec::new(), leader: None, heard: BTreeSet::new(), ..self }
     }
 

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_leads_over_what_nobody_has_seen() {
+    fn no_line_spans_an_unobserved_time() {
         let mut history = History::default();
         let mut see = |at, stale| {
             let mut facts = facts(at, 0, "up", [at, at], at);

@@ -306,7 +306,7 @@ async fn look(shared: Arc<Shared>) {
                 // A fault may be the cause, and the page must be able to clear it.
                 let last = shared.history.lock().last().clone();
                 let faults = last.faults.clone();
-                let mut facts = last.of_nobody();
+                let mut facts = last.without_replies();
                 shared.here.add(&mut facts);
                 unheard += 1;
                 if facts.faults != faults || unheard == MAX_MISSED_POLLS {

@@ -271,7 +271,7 @@ impl Record {
     pub(crate) fn end(&mut self, after: &[Answer], job: &Job) -> Result<(), Failure> {
         // The servers may have other jobs.
         let ours = |s: &&paraft_proto::ShardStatus| s.job_name == job.name;
-        if !job.cluster.script.is_empty() && nobody_came(after, ours) {
+        if !job.cluster.script.is_empty() && holds_no_model(after, ours) {
             eprintln!(
                 "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
                 self.run.model
@@ -328,7 +328,7 @@ impl Record {
 }
 
 /// Whether every server reports that it holds no model of the job.
-fn nobody_came(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
+fn holds_no_model(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
     let none = |a: &Answer| a.as_ref().is_ok_and(|r| r.shards.iter().filter(&ours).all(|s| s.buckets == 0));
     !answers.is_empty() && answers.iter().all(none)
 }

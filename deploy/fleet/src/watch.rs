@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_something_does_not_hang() {
+    fn an_active_process_does_not_hang() {
         let began = Instant::now();
         let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
         let new = || IdleTime { cpu_seconds: 7.0, since: began };

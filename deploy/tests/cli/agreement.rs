@@ -87,7 +87,7 @@ fn a_worker_with_half_a_job_file_learns_what_it_lacks() {
 }
 
 #[test]
-fn a_worker_of_another_model_is_told_which_tensors_differ() {
+fn a_worker_with_another_model_learns_which_tensors_differ() {
     let (code, said) = second_of_two(BODY, |_, second| {
         second.args(["--set", "model.kind=mlp", "--set", "model.hidden=[5]"]);
     });

@@ -117,7 +117,7 @@ fn a_certificate_covers_its_own_jobs_and_acts_are_audited() {
 }
 
 #[test]
-fn an_authority_is_replaced_under_a_job_that_goes_on() {
+fn an_authority_is_replaced_during_a_job() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("asp", 3, 100_000));
     let file = file.to_str().expect("utf-8");

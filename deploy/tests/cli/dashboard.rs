@@ -153,7 +153,7 @@ fn a_run_page_shows_it_and_accepts_commands_with_the_token() {
 }
 
 #[test]
-fn who_does_not_know_the_token_neither_looks_nor_acts() {
+fn a_client_without_the_token_neither_reads_nor_acts() {
     let page = Page::of(&digits("asp", 1, 100_000));
     let wrong = format!("Authorization: Bearer {}", "0".repeat(page.token.len()));
     let short = format!("Authorization: Bearer {}", &page.token[1..]);

@@ -252,8 +252,8 @@ fn gpus_without_servers_in_the_step_learn_what_cpus_do() {
 }
 
 #[test]
-fn a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on() {
-    let name = "a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on";
+fn ranks_continue_after_a_gpu_rank_is_killed() {
+    let name = "ranks_continue_after_a_gpu_rank_is_killed";
     let Some(gpus) = Gpus::begin(name) else { return };
     let gpus = gpus.with("DEVICES", "3").with("BACKGROUND", "1");
     for exchange in ["servers", "all-reduce"] {

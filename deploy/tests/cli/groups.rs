@@ -75,7 +75,7 @@ fn a_pipeline_outlives_each_of_its_ranks() {
 }
 
 #[test]
-fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
+fn ranks_rejoin_and_the_former_leader_leads() {
     let body = grouped(2, 2, 400) + "max_restarts = 1\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
@@ -149,7 +149,7 @@ fn a_rank_that_is_silent_is_left_behind() {
 /// All ranks are started twice, by mistake or as a reserve: the second set waits until the first is silent, and the first, when
 /// it is back, until the second is done.
 #[test]
-fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
+fn of_two_sets_of_ranks_one_trains_and_one_waits() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "timeout_ms = 600000\n")));
     let dir = scratch.path().join("run");
@@ -185,7 +185,7 @@ fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
 }
 
 #[test]
-fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
+fn a_rank_by_hand_waits_and_names_missing_ranks() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "timeout_ms = 2000\n")));
     let dir = scratch.path().join("run");

@@ -38,7 +38,7 @@ fn leaders_beside_a_dead_server_sleep() {
 /// A server that stands still answers no keepalive, its kernel takes what is sent to it, and no call to it ends by
 /// itself: nobody may wait for it.
 #[test]
-fn a_server_that_hangs_for_good_holds_nobody_up() {
+fn a_hung_server_holds_no_client_up() {
     let mut training = Launcher::training(&digits("bsp", 3, 40), 3);
     let hung = pid_of(&training.run_dir, "server-0");
     kill(hung, Signal::SIGSTOP).expect("SIGSTOP");

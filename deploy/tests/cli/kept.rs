@@ -10,7 +10,7 @@ fn with_checkpoints(epochs: u64) -> String {
 }
 
 #[test]
-fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
+fn a_job_resumes_bit_for_bit_after_its_fleet_is_killed() {
     let body = with_checkpoints(30);
     let l = Launcher::training(&body, 2);
     let checkpoints = l.run_dir.join("checkpoints");

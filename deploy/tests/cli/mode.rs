@@ -3,7 +3,7 @@
 use crate::common::{Launcher, contains, digits, run, text, wait};
 
 #[test]
-fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
+fn a_running_job_switches_its_mode_and_records_it() {
     let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
     let dir = l.run_dir.to_str().expect("utf-8");
     let servers = std::fs::read_to_string(l.run_dir.join("servers")).expect("its servers");

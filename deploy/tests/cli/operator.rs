@@ -196,7 +196,7 @@ fn draining_a_second_server_names_the_combined_loss() {
 }
 
 #[test]
-fn who_cannot_say_what_failed_says_it_by_the_exit_code() {
+fn a_failure_without_output_shows_in_the_exit_code() {
     for (args, code) in
         [(&["worker", "missing.toml", "--rank", "0"][..], 78), (&["status", "127.0.0.1:1"], 69)]
     {

@@ -234,7 +234,7 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
 }
 
 #[test]
-fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
+fn a_killed_worker_that_rejoins_counts_as_lost() {
     let body = digits("asp", 1, 150) + "max_restarts = 1\ngrace_ms = 60000\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");

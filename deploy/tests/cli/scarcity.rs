@@ -141,13 +141,13 @@ fn a_server_with_other_settings_exits_78_and_names_them() {
 }
 
 #[test]
-fn a_server_comes_back_with_its_data_at_another_address() {
+fn a_server_returns_with_its_data_at_another_address() {
     for level in ["quorum-disk", "quorum-memory"] {
-        comes_back_elsewhere(level);
+        returns_elsewhere(level);
     }
 }
 
-fn comes_back_elsewhere(level: &str) {
+fn returns_elsewhere(level: &str) {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 1).replace("[cluster]", &format!("[cluster]\ndurability = {level:?}"));
     let mut fleet = Fleet::start(scratch.path(), Some(&body));

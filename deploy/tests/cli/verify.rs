@@ -61,7 +61,7 @@ fn every_fault_at_once_loses_nothing() {
 
 /// Everything that can run out, runs out, on one server, on two and on all, between kills; and strangers speak meanwhile.
 #[test]
-fn what_runs_out_and_comes_back_loses_nothing() {
+fn exhausted_resources_that_recover_lose_nothing() {
     let kinds = "fds,memory,disk-full-all,eio,readonly,votes,slow-all,clock,stranger";
     for (durability, seed) in [("quorum-disk", "3"), ("quorum-memory", "4")] {
         let args = ["--kills", "8", "--seed", seed, "--faults", kinds, "--durability", durability];
@@ -201,7 +201,7 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
 }
 
 #[test]
-fn a_paused_server_goes_on_in_time_though_another_is_drained() {
+fn a_paused_server_resumes_in_time_during_a_drain() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let fleet = Fleet::start(dir.path(), None);

@@ -93,7 +93,7 @@ fn ctrl_c_ends_scripts_kindly_and_then_not() {
 }
 
 #[test]
-fn who_asks_twice_does_not_wait() {
+fn a_second_interrupt_does_not_wait() {
     let place = Place::new();
     // Within the time that it would be given.
     let text = "#!/bin/sh\ntrap 'echo heard; sleep 8; echo saved; exit' INT\necho there\nwhile :; do sleep 0.1; done\n";
@@ -140,7 +140,7 @@ assert os.read(int(os.environ["PARAFT_LIFELINE_FD"]), 1) == b""
 "#;
 
 #[test]
-fn nobody_outlives_a_killed_launcher_who_watches_the_lifeline() {
+fn no_process_on_the_lifeline_outlives_its_launcher() {
     if !python() {
         return;
     }

@@ -120,7 +120,7 @@ impl Clock {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
-            .on_thread_park(move || idle.nothing_can_go_on())
+            .on_thread_park(move || idle.on_all_tasks_blocked())
             .build()
             .map_err(|e| SimError::Runtime(e.to_string()))?;
         let result = runtime.block_on(async {
@@ -187,7 +187,7 @@ impl Clock {
     }
 
     /// Called when the runtime is about to wait for a timer.
-    fn nothing_can_go_on(&self) {
+    fn on_all_tasks_blocked(&self) {
         if self.0.queue.lock().passing_to.is_none() {
             self.0.bell.notify_one();
         }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_which_nobody_will_ever_go_on_ends() {
+    fn a_stuck_run_ends() {
         let ended = Clock::run(|_| std::future::pending::<Result<(), SimError>>());
         assert!(matches!(ended, Err(SimError::Stuck(_))));
     }

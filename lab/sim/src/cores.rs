@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_dies_at_work_leaves_the_cores_to_the_others() {
+    fn a_task_that_dies_frees_its_cores() {
         let ended = Clock::run(|clock| async move {
             let cores = Cores::new(clock.clone(), Some(1));
             let dies = async {

@@ -246,7 +246,7 @@ fn a_link_carries_one_message_after_the_other() {
 }
 
 #[test]
-fn a_worker_that_fails_is_taken_out_and_the_others_go_on() {
+fn a_failed_worker_is_removed_and_the_others_continue() {
     for mode in ["bsp", "asp"] {
         let job = job(&[&format!("train.mode={mode}"), "cluster.grace_ms=200"]);
         let setup = Setup { mttf_s: Some(0.8), restart_s: None, seed: 3, ..Setup::default() };

@@ -195,7 +195,7 @@ impl Pusher {
     /// Pushes every bucket, the last first as a backward pass does, and waits for all acknowledgements.
     pub fn push(&mut self) -> Result<(), Failure> {
         self.begin();
-        self.settle()
+        self.wait_for_acks()
     }
 
     /// Pulls the model.
@@ -229,8 +229,8 @@ impl Pusher {
     }
 
     /// Waits until every push is acknowledged.
-    pub fn settle(&mut self) -> Result<(), Failure> {
-        self.settle_to(0)
+    pub fn wait_for_acks(&mut self) -> Result<(), Failure> {
+        self.wait_until_unacked(0)
     }
 
     /// Pushes one bucket after the other until the time is over or the user interrupts; then waits for
@@ -241,13 +241,13 @@ impl Pusher {
         while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
             self.step = self.step.next();
             for i in (0..self.buckets.len()).rev() {
-                self.settle_to(self.buckets.len() - 1)?; // acknowledgements arrive in the order of the pushes
+                self.wait_until_unacked(self.buckets.len() - 1)?; // acknowledgements arrive in the order of the pushes
                 self.push_bucket(i);
                 pushes += 1;
                 bytes += (self.buckets[i].len * F32_BYTES) as u64;
             }
         }
-        self.settle()?;
+        self.wait_for_acks()?;
         Ok(Streamed { pushes, bytes, took: began.elapsed() })
     }
 
@@ -262,7 +262,7 @@ impl Pusher {
             for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
                 let pushed = Instant::now();
                 self.push_bucket(i);
-                self.settle()?;
+                self.wait_for_acks()?;
                 seconds.push(pushed.elapsed().as_secs_f64());
             }
         }
@@ -281,7 +281,7 @@ impl Pusher {
     }
 
     /// Waits until at most `most` pushes are unacknowledged.
-    fn settle_to(&mut self, most: usize) -> Result<(), Failure> {
+    fn wait_until_unacked(&mut self, most: usize) -> Result<(), Failure> {
         while self.open > most {
             if self.acks.recv_timeout(ACK_TIMEOUT).is_err() {
                 // The client has failed or its servers are gone; a pull returns the error.

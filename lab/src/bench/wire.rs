@@ -149,7 +149,7 @@ fn measure(
     case.add("pull", pull);
     let round = median_of(time, interrupted, || {
         let took = meter.time(|| pusher.round())?;
-        pusher.settle()?;
+        pusher.wait_for_acks()?;
         Ok(took)
     })?;
     case.add("round", round);

@@ -211,7 +211,7 @@ mod tests {
 
     /// A trial that was promoted early stays promoted, and counts.
     #[test]
-    fn asha_gives_whoever_asks_something_while_others_train() {
+    fn asha_gives_a_free_worker_a_trial_while_others_train() {
         let mut search = Search::new(Rule::Asha, 4, 2, 2);
         let all: Vec<_> = (0..4).map(|_| search.next()).collect();
         assert!(all.iter().enumerate().all(|(i, n)| *n == Next::Train { trial: i, rung: 0 }));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_goes_on_knows_what_was_not_finished() {
+    fn a_resumed_sweep_knows_unfinished_trials() {
         let mut search = Search::new(Rule::Once, 3, 1, 2);
         assert_eq!(search.next(), Next::Train { trial: 0, rung: 0 });
         assert_eq!(search.next(), Next::Train { trial: 1, rung: 0 });

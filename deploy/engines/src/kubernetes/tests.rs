@@ -105,7 +105,7 @@ fn what_is_wrong_is_found() {
 }
 
 #[test]
-fn kubernetes_is_told_what_the_fleet_asks_for() {
+fn manifests_contain_the_fleets_options() {
     let plain = Fleet { certs: Certs::Insecure, ..some_fleet_of_images() };
     let all = rendered(Kubernetes::Sets, &plain);
     let pod = &of_kind(&all, "StatefulSet")["spec"]["template"]["spec"];

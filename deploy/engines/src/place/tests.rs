@@ -165,7 +165,7 @@ fn a_flag_goes_before_a_variable_and_that_before_an_engine() {
 }
 
 #[test]
-fn one_process_alone_is_nobodys_task() {
+fn a_single_process_is_no_engine_task() {
     let none = |all: &[&[(&str, &str)]]| find(all, &PlaceFlags::default()).expect("right");
     assert_eq!(none(&[]), None);
     assert_eq!(none(&[SLURM, &[("SLURM_STEP_ID", "4294967291")]]), None, "the batch script");

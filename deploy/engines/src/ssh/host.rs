@@ -131,7 +131,7 @@ mod tests {
     use crate::engine::told;
 
     #[test]
-    fn a_file_is_carried_as_it_is_and_by_nobody_elses_eyes() {
+    fn a_file_is_copied_unchanged_and_private() {
         let scratch = tempfile::tempdir().expect("scratch");
         let run_dir = scratch.path().join("a run's $HOME");
         let job = "name = \"$(touch x) `y` 'z'\\\"\n";

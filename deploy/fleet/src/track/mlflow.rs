@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_ask_is_said_as_mlflows_own_client_says_it() {
+    fn credentials_are_those_of_mlflows_own_client() {
         let user = || Some(("me".to_string(), "secret".to_string()));
         let token = || Some("abc".to_string());
         assert_eq!(authorization(None, None), None);

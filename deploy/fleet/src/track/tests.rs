@@ -248,7 +248,7 @@ fn a_silent_mlflow_delays_the_end_by_ten_seconds_at_most() {
 }
 
 #[test]
-fn who_is_not_let_in_is_told_how_and_that_at_once() {
+fn a_refused_client_learns_the_remedy_at_once() {
     let server = Server::start(Mood::Denies);
     let upload = Upload::start(server.client(), about(), None);
     upload.push(some(0, 3));
