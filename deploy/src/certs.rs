@@ -70,7 +70,7 @@ enum What {
     },
 }
 
-/// A role of jobs that can be.
+/// Parses a role.
 fn role(text: &str) -> Result<Role, String> {
     let role: Role = text.parse()?;
     role.jobs().map_or(Ok(()), |jobs| check_names(&jobs.to_string()))?;
@@ -157,7 +157,7 @@ fn renew(
     let mut authority = Authority::open(dir).map_err(failed)?;
     let mut folders = issued_in(dir).map_err(failed)?;
     folders.extend(others.iter().cloned());
-    // All are looked at before one is changed.
+    // All certificates are checked before one changes.
     let known = folders.iter().map(|f| certificate_in(f).map_err(failed)).collect::<Result<Vec<_>, _>>()?;
     if next {
         authority = authority.next(&dir.file_name().unwrap_or_default().to_string_lossy()).map_err(failed)?;

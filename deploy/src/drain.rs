@@ -1,4 +1,4 @@
-//! `paraft drain`: a server is emptied, so that it can be stopped.
+//! `paraft drain`: empties a server, so that it can be stopped.
 
 use clap::Args;
 use paraft_client::Order;
@@ -78,8 +78,8 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     }
 }
 
-/// Empties a server that is about to end, as far as that goes within the time; what came of it. Nothing is refused: it ends in
-/// any case.
+/// Drains a server that is about to end, as far as possible in the time; returns the result as text. It
+/// never fails: the server ends anyway.
 pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     let deadline = Instant::now() + within;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -98,7 +98,7 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
         }
         match progress(&fleet, server).filter(|_| ordered) {
             Some(DrainProgress::Done(what)) => return what,
-            // Others end too, or have ended: nobody comes whom it could wait for.
+            // Other servers end too, or have ended: no server would return in time.
             Some(DrainProgress::Needed(what)) => {
                 if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT {
                     return what;
@@ -106,7 +106,7 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
                 last = what;
             }
             Some(DrainProgress::Goes(what)) => {
-                // All of them end: there is nobody to take it.
+                // All servers end: none is left to take over.
                 if !fleet.servers.iter().any(|s| s.server != server.0 && s.state == "up")
                     && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT
                 {
@@ -121,28 +121,28 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     last
 }
 
-/// A server that ends waits so long for others to come back that it would be missed with.
+/// How long an ending server waits for the return of others that need it for a majority.
 const NEEDED_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done. One try: who looks
-/// after the server asks again, and has other things to look at meanwhile.
+/// Undoes the drain of a server that has returned, and that may still be listed as silent; returns
+/// whether that is done. One attempt, so that the caller can do other work between attempts.
 pub fn take_back(servers: &[String], server: ServerId) -> bool {
     let order = Order::Drain { server, undo: true };
     orders::given_again(servers, &order, orders::token(), Duration::ZERO).is_ok()
 }
 
-/// How far a server is emptied, in words.
+/// The progress of a drain, as text.
 #[derive(Debug, PartialEq)]
 enum DrainProgress {
-    /// It can be stopped.
+    /// The server can be stopped.
     Done(String),
-    /// It still holds something that others can take.
+    /// It still holds something that other servers can take.
     Goes(String),
-    /// Nothing more can be moved, but a group would have no majority without it.
+    /// Nothing more can be moved, but a group needs it for its majority.
     Needed(String),
 }
 
-/// `None`: there is no such server.
+/// `None`: the server does not exist.
 fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
     let info = fleet.servers.iter().find(|s| s.server == server.0)?;
     let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
@@ -153,7 +153,7 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
         .map(|s| format!("s{} ({})", s.server, s.address))
         .collect();
     let is = if silent.len() == 1 { "is" } else { "are" };
-    // What a silent one said last may be long past; the others know better whether they count on it.
+    // The last report of a silent server may be old; the others know whether they rely on it.
     let (leads, holds) = match info.state.as_str() {
         "silent" => (0, fleet.shards.iter().filter(|s| s.voters.contains(&server.0)).count() as u32),
         _ => (info.leads, info.holds),
@@ -195,12 +195,12 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
     }))
 }
 
-/// With which of the servers that are drained too this one must not be stopped, and why.
+/// The drained servers that must not stop together with this one, and why.
 fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
     let drained: Vec<u64> = fleet.draining().map(|s| s.server).filter(|s| *s != server.0).collect();
     let pairs: Vec<u64> =
         drained.iter().copied().filter(|d| !fleet.depend_on(server.0, &[*d]).is_empty()).collect();
-    // Where each of them could be stopped beside it, all of them still might be too many.
+    // Each of them alone may stop beside it, but all of them may be too many.
     let (which, or) = if pairs.is_empty() { (drained, " and ") } else { (pairs, " or ") };
     let groups = fleet.depend_on(server.0, &which);
     if groups.is_empty() {
@@ -287,11 +287,11 @@ mod tests {
             (fleet(3, all, all, &[]), "done: s1 leads nothing any more; its 1 replicas stay"),
             (fleet(3, all, all, &[2]), "needed: s1 leads nothing any more; its 1 replicas stay"),
             (fleet(4, &[0, 2, 3], all, &[]), "goes: s1 still leads 0 and holds 1 replicas"),
-            // Nothing is left on it but its vote on placement.
+            // It only keeps its vote in the control group.
             (fleet(4, all, &[0, 2, 3], &[2]), "needed: s1 is empty, but do not stop it: s2 (h2:1) is silent"),
             (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2]), "done: s1 is empty. It can be stopped, though s2"),
             (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2, 4]), "needed: s1 is empty, but do not stop it: s2"),
-            // It is stopped already, and the others have taken everything over.
+            // It has stopped, and the others have taken over.
             (fleet(4, &[0, 2, 3], &[0, 2, 3], &[1]), "done: s1 is empty: it can be stopped"),
         ] {
             let said = match progress(&fleet, ServerId(1)).expect("it is there") {

@@ -164,7 +164,7 @@ fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
         (Some(given), false) => Job::load(given, &args.set)?,
         (_, true) => job(args, None)?,
     };
-    let job = task::settle(&job, &file, place)?;
+    let job = task::agree_on_job(&job, &file, place)?;
     let role = RoleArgs {
         place,
         job,

@@ -1,6 +1,7 @@
-//! `paraft checkpoint save`: a checkpoint of now, of a job that trains.
+//! `paraft checkpoint save`: an immediate checkpoint of a running job.
 //!
-//! The leader of shard 0 tells a worker, which writes it behind its next step; the control group hears of it when it is whole.
+//! The leader of shard 0 selects a worker, which writes it after its next step; the worker reports the
+//! complete checkpoint to the control group.
 
 use clap::Args;
 use paraft_fleet::{ask, failure::Failure, orders, out, targets};
@@ -36,7 +37,7 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     let began = Instant::now();
     let before = loop {
         match known(&servers, &args.job) {
-            // The control group hears of a job a moment after its workers have begun it.
+            // The control group learns of a job a moment after its workers have started it.
             Err(_) if began.elapsed() < REPLY_TIMEOUT && Instant::now() < deadline => {
                 thread::sleep(RETRY_DELAY)
             }
@@ -50,7 +51,7 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     };
     let is_new = |c: &CheckpointInfo| c.worker == Some(worker) && !before.iter().any(|b| same(b, c));
     loop {
-        // The control group may have an election meanwhile.
+        // The control group may be in an election.
         if let Some(new) = known(&servers, &args.job).ok().and_then(|all| all.into_iter().find(is_new)) {
             out!("step {}  {}", new.step, new.path);
             return Ok(exit::OK);
@@ -65,7 +66,7 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     }
 }
 
-/// The checkpoints that the fleet knows of the job.
+/// The fleet's known checkpoints of the job.
 fn known(servers: &[String], job: &str) -> Result<Vec<CheckpointInfo>, Failure> {
     let jobs = ask::jobs(servers)?;
     let names: Vec<_> = jobs.iter().filter(|j| !j.name.is_empty()).map(|j| j.name.as_str()).collect();

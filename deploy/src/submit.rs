@@ -1,6 +1,7 @@
-//! `paraft submit`: a job for a fleet that stands already, or for an engine, without a terminal that waits for it.
+//! `paraft submit`: submits a job to an existing fleet or to an engine, and returns without waiting.
 //!
-//! What is behind `--on` is in `engine`. What `--to` leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
+//! `engine` implements `--on`. `--to` starts `paraft train --to` in the background, which launches the
+//! workers on this machine and holds the run's folder.
 
 use crate::{
     engine,
@@ -48,7 +49,7 @@ pub struct SubmitArgs {
     pub engine: EngineArgs,
 }
 
-/// What the launcher says, in the run's folder.
+/// The launcher's log, in the run's folder.
 pub const LAUNCHER_LOG: &str = "launcher.log";
 
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
@@ -72,8 +73,8 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let log = dir.join(LAUNCHER_LOG);
     let written = |e| Failure::write(&log, e);
     let said = File::create(&log).map_err(written)?;
-    drop(held); // the launcher holds it
-    // The earlier run's, where this one goes on: it stays unless this one begins.
+    drop(held); // the launcher locks it
+    // The job file of the earlier run, if this one resumes: it changes only when this one starts.
     let file = dir.join(JOB_FILE);
     let before = identity(&file);
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
@@ -89,7 +90,7 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let mut launcher =
         command.spawn().map_err(|e| Failure::new(exit::IO, format!("no process for the launcher: {e}")))?;
     loop {
-        // Written when the fleet has taken the job in.
+        // The launcher writes it after the fleet has accepted the job.
         if identity(&file) != before
             && let Some(name) = name_in(&file)
         {
@@ -106,12 +107,12 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     }
 }
 
-/// Another for each file that is put there.
+/// An identity that differs for each file written there.
 fn identity(file: &Path) -> Option<(u64, i64, i64)> {
     fs::metadata(file).ok().map(|m| (m.ino(), m.mtime(), m.mtime_nsec()))
 }
 
-/// The job's name, once its file is there as a whole.
+/// The job's name, once its file is complete.
 fn name_in(file: &Path) -> Option<String> {
     Job::load(file, &[]).ok().map(|job| job.name)
 }

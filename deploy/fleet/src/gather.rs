@@ -337,7 +337,7 @@ impl Meeting {
             match dialled {
                 Ok(stream) => break stream,
                 Err(e) if began.elapsed() < TASKS_TIMEOUT => {
-                    go_on(interrupted)?;
+                    check_interrupted(interrupted)?;
                     if !told && began.elapsed() > LOG_WAIT_AFTER {
                         eprintln!(
                             "task {} waits for task 0 at {}:{}: {e}",
@@ -396,7 +396,7 @@ impl Meeting {
             if !matches!(e.kind(), WouldBlock | TimedOut | Interrupted) {
                 return Err(lost(e));
             }
-            go_on(interrupted)?;
+            check_interrupted(interrupted)?;
         }
         let _ = self.stream.socket().set_read_timeout(None);
         match hear(&mut self.reader).map_err(lost)? {
@@ -424,7 +424,7 @@ impl Meeting {
 }
 
 /// Fails if the user has interrupted this task.
-pub(crate) fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+pub(crate) fn check_interrupted(interrupted: &AtomicI32) -> Result<(), Failure> {
     match interrupted.load(Relaxed) {
         0 => Ok(()),
         number => Err(Failure::new(128 + number, "interrupted; this task has ended")),

@@ -69,7 +69,7 @@ pub fn interrupts() -> Arc<AtomicI32> {
 /// # Errors
 ///
 /// The interrupt, with its exit code.
-pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+pub fn check_interrupted(interrupted: &AtomicI32) -> Result<(), Failure> {
     match interrupted.load(Relaxed) {
         0 => Ok(()),
         number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),

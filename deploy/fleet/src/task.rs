@@ -8,7 +8,7 @@ use crate::{
     failure::Failure,
     files::{SERVERS_FILE, put},
     fleet::{Fleet, JOB_FILE, server_data},
-    gather::{self, First, Meeting, Over, Plan, go_on},
+    gather::{self, First, Meeting, Over, Plan, check_interrupted},
     launch::{Record, absolute_paths},
     script::{self, Rendezvous},
 };
@@ -146,7 +146,7 @@ impl Part {
     fn train(&mut self, interrupted: &AtomicI32, all_ended: impl Fn() -> bool) -> Result<i32, Failure> {
         let (mut code, mut alone, mut served) = (None, false, true);
         loop {
-            go_on(interrupted).inspect_err(|_| {
+            check_interrupted(interrupted).inspect_err(|_| {
                 let signal = Signal::try_from(interrupted.load(Relaxed));
                 self.fleet.stop_as(signal.unwrap_or(Signal::SIGTERM));
             })?;
@@ -203,7 +203,7 @@ impl Part {
 
 /// The job of a process with a role, from its run's folder. The first process writes it there. A
 /// process with another job is refused, since servers and workers would differ.
-pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
+pub fn agree_on_job(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
     resolved.cluster.addresses.clear();

@@ -110,7 +110,7 @@ fn one(
     let mut applied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..args.repeats {
         for optimizer in &args.optimizers {
-            launch::go_on(interrupted)?;
+            launch::check_interrupted(interrupted)?;
             let seconds = pass(&mut pieces, threads, time, |p| {
                 p.to.copy_from_slice(&p.from);
                 black_box(&mut p.to);

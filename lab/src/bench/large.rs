@@ -252,7 +252,7 @@ impl Bench {
     /// Takes one measurement; returns the shard's status if the server answers.
     fn look(&mut self) -> Result<Option<ShardStatus>, Failure> {
         thread::sleep(Duration::from_millis(50));
-        launch::go_on(&self.interrupted)?;
+        launch::check_interrupted(&self.interrupted)?;
         let seen = &mut self.seen;
         seen.server_peak = seen.server_peak.max(peak(self.fleet.servers[0].id()));
         seen.worker_peak = seen.worker_peak.max(peak(self.fleet.workers[0].id()));

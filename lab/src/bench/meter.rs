@@ -51,7 +51,7 @@ pub fn median_of(
     const MIN_OPERATIONS: usize = 3;
     let (mut seconds, mut cpu, mut sum, began) = (Vec::new(), 0.0, 0.0, Instant::now());
     while seconds.len() < MIN_OPERATIONS || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
-        launch::go_on(interrupted)?;
+        launch::check_interrupted(interrupted)?;
         let took = op()?;
         seconds.push(took.seconds);
         sum += took.seconds;

@@ -103,7 +103,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     for repeat in 0..args.repeats {
         for durability in &args.durability {
             for replicas in &args.replicas {
-                launch::go_on(&interrupted)?;
+                launch::check_interrupted(&interrupted)?;
                 let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
                 let raw = raws.entry((*durability, *replicas)).or_default();
                 for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
@@ -195,7 +195,7 @@ fn one(
         figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
     }
     drop((pusher, fleet));
-    launch::go_on(interrupted)?;
+    launch::check_interrupted(interrupted)?;
 
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
@@ -210,7 +210,7 @@ fn one(
     for (name, share) in [("ack p50", 0.5), ("ack p99", 0.99)] {
         figures.extend(quantile(&acks, share).map(|v| (name, v * 1e3)));
     }
-    launch::go_on(interrupted)?;
+    launch::check_interrupted(interrupted)?;
     Ok(figures)
 }
 

@@ -279,7 +279,7 @@ impl Storm<'_> {
 
     /// Ends the run if the user interrupts, a client gives up or a server dies by itself.
     fn checked(&mut self, clients: &Clients) -> Result<(), Failure> {
-        launch::go_on(&self.interrupted)?;
+        launch::check_interrupted(&self.interrupted)?;
         if let Some((worker, why)) = clients.failed() {
             return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
         }
