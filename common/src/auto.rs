@@ -16,7 +16,7 @@
 //! | the mean delay is above 4 times that of workers in step (members - 1) | likewise |
 //! | workers waited for more than 30 % of their time: stragglers dominate | as loose as is still allowed |
 //! | they waited for more than 10 % of it | twice the bound |
-//! | they waited for less than 5 %, and half the bound would have held nobody up | half the bound |
+//! | they waited for less than 5 %, and half the bound would have delayed no worker | half the bound |
 //!
 //! What the rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part
 //! of it, so whoever decides next knows it.

@@ -2,7 +2,7 @@
 //!
 //! Every replica of a shard runs this on the same entries in the same order and must end with the same bits,
 //! on any host. So the module keeps to operations IEEE 754 defines exactly (`+ - * /`, `sqrt`, comparison) in
-//! a fixed order for each value: no fused multiply-add (the compiler does not fuse on its own, and nobody here
+//! a fixed order for each value: no fused multiply-add (the compiler does not fuse on its own, and no code here
 //! may call `mul_add`), no `exp`, `cos` or `powf` from the platform's libm ([`exact`] has our own). A value's
 //! update reads nothing but the value's own weight, slots and gradient, so the length of a bucket and the
 //! width of the vector unit change no bit.

@@ -35,7 +35,7 @@ pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
     paraft_host::logs::on_terminal("info");
     let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
-    // Why nobody answers is said in plain words.
+    // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
     // Those that are given by address need not be that run's.
     let mut here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));

@@ -199,7 +199,7 @@ fn loopback() -> Row {
     }
 }
 
-/// With a certificate of an authority that nobody else has.
+/// With a certificate of a temporary authority.
 fn closed() -> Result<Access, AuthorityError> {
     let issued = Authority::new("doctor")?.issue("doctor", &[Role::Peer, Role::Admin], LASTS)?;
     let ours = Credentials::of_issued(&issued).map_err(|e| AuthorityError::Make(e.to_string()))?;

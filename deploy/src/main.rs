@@ -7,7 +7,7 @@
 //!   [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
-//! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
+//! - [`submit`], [`end`], [`jobs`]: the jobs of an existing fleet.
 //!
 //! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
 //! and nothing else.

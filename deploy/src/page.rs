@@ -30,7 +30,7 @@ pub struct Page {
 pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Result<io::Error, Failure>> {
     let token = token(data).map_err(Err)?;
     let listener = match TcpListener::bind(at).await {
-        // No server stays away from a training since somebody's connection has its page's port.
+        // A page port in use must not keep a server from the training.
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             tracing::warn!(%at, "the page's port is in use; it is served on another");
             TcpListener::bind(SocketAddr::new(at.ip(), 0)).await

@@ -1,13 +1,13 @@
-//! `paraft sweep`: one job with many settings, on one fleet that stands; the best of them, as a job file.
+//! `paraft sweep`: one job with many settings, on one fleet; writes the best of them as a job file.
 //!
 //! ```text
-//!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: who goes on?
+//!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: next trial?
 //! ```
 //!
-//! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
+//! - `space`: the search space. `search`: chooses the next trial from numbers alone. `log`: lets a sweep resume.
 //!   `trial`: one of them is trained. `output`: what is shown. `track_later`: a sweep to MLflow when it has ended.
 //!
-//! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
+//! A trial resumes on the next rung from its checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
 
 mod log;

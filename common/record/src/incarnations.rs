@@ -1,4 +1,4 @@
-//! Workers that were started again: each process counts from zero, the record goes on.
+//! Restarted workers: each process counts from zero, while the record continues.
 
 use crate::count;
 use crate::event::{Event, Train, Worker};

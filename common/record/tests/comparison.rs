@@ -146,7 +146,7 @@ fn the_verdict_follows_from_the_rules() {
     assert!(text.contains("Diverged: asp (1 of 2 runs)."), "{text}");
     let (use_, text) = said(vec![wild]);
     assert!(use_.is_none() && text.contains("No group has only runs that count"), "{text}");
-    // Nobody reaches the target: the shortest training time decides.
+    // No run reaches the target: the shortest training time decides.
     let (use_, text) = said(vec![cell("bsp", 2, 1, 30.0, 0.80), cell("asp", 2, 1, 10.0, 0.799)]);
     assert!(use_.as_deref() == Some("asp") && text.contains("shortest training time"), "{text}");
     assert!(text.contains("No group reached 90.0"), "{text}");

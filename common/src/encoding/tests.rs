@@ -29,7 +29,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Equal bits, or both NaN: the payload of a NaN is nobody's business.
+/// Equal bits, or both NaN: the payload of a NaN does not matter.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }

@@ -231,7 +231,7 @@ fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
         for g in [1.0, 2.0, 4.0] {
             worker.step(0, &[g, -g]).expect("finite");
         }
-        // Nothing is pulled in between: the weights go on from where they are, and the sum begins anew.
+        // Nothing is pulled in between: the weights continue, and the sum restarts at zero.
         assert_eq!(worker.push(&[8.0, 0.0]), [7.0, -7.0]);
         assert_eq!(worker.weights(), [8.0 - 3.5 * round as f32, 3.5 * round as f32]);
     }

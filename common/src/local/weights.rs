@@ -111,7 +111,7 @@ impl LocalWeights {
             Notes::Sum => self.push.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
         }
         let applied = self.descent.apply(&hyper, self.params_len, &mut self.weights, &mut self.slots, &bytes);
-        // Nobody else has them any more: the same memory serves the next gradient.
+        // No other owner is left, so the memory is reused for the next gradient.
         self.gradient = bytes.into();
         applied?;
         self.t += 1;
@@ -119,7 +119,7 @@ impl LocalWeights {
         Ok(())
     }
 
-    /// Somebody else has moved these of the weights.
+    /// The caller has moved this range of the weights.
     ///
     /// # Panics
     /// When there are not as many.

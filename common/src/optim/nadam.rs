@@ -9,7 +9,7 @@
 //!  w <- w - lr * ((1 - mu_t) / (1 - M_t) * g + mu_{t+1} / (1 - M_{t+1}) * m) / d
 //! ```
 //!
-//! PyTorch keeps `M_t` beside the state. Here it is a function of `t`, computed anew for each update, so that there is
+//! PyTorch keeps `M_t` beside the state. Here it is a function of `t`, computed for each update, so that there is
 //! nothing more to replicate: the product shrinks with every factor, and once it is below 2^-60, `1 - M` is 1
 //! and the rest of the factors is left out. With the default options that takes some 60 of them.
 

@@ -116,7 +116,7 @@ fn arrows<W: Write>(events: &mut Events<'_, W>, all: &[PlacedSpan<'_>]) -> io::R
     for p in all.iter().filter(|p| p.span.stage == Stage::Apply) {
         let Some(bucket) = p.span.bucket else { continue };
         let of = (p.span.step, bucket, p.span.worker);
-        // With state deltas nobody replicates a bucket, and only the leader applies it.
+        // With state deltas no replica receives a single bucket, and only the leader applies it.
         if leaders.get(&of).is_none_or(|pid| *pid == p.pid) {
             applies.insert(of, p);
         }

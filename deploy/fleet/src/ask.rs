@@ -100,7 +100,7 @@ pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
 /// on.
 ///
 /// # Errors
-/// Nobody answers, and why.
+/// No server answers, with the reason.
 pub fn jobs(servers: &[String]) -> Result<Vec<JobInfo>, Failure> {
     let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()));
     let answers = answers.ok_or_else(|| Failure::new(exit::IO, "no runtime"))?;

@@ -145,7 +145,7 @@ fn an_authority_is_replaced_during_a_job() {
         goes_on("it to go on");
     };
     renew(&["--authority"]);
-    // Somebody who has seen that there are two, and gets no other certificate.
+    // A process that knows both authorities, and gets no other certificate.
     fs::create_dir(scratch.path().join("old")).expect("a folder");
     for name in ["ca.crt", "tls.crt", "tls.key"] {
         let from = scratch.path().join("certs/admin").join(name);

@@ -3,7 +3,7 @@
 use crate::common::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-/// A folder of programs that stands before all others, and what they were told.
+/// A folder of programs that precedes all others in the PATH, with a log of their arguments.
 pub struct Tools {
     scratch: tempfile::TempDir,
 }

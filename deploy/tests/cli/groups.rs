@@ -1,4 +1,4 @@
-//! Groups of ranks: real processes that die, and the worker goes on.
+//! Groups of ranks: real processes die, and the worker continues.
 
 use crate::common::{Fleet, Launcher, contains, digits, job, paraft, pid_of, processes, run, text, wait};
 use nix::{
@@ -81,7 +81,7 @@ fn ranks_rejoin_and_the_former_leader_leads() {
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
     stands(&l.run_dir, "worker-0-rank-0", "[0, 1]");
-    // The other worker's leader was killed: its follower leads, and goes on doing so.
+    // The other worker's leader was killed: its follower leads, and remains the leader.
     stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
     let out = run(&["status", l.run_dir.to_str().expect("utf-8"), "--json"]);
     let said = text(&out.stdout);
@@ -202,7 +202,7 @@ fn a_rank_by_hand_waits_and_names_missing_ranks() {
     let other = fleet.worker(0, &dir).args(["--set", "train.batch=8"]).stderr(Stdio::piped()).spawn();
     let both = [other.expect("a rank"), rank(1)].map(|c| c.wait_with_output().expect("output"));
     let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
-    // Who comes second has to change its job; the first only waits for it, and is told.
+    // The second rank must change its job; the first waits for it, and is notified.
     let codes: BTreeSet<_> = both.iter().map(|o| o.status.code()).collect();
     assert_eq!(codes, BTreeSet::from([Some(69), Some(78)]), "{said}");
     assert_eq!(said.matches("different settings").count(), 2, "{said}");
@@ -267,7 +267,7 @@ fn ranks_all_killed_resume_from_their_latest_checkpoint() {
     assert_eq!(code, Some(0), "{err}");
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");
     assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
-    // What it wrote is a checkpoint like any other: servers can go on from it.
+    // What it wrote is a checkpoint like any other: servers can resume from it.
     let more = job(kept.path(), &grouped(1, 2, 1502));
     let args =
         ["train", more.to_str().expect("utf-8"), "--resume", run_dir.to_str().expect("utf-8"), "--json"];

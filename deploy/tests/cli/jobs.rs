@@ -133,7 +133,7 @@ election_ms = 200
         assert_eq!(list["jobs"][0], job);
     }
 
-    // Without a majority nobody is elected, and the last server still tells what was agreed.
+    // Without a majority no leader is elected, and the last server still reports the agreed state.
     let second = leader(&fleet);
     fleet.kill(second);
     let last = (0..3).find(|id| *id != killed && *id != second).expect("one of three");
@@ -144,7 +144,7 @@ election_ms = 200
     });
     assert_eq!((&job["state"], names(&job)), (&"finished".into(), on_disk.clone()));
 
-    // The whole fleet dies and comes back: the weights were in memory, what is agreed is on disk.
+    // The whole fleet dies and restarts: the weights were in memory, the agreed state is on disk.
     (0..3).for_each(|id| fleet.kill(id));
     (0..3).for_each(|id| fleet.serve(id));
     let leader = leader(&fleet);

@@ -156,7 +156,7 @@ fn a_server_with_little_memory_keeps_what_fits_and_says_so() {
     });
     workers.into_iter().for_each(|w| drop(Held(w)));
     wait("their leases to end", || match replies(&fleet, &[]) {
-        all if all.iter().all(no_process_is_there) => Ok(()),
+        all if all.iter().all(has_no_members) => Ok(()),
         all => Err(format!("{all:?}")),
     });
     let pushes: Vec<_> = pushes_of(&fleet, 0);
@@ -203,8 +203,8 @@ fn a_server_with_little_memory_keeps_what_fits_and_says_so() {
     });
 }
 
-/// Whether this server has no process killed for memory on any shard.
-fn no_process_is_there(reply: &Value) -> bool {
+/// Whether no shard of this server has a member.
+fn has_no_members(reply: &Value) -> bool {
     let members = |s: &Value| s["members"].as_array().is_some_and(|m| m.is_empty());
     reply["shards"].as_array().is_some_and(|shards| shards.iter().all(members))
 }

@@ -25,7 +25,7 @@ fn a_running_job_switches_its_mode_and_records_it() {
         });
         let status = run(&["status", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
-        // The control group hears of a job a moment after it has begun.
+        // The control group learns of a job a moment after its start.
         let mut jobs = String::new();
         wait("the job to be listed with its mode", || {
             jobs = text(&run(&["jobs", dir, "--json"]).stdout);
@@ -34,7 +34,7 @@ fn a_running_job_switches_its_mode_and_records_it() {
             if begun && now { Ok(()) } else { Err(jobs.clone()) }
         });
     }
-    // A rule chooses from here on, until somebody else does.
+    // The rule chooses from here on, until a user switches.
     for (mode, says, json) in [
         ("auto", "-> ssp:1 (switch 4), and a rule", "\"mode_auto\":\"asp\""),
         ("asp", "-> asp (switch", "\"mode_auto\":\"\""),

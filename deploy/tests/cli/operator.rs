@@ -1,4 +1,4 @@
-//! What a person who runs a fleet by hand is told, also when something is amiss.
+//! The output for a user who runs a fleet by hand, including errors.
 
 use crate::common::*;
 use std::{
@@ -146,7 +146,7 @@ fn a_control_group_without_majority_is_explained() {
     std::thread::spawn(move || lines.for_each(|l| _ = tell.send(l)));
     let word = said.iter().find(|l| l.contains("It goes on asking")).expect("it says why it waits");
     contains(&word, &["control group", &answers, &fleet.addresses[1]]);
-    // And goes on: the fleet comes back, and takes it in.
+    // It continues: the fleet restarts, and accepts it.
     fleet.serve(1);
     let began = Instant::now();
     loop {
@@ -228,7 +228,7 @@ fn an_unwritable_checkpoint_folder_is_refused_at_the_start() {
             !run.join("metrics.jsonl").exists() && !run.join("server-0.log").exists(),
             "nothing may start"
         );
-        // Nobody listens there: a worker that tries to train says so, with another code.
+        // No server listens there: a worker that tries to train reports that, with another code.
         let mut worker = paraft();
         worker.arg("worker").arg(&job).args(["--rank", "0", "--servers", "127.0.0.1:1"]);
         for out in [train, worker.output().expect("paraft starts")] {
@@ -317,7 +317,7 @@ fn only_a_restart_at_a_checkpoint_begins_a_new_record() {
     drop(first);
     (0..3).for_each(|id| fleet.kill(id));
     let whole = fs::read(run.join("metrics.jsonl")).expect("the record of the first try");
-    // Who comes back names the one that the job began with.
+    // A worker that rejoins names the checkpoint that the job started with.
     let checkpoint = scratch.path().join("checkpoint");
     fs::rename(whole_ones().expect("a checkpoint"), &checkpoint).expect("moved");
     let resume = ["--resume", checkpoint.to_str().expect("utf-8")];
@@ -468,7 +468,7 @@ fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
     kill(pid_of(&dir, &worker(0)), Signal::SIGKILL).expect("killed");
     wait_for("the second to come back", &|| lines(1) > before + 3);
     assert!(left(0, "SIGKILL"), "it is lost");
-    // Who is lost is one of those that come back when somebody says how many there are to be; who is there stays.
+    // Lost workers also return when a user sets the number; present workers stay.
     assert!(scale("2").status.success());
     let first = lines(0);
     wait_for("the first to come back", &|| lines(0) > first + 3);

@@ -245,7 +245,7 @@ fn a_killed_worker_that_rejoins_counts_as_lost() {
     assert_eq!(summary["workers_lost"], 1, "{summary}");
 }
 
-/// The first server founds the fleet: whatever of that is done when it is killed, the fleet stands when it is back.
+/// The first server bootstraps the fleet: a kill at any step of that does not prevent the fleet.
 #[test]
 fn the_first_server_may_be_killed_at_any_bootstrap_step() {
     for after_ms in (0..80).step_by(8) {

@@ -117,7 +117,7 @@ fn a_server_with_other_settings_exits_78_and_names_them() {
     fs::rename(fleet.data(0).join("elsewhere"), fleet.data(0).join("identity")).expect("moved");
     fleet.serve(0);
     assert!(status_waits(&fleet, "whole").status.success());
-    // Nobody joins at the address of a server that is there, or is listened to under its number.
+    // No server may join at a running server's address, or under its number.
     for (name, place) in
         [("joins", ["--join", b, "--advertise", a]), ("is", ["--id", "0", "--servers", &list])]
     {

@@ -31,7 +31,7 @@ impl Ledger {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/second-client/ledger.py");
         let mut child = Command::new(python)
             .arg(script)
-            // It is told of one server and finds the others.
+            // It is given one server and finds the others.
             .args(["--servers", &fleet.addresses[0], "--until-eof", "--steps", "3000"])
             .args(args)
             .stdin(Stdio::piped())

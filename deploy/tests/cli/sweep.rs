@@ -127,7 +127,7 @@ fn a_sweep_with_kills_reaches_the_same_result() {
     );
 }
 
-/// A sweep of a few trials on a fleet that stands, with its words in `said`.
+/// A sweep of a few trials on an existing fleet, with its output in `said`.
 fn sweep_to(scratch: &Path, fleet: &Standing, epochs: u64) -> Command {
     let file = job(scratch, &digits("asp", 3, epochs).replace("batch", "workers = 1\nbatch"));
     fs::write(scratch.join("two.toml"), "metric = \"accuracy\"\n[space]\n\"optimizer.lr\" = [0.05, 0.1]\n")
@@ -164,7 +164,7 @@ fn a_resumed_sweep_deletes_only_its_own_leftover_jobs() {
     let dir = scratch.path();
     let fleet = Standing::start(dir);
     let mut killed = sweep_to(dir, &fleet, 60);
-    // It has the name that the trials would have, and waits for nobody.
+    // It has the name that the trials would have, and waits for no other worker.
     let theirs = dir.join("job.toml");
     fleet.done(&[
         "train",

@@ -201,7 +201,7 @@ fn get(address: &str, run_dir: &Path) -> String {
     page
 }
 
-/// Somebody who takes OTLP over HTTP, and answers with this status.
+/// An OTLP receiver over HTTP that replies with this status.
 fn takes_otlp(status: &'static str) -> (String, std::thread::JoinHandle<Vec<(String, Value)>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -210,7 +210,7 @@ fn a_paused_server_resumes_in_time_during_a_drain() {
     let out = fleet.ask(&[&["chaos"][..], &args].concat());
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
-    // To ask the fleet while a server hangs would keep that one from being let go.
+    // A query of the fleet while a server hangs would delay its release.
     let mut paused = 0;
     for line in said.lines().filter_map(|l| l.split(" s  ").nth(1)) {
         match line.split_whitespace().next() {
@@ -223,7 +223,7 @@ fn a_paused_server_resumes_in_time_during_a_drain() {
     contains(&said, &[" s  pause ", " s  drain ", " s  undo "]);
 }
 
-/// Ends what `paraft chaos` has started again: its processes are nobody's.
+/// Ends what `paraft chaos` has started again: no launcher owns its processes.
 struct Swept<'a>(&'a Path);
 
 impl Drop for Swept<'_> {

@@ -1,4 +1,4 @@
-//! How a run of scripts ends: its exit code, what is said, and that nobody is left.
+//! The end of a run of scripts: its exit code, its output, and that no process is left.
 
 use crate::{Place, common::*, ended, python, run_out};
 

@@ -13,7 +13,7 @@ pub(crate) enum Draws {
     Compute(u32),
     /// How fast a worker is as a whole.
     Worker(u32),
-    /// What a worker sends is under way for how long.
+    /// The latency of a worker's messages.
     Sends(u32),
     /// What a worker is sent, likewise.
     Receives(u32),

@@ -2,7 +2,7 @@
 //! the two things that people do without Paraft.
 //!
 //! The ways, each also without kills:
-//! - `paraft`: the job as it is; a killed server or worker is started again after [`RESTART_DELAY`], the others go on.
+//! - `paraft`: the job as it is; a killed server or worker restarts after [`RESTART_DELAY`], the others continue.
 //! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
 //!   started again from the latest checkpoint after the same while.
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a

@@ -59,7 +59,7 @@ const NODE: &str = "node";
 /// Trainer's own templates have one Job of a kind, so all servers are pods of one, which has them started again one by one.
 pub(super) fn runtime(fleet: &Fleet, name: &str) -> Value {
     let count = fleet.servers.count;
-    // The JobSet has the TrainJob's name, whoever submits that.
+    // The JobSet has the TrainJob's name, for any submitter.
     let servers: Vec<_> =
         (0..count).map(|n| format!("$(JOBSET_NAME)-servers-0-{n}.$(JOBSET_NAME):{PORT}")).collect();
     let told = |container| ContainerSpec {

@@ -104,14 +104,14 @@ pub(super) fn workers(fleet: &Fleet, template: Value, container: &str) -> Value 
 
 /// The exit codes of `paraft_worker::exit` that mean "retry", and of signals from engines and kernels;
 /// Kubernetes accepts no ranges.
-const RETRY_EXIT_CODES: [u8; 17] =
+const RETRY_CODES: [u8; 17] =
     [69, 74, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143];
 
 /// A drained node does not count; a failure that would repeat ends all.
 pub(super) fn failure_policy(container: &str) -> Value {
     json!({"rules": [
         {"action": "Ignore", "onPodConditions": [{"status": "True", "type": "DisruptionTarget"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": RETRY_EXIT_CODES}},
+        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": RETRY_CODES}},
     ]})
 }
 

@@ -13,7 +13,7 @@ pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     if has_role && let Some(element) = env.number("SLURM_ARRAY_TASK_ID")? {
         // Each element is a job of its own, which Slurm starts again by itself; the array is what they have in common.
         let id = env.must(ENGINE, "SLURM_ARRAY_JOB_ID")?;
-        // Not how many this array has: workers that are added later are an array of their own, whose numbers go on.
+        // Not how many this array has: workers that are added later form another array with consecutive numbers.
         let tasks = env.number("SLURM_ARRAY_TASK_MAX")?.map_or(0, |last: u32| last.saturating_add(1));
         return Ok(Some(started(env, Place::alone(ENGINE, id, element, tasks))?));
     }

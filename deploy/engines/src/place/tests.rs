@@ -130,7 +130,7 @@ fn with_a_role_the_number_is_that_of_the_role() {
         &[("SLURM_ARRAY_JOB_ID", "25"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("SLURM_ARRAY_TASK_MIN", "2")];
     let p = with_role(&[ARRAY, later], Role::Worker);
     assert_eq!((p.rank, p.tasks, &*p.id), (2, 3, "25"));
-    // One task alone is a fleet's, where it has a role, and nobody's where not.
+    // A single task belongs to a fleet if it has a role, otherwise to no engine.
     assert_eq!(find(&[ARRAY], &PlaceFlags::default()).expect("right"), None);
     let p = with_role(&[SLURM], Role::Worker);
     assert_eq!((p.rank, p.tasks), (4, 5));

@@ -336,7 +336,7 @@ fn trials_nest_in_their_sweep_and_do_not_wait_for_uploads() {
     );
 }
 
-/// What has come of each run that was made: its name, its parent, how it stands.
+/// Each created run: its name, its parent, its status.
 fn runs(server: &Server) -> Vec<(String, Option<String>, String)> {
     let seen = server.seen.lock().clone();
     let made = seen.iter().enumerate().filter(|(_, (path, _))| path == "runs/create");
