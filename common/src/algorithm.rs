@@ -1,8 +1,9 @@
-//! Algorithms: what a shard does about a gradient that comes late.
+//! Algorithms for late gradients, as the shards run them.
 //!
-//! In the asynchronous modes a worker computes its gradient from weights that others have changed by the time it is
-//! applied. Plain asynchronous SGD applies it all the same; the others correct it, shrink the rate, or give each worker a
-//! momentum of its own. One file each, with the paper; all of them behind [`Algorithm`].
+//! In asynchronous modes other workers change the weights between the pull of a worker and the update
+//! with its gradient. Plain asynchronous SGD applies the gradient unchanged. The other algorithms
+//! correct it, reduce the rate, or give each worker its own momentum. Each has one file, which names
+//! its paper, and implements [`Algorithm`].
 //!
 //! ```text
 //!  push ─▶ scale, clip ─▶ [`Algorithm::correct`] ─▶ optimizer at [`Algorithm::rate`] ─▶ weights ─▶ [`Algorithm::moved`]
@@ -10,13 +11,14 @@
 //!  pull ◀── [`Algorithm::look_ahead`] ◀── weights
 //! ```
 //!
-//! What an algorithm keeps is said by [`Algorithm::keeps`] and is replicated with the bucket, so the rules of
-//! [`crate::optim`] hold here too: `+ - * /` and square roots in a fixed order, nothing else.
+//! [`Algorithm::keeps`] names an algorithm's state, which is replicated with the bucket. So the rules
+//! of [`crate::optim`] apply here too: `+ - * /` and square roots in a fixed order, and no other
+//! operation.
 //!
-//! A lock-step round has no delay. There the corrections change nothing; state that is a worker's own is then the
-//! fleet's.
+//! A lock-step round has no delay, so the corrections change nothing there, and state per worker is
+//! state of the fleet.
 //!
-//! What it is not: when a round closes and what workers do between two pushes are other questions.
+//! Other modules decide when a round closes and what workers do between two pushes.
 
 mod asgd;
 mod dana;
@@ -52,7 +54,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum AlgorithmConfig {
-    /// Gradients are applied as they come.
+    /// Applies gradients unchanged.
     Asgd(Asgd),
     /// The rate falls with the delay.
     StalenessAware(StalenessAware),
@@ -60,11 +62,11 @@ pub enum AlgorithmConfig {
     DcAsgdC(DcAsgdC),
     /// Delay compensation with an adaptive weight.
     DcAsgdA(DcAsgdA),
-    /// Each value of the gradient shrinks with the way that its weight has gone meanwhile.
+    /// Each value of the gradient shrinks with the distance that its weight has moved since the pull.
     GapAware(GapAware),
-    /// The optimizer's state is each worker's own.
+    /// Each worker has its own optimizer state.
     MultiAsgd(MultiAsgd),
-    /// Each worker's momentum on the shard; pulls look ahead.
+    /// The shard keeps each worker's momentum; pulls look ahead.
     DanaZero(DanaZero),
 }
 
@@ -85,7 +87,7 @@ impl Default for AlgorithmConfig {
 }
 
 impl AlgorithmConfig {
-    /// As the job file writes it.
+    /// The kind's name in the job file.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Asgd(_) => "asgd",
@@ -98,7 +100,7 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Its behaviour.
+    /// The implementation.
     pub fn algorithm(&self) -> &dyn Algorithm {
         match self {
             Self::Asgd(a) => a,
@@ -112,105 +114,108 @@ impl AlgorithmConfig {
     }
 }
 
-/// Why a job cannot have an algorithm.
+/// Why a job cannot use an algorithm.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AlgorithmError {
     /// An option is outside its range.
     #[error(transparent)]
     Option(#[from] OptimError),
-    /// It does not go with the job's optimizer.
+    /// The algorithm does not support the job's optimizer.
     #[error(
         "[algorithm] kind = \"{algorithm}\" needs {needs}; this job has optimizer.kind = \"{optimizer}\""
     )]
     Optimizer {
-        /// As the job file writes it.
+        /// The algorithm's name in the job file.
         algorithm: &'static str,
-        /// What the optimizer must be, in words.
+        /// The optimizers that it supports, for people.
         needs: &'static str,
-        /// What it is.
+        /// The job's optimizer.
         optimizer: &'static str,
     },
 }
 
-/// What an algorithm keeps of a bucket of trained values, beside its weights. Replicated.
+/// The replicated state of an algorithm for a bucket of trained values, beside its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keeps {
-    /// Names of its state vectors, each as long as the bucket; they come after the optimizer's.
+    /// Names of its state vectors, each as long as the bucket. They follow the optimizer's.
     pub slots: &'static [&'static str],
-    /// The weights that each worker has pulled last: a copy of the bucket for each worker.
+    /// Keeps the weights of each worker's last pull: one copy of the bucket per worker.
     pub pulled: bool,
-    /// The optimizer's state vectors are each worker's own.
+    /// Each worker has its own copy of the optimizer's state vectors.
     pub own_slots: bool,
 }
 
 impl Keeps {
-    /// Whether anything of it is a worker's.
+    /// Whether part of the state belongs to single workers.
     pub fn of_workers(&self) -> bool {
         self.pulled || self.own_slots
     }
 }
 
-/// A push that is about to be applied.
+/// A push right before its update.
 #[derive(Clone, Copy, Debug)]
 pub struct Late<'a> {
-    /// Updates of the bucket between the pull that its gradient was computed from and now.
+    /// Updates of the bucket since the pull that the gradient was computed from.
     pub delay: u64,
-    /// The bucket's weights now.
+    /// The bucket's current weights.
     pub weights: &'a [f32],
-    /// Those that the worker pulled; `None` where they are not kept, or nothing lies between.
+    /// The weights that the worker pulled; `None` if they are not kept, or if they are the current
+    /// weights.
     pub pulled: Option<&'a [f32]>,
     /// The rate of this update.
     pub lr: f32,
-    /// The base rate, which schedules multiply.
+    /// The base rate, before the schedule.
     pub base_lr: f32,
     /// The number of the bucket's update, from 1.
     pub t: u64,
 }
 
-/// What an algorithm does. Everything has a default that does nothing.
+/// An algorithm for late gradients. Every method has a default that does nothing.
 pub trait Algorithm {
-    /// Checks its options, and that it goes with the optimizer.
+    /// Validates the options, and the combination with the optimizer.
     fn validate(&self, _optimizer: &OptimizerConfig) -> Result<(), AlgorithmError> {
         Ok(())
     }
 
-    /// What it keeps of a bucket.
+    /// Its state for a bucket.
     fn keeps(&self) -> Keeps {
         Keeps::default()
     }
 
-    /// The optimizer that the shard applies, where it is not the job's as it stands.
+    /// The optimizer that the shard applies; by default the job's.
     fn on_shard(&self, optimizer: &OptimizerConfig) -> OptimizerConfig {
         optimizer.clone()
     }
 
-    /// Multiplies the rate of an update of this delay.
+    /// The factor on the learning rate for an update of this delay.
     fn rate(&self, _delay: u64) -> f32 {
         1.0
     }
 
-    /// Changes the gradient (scaled and clipped) before the optimizer gets it. `slots` are its own.
+    /// Changes the scaled and clipped gradient before the optimizer. `slots` are the algorithm's state
+    /// vectors.
     fn correct(&self, _push: &Late<'_>, _slots: &mut [Vec<f32>], _gradient: &mut [f32]) {}
 
-    /// Whether [`Self::correct`] is to be called for this push (its weights are not given here). Decoding the gradient first
-    /// is a pass over it.
+    /// Whether to call [`Self::correct`] for this push (its weights are not given here). The call
+    /// requires an extra pass that decodes the gradient.
     fn corrects(&self, _push: &Late<'_>) -> bool {
         false
     }
 
-    /// Hears how an update has moved the weights, from [`Late::weights`] to `weights`.
+    /// Called after an update, which moved the weights from [`Late::weights`] to `weights`.
     fn moved(&self, _push: &Late<'_>, _weights: &[f32], _slots: &mut [Vec<f32>]) {}
 
-    /// Whether [`Self::moved`] is to be called. Keeping the weights as they were is a copy of them.
+    /// Whether to call [`Self::moved`]. The call requires a copy of the weights before the update.
     fn watches(&self) -> bool {
         false
     }
 
-    /// A worker's own vectors are about to change (before), have changed (after, `enter`), or are dropped.
+    /// Called before (`enter` is false) and after (`enter` is true) a worker's own vectors change, and
+    /// before they are dropped.
     fn own_changes(&self, _own: &[&[f32]], _enter: bool, _slots: &mut [Vec<f32>]) {}
 
-    /// Where pulls do not get the weights as they are: writes what they get to `out`. `lr` is the rate that the next
-    /// update would have, `optimizer` the job's.
+    /// Writes the weights that a pull returns to `out`, if they differ from the bucket's. `lr` is the
+    /// rate of the next update, `optimizer` the job's.
     fn look_ahead(
         &self,
         _optimizer: &OptimizerConfig,
@@ -221,29 +226,30 @@ pub trait Algorithm {
     ) {
     }
 
-    /// Whether pulls get what [`Self::look_ahead`] gives.
+    /// Whether pulls return the result of [`Self::look_ahead`].
     fn looks_ahead(&self) -> bool {
         false
     }
 }
 
-/// A bucket of trained values, as an update finds it.
+/// The state of a bucket of trained values before an update.
 #[derive(Debug)]
 pub struct State<'a> {
     /// The weights.
     pub weights: &'a mut [f32],
-    /// The bucket's state vectors: the optimizer's, unless they are the workers' own, then the algorithm's.
+    /// The bucket's state vectors: the optimizer's (unless each worker has its own), then the
+    /// algorithm's.
     pub slots: &'a mut [Vec<f32>],
-    /// Where they are the workers' own: this worker's.
+    /// This worker's own state vectors, if each worker has its own.
     pub own: Option<&'a mut [Vec<f32>]>,
-    /// The weights that the worker pulled, where they are kept and differ.
+    /// The weights that the worker pulled, if they are kept and differ.
     pub pulled: Option<&'a [f32]>,
 }
 
-/// Which update it is, and at which rates.
+/// The number and the rates of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
-    /// Rate and count for the optimizer. The count is the worker's where its state is.
+    /// Rate and count for the optimizer. The count is per worker if the optimizer's state is.
     pub hyper: Hyper,
     /// The base rate.
     pub base_lr: f32,
@@ -257,7 +263,8 @@ impl AlgorithmConfig {
     /// Applies one push to a bucket of trained values.
     ///
     /// # Panics
-    /// Where the gradient or a vector does not fit the weights, as [`OptimizerConfig::apply`].
+    ///
+    /// If the gradient or a vector does not match the weights, as [`OptimizerConfig::apply`].
     pub fn apply(
         &self,
         optimizer: &OptimizerConfig,
@@ -298,12 +305,12 @@ impl AlgorithmConfig {
     }
 }
 
-/// Vectors, to be read.
+/// The vectors as slices.
 fn slices(vectors: &[Vec<f32>]) -> Vec<&[f32]> {
     vectors.iter().map(Vec::as_slice).collect()
 }
 
-/// The gradient as values, scaled and clipped.
+/// The decoded gradient, scaled and clipped.
 fn prepared(gradient: &Gradient<'_>, hyper: &Hyper, len: usize) -> Vec<f32> {
     let mut values = vec![0.0; len];
     let read =
@@ -314,7 +321,7 @@ fn prepared(gradient: &Gradient<'_>, hyper: &Hyper, len: usize) -> Vec<f32> {
     values
 }
 
-/// A gradient that a correction has made infinite or no number stays as it was.
+/// Returns the uncorrected gradient if the correction is infinite or NaN.
 fn finite_or(corrected: f32, gradient: f32) -> f32 {
     if corrected.is_finite() { corrected } else { gradient }
 }

@@ -16,7 +16,7 @@
 //! | the mean delay is above 4 times that of workers in step (members - 1) | likewise |
 //! | workers waited for more than 30 % of their time: stragglers dominate | as loose as is still allowed |
 //! | they waited for more than 10 % of it | twice the bound |
-//! | they waited for less than 5 %, and half the bound would have held nobody up | half the bound |
+//! | they waited for less than 5 %, and half the bound would have delayed no worker | half the bound |
 //!
 //! What the rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part
 //! of it, so whoever decides next knows it.
@@ -37,7 +37,7 @@ use std::fmt;
 pub struct AutoConfig {
     /// The tightest bound, 0 to `max_staleness`.
     pub min_staleness: u32,
-    /// The loosest, 1 to 1000000. Where it is not enough: none.
+    /// The loosest bound, 1 to 1000000. If it does not suffice, the rule chooses ASP.
     pub max_staleness: u32,
 }
 
@@ -51,26 +51,28 @@ impl Default for AutoConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} must be {range}")]
 pub struct AutoError {
-    /// Which.
+    /// The key.
     pub key: &'static str,
-    /// What it may be, in words.
+    /// The allowed range, for people.
     pub range: &'static str,
 }
 
-/// Steps of each worker in a window, on average: enough that one slow step, or one hard minibatch, decides nothing.
+/// Steps of each worker in a window, on average. One slow step or one hard minibatch must not decide.
 pub const WINDOW: u32 = 32;
 /// A loss this much above the best is rising: a share of the best.
-const RISING: f64 = 0.25;
-/// The share of the best by which the loss must fall: less is the noise of a window.
-const PLATEAU: f64 = 0.01;
-/// Within so many windows: one without a fall may be chance.
-const PATIENCE: u32 = 4;
-/// How late gradients may be, the mean delay over that of workers in step: beyond that plain gradients may diverge.
-const DELAY: f64 = 4.0;
-/// The share of the workers' time for which they may wait: less waiting is not worth gradients that are later.
-const IDLE: f64 = 0.1;
-/// Stragglers dominate where workers wait for so many times [`IDLE`].
-const DOMINATE: f64 = 3.0;
+const RISE_SHARE: f64 = 0.25;
+/// The share of the best loss by which the loss must fall. A smaller fall is within the noise of a
+/// window.
+const PLATEAU_SHARE: f64 = 0.01;
+/// The number of windows for that fall: a single window without a fall may be chance.
+const PLATEAU_WINDOWS: u32 = 4;
+/// The bound on the mean delay, relative to that of workers in step: beyond it plain gradients may
+/// diverge.
+const MAX_DELAY_RATIO: f64 = 4.0;
+/// The share of the workers' time that they may wait: less waiting does not justify later gradients.
+const MAX_IDLE_SHARE: f64 = 0.1;
+/// Stragglers dominate if workers wait for this multiple of [`MAX_IDLE_SHARE`].
+const STRAGGLER_FACTOR: f64 = 3.0;
 
 impl AutoConfig {
     /// Checks the ranges.
@@ -86,12 +88,12 @@ impl AutoConfig {
         Ok(())
     }
 
-    /// The mode that a job begins with.
+    /// The mode at the start of a job.
     pub fn first(&self) -> Mode {
         Mode::Ssp(self.min_staleness.max(1).min(self.max_staleness))
     }
 
-    /// The mode with which the rule takes over from `mode`: the same, where it is one that the rule may choose.
+    /// The mode with which the rule takes over from `mode`: the same mode, if the rule may choose it.
     pub fn from_mode(&self, mode: Mode) -> Mode {
         match mode {
             Mode::Asp => mode,
@@ -100,7 +102,7 @@ impl AutoConfig {
         }
     }
 
-    /// Half the bound; `None` where that is too tight.
+    /// Half the bound; `None` if that is too tight.
     fn tighter(&self, mode: Mode) -> Option<Mode> {
         match mode {
             Mode::Asp => Some(Mode::Ssp(self.max_staleness)),
@@ -109,7 +111,7 @@ impl AutoConfig {
         }
     }
 
-    /// Twice the bound; `None` where nothing is looser.
+    /// Twice the bound; `None` if no mode is looser.
     fn looser(&self, mode: Mode) -> Option<Mode> {
         match mode {
             Mode::Ssp(s) if s < self.max_staleness => {
@@ -121,35 +123,35 @@ impl AutoConfig {
     }
 }
 
-/// What was seen in a window.
+/// The measurements of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// The share of the members' time for which they waited for others.
+    /// The share of the members' time that they waited for other workers.
     pub idle: f64,
     /// The mean delay of the pushes, in versions.
     pub delay: f64,
     /// Members that train.
     pub members: usize,
-    /// Steps by which a worker was ahead of the slowest, at most.
+    /// The largest lead, in steps, of a worker over the slowest.
     pub lead: u64,
-    /// Mean training loss; `None`: no worker has said it.
+    /// Mean training loss; `None` if no worker has reported it.
     pub loss: Option<f64>,
 }
 
-/// Why the bound is changed.
+/// Why the rule changes the bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwitchReason {
     /// The loss has risen.
     Rising,
-    /// The loss falls no more.
+    /// The loss no longer falls.
     Plateau,
-    /// Gradients come too late.
+    /// Gradients are too late.
     Late,
-    /// Workers wait for stragglers most of all.
+    /// Waiting for stragglers dominates.
     Stragglers,
     /// Workers wait.
     Waiting,
-    /// Half the bound is enough.
+    /// Half the bound suffices.
     Unneeded,
 }
 
@@ -166,49 +168,49 @@ impl fmt::Display for SwitchReason {
     }
 }
 
-/// A decision.
+/// A decision of the rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Next {
-    /// The mode in which the job goes on.
+    /// The new mode.
     pub mode: Mode,
-    /// The loosest that may be chosen from now on.
+    /// The loosest mode that the rule may choose from now on.
     pub loosest: Mode,
-    /// Why.
+    /// The reason.
     pub why: SwitchReason,
 }
 
-/// What the rule remembers from window to window.
+/// The state of the rule between windows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch {
     best: Option<f64>,
-    /// Windows since.
+    /// Windows since the best loss.
     bad: u32,
 }
 
 impl Watch {
-    /// Decides over a window that went by in `mode`; `loosest` is what the decision before has left.
+    /// Decides after a window in `mode`; `loosest` is the limit that the previous decision set.
     pub fn decide(&mut self, rule: &AutoConfig, window: &Window, mode: Mode, loosest: Mode) -> Option<Next> {
         let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
-        let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISING * best.abs());
+        let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISE_SHARE * best.abs());
         if let Some(loss) = window.loss {
             match self.best {
-                Some(best) if loss >= best - PLATEAU * best.abs() => self.bad += 1,
+                Some(best) if loss >= best - PLATEAU_SHARE * best.abs() => self.bad += 1,
                 _ => (self.best, self.bad) = (Some(loss), 0),
             }
         }
         let in_step = window.members.saturating_sub(1).max(1) as f64;
         let harm = [
             (rising, SwitchReason::Rising),
-            (self.bad >= PATIENCE, SwitchReason::Plateau),
-            (window.delay > DELAY * in_step, SwitchReason::Late),
+            (self.bad >= PLATEAU_WINDOWS, SwitchReason::Plateau),
+            (window.delay > MAX_DELAY_RATIO * in_step, SwitchReason::Late),
         ];
         if let Some((_, why)) = harm.into_iter().find(|(holds, _)| *holds) {
-            // The next one has its time to show what it does.
+            // Reset, so that the new mode gets time to show an effect.
             self.bad = 0;
             return rule.tighter(mode).map(|mode| Next { mode, loosest: mode, why });
         }
-        if window.idle > IDLE {
-            let all = window.idle > DOMINATE * IDLE;
+        if window.idle > MAX_IDLE_SHARE {
+            let all = window.idle > STRAGGLER_FACTOR * MAX_IDLE_SHARE;
             let (to, why) = match all {
                 true => (Some(loosest), SwitchReason::Stragglers),
                 false => (rule.looser(mode), SwitchReason::Waiting),
@@ -217,7 +219,7 @@ impl Watch {
             return to.map(|mode| Next { mode, loosest, why });
         }
         let enough = |m: &Mode| window.lead.saturating_mul(2) <= bound(*m);
-        let tighter = rule.tighter(mode).filter(|m| window.idle < IDLE / 2.0 && enough(m));
+        let tighter = rule.tighter(mode).filter(|m| window.idle < MAX_IDLE_SHARE / 2.0 && enough(m));
         tighter.map(|mode| Next { mode, loosest, why: SwitchReason::Unneeded })
     }
 }
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_nobody_needs_is_halved() {
+    fn an_unneeded_bound_is_halved() {
         let calm = |lead| Window { idle: 0.01, lead, ..CALM };
         assert_eq!(once(calm(2), Ssp(8), Asp), Some((Ssp(4), Asp, SwitchReason::Unneeded)));
         assert_eq!(once(calm(3), Ssp(8), Asp), None);
@@ -264,7 +266,7 @@ mod tests {
     fn near_convergence_it_tightens_for_good() {
         let (mut watch, mut mode, mut loosest) = (Watch::default(), Asp, Asp);
         let mut seen = Vec::new();
-        // 3, 1.5, ... and then no more; workers wait all the time.
+        // 3, 1.5, ... and then constant, while workers wait all the time.
         for i in 0..40 {
             let loss = Some(3.0 * 0.5f64.powi(i.min(4)));
             if let Some(n) = watch.decide(&RULE, &Window { idle: 0.5, loss, ..CALM }, mode, loosest) {

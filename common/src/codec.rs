@@ -1,6 +1,6 @@
-//! `f32` values to and from little-endian bytes. Nothing here reads a payload by casting: payloads arrive at
-//! any alignment, in pieces ([`crate::Payload`]). Weights travel so, and gradients that their job does not have narrower
-//! ([`crate::Encoding`]).
+//! Conversion of `f32` values to and from little-endian bytes. No payload is read by a cast: payloads
+//! arrive in pieces of any alignment ([`crate::Payload`]). Weights use this format, and so do gradients
+//! without a narrower encoding ([`crate::Encoding`]).
 
 use crate::payload::{Reader, Short};
 use crate::simd::wide;
@@ -12,8 +12,8 @@ pub const F32_BYTES: usize = 4;
 /// Appends `values` to `out` as little-endian bytes.
 pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
     if cfg!(target_endian = "little") {
-        // The values' own bytes, in one copy. (Any f32 is four valid bytes; it is the way back, bytes of the
-        // network to f32, that would need an alignment.)
+        // One copy of the values' own bytes. (Any f32 is four valid bytes; only the opposite cast would
+        // need alignment.)
         out.extend_from_slice(bytemuck::cast_slice(values));
     } else {
         out.reserve(values.len() * F32_BYTES);
@@ -24,7 +24,8 @@ pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
 /// Writes `values` to `out` as little-endian bytes.
 ///
 /// # Panics
-/// When `out` has not four bytes for each.
+///
+/// If `out` does not have four bytes for each value.
 pub fn copy_f32_le(values: &[f32], out: &mut [u8]) {
     if cfg!(target_endian = "little") {
         out.copy_from_slice(bytemuck::cast_slice(values));
@@ -35,8 +36,8 @@ pub fn copy_f32_le(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The values as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes share
-/// what holds the values.
+/// The values as little-endian bytes. A little-endian host copies nothing: the bytes share the values'
+/// memory.
 #[cfg(target_endian = "little")]
 pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
     struct ValueBytes<T>(T);
@@ -50,7 +51,7 @@ pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
     Bytes::from_owner(ValueBytes(values))
 }
 
-/// The values as the little-endian bytes that travel.
+/// The values as little-endian bytes.
 #[cfg(target_endian = "big")]
 pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
     let mut le = Vec::new();
@@ -61,7 +62,8 @@ pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
 /// Reads little-endian bytes into `out`. The lengths must agree: `le.len() == out.len() * 4`.
 ///
 /// # Panics
-/// When they do not; callers have checked the length of what came from outside.
+///
+/// If they do not; callers check the length of network data first.
 pub fn get_f32_le(le: &[u8], out: &mut [f32]) {
     assert_eq!(le.len(), out.len() * F32_BYTES, "payload and bucket differ in length");
     for (o, b) in out.iter_mut().zip(le.as_chunks::<F32_BYTES>().0) {
@@ -69,10 +71,11 @@ pub fn get_f32_le(le: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Bytes as values: each divided by `divisor`, into `out`, which has as many. The same bits with every vector unit.
+/// Writes each byte divided by `divisor` to `out`. The bits are equal on every vector unit.
 ///
 /// # Panics
-/// When the lengths differ.
+///
+/// If the lengths differ.
 pub fn put_quotients(bytes: &[u8], divisor: f32, out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len(), "bytes and values differ in number");
     wide(

@@ -1,9 +1,9 @@
-//! One inequality decides who may go on.
+//! The inequality that decides which worker may start its next step.
 //!
 //! A worker that has finished `done` steps may start the next one when `slowest + staleness >= done`
-//! (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013).
-//! BSP is staleness 0 with the pushes of one step averaged into one update, SSP(s) applies pushes as they
-//! arrive, ASP has no bound.
+//! (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS
+//! 2013). BSP is staleness 0, with the pushes of one step averaged into one update. SSP(s) applies
+//! pushes as they arrive. ASP has no bound.
 
 use crate::id::Step;
 use serde::{Deserialize, Serialize};
@@ -17,12 +17,12 @@ pub enum Mode {
     /// Bounded staleness: pushes are applied as they arrive; the fastest worker is at most this many steps
     /// ahead of the slowest.
     Ssp(u32),
-    /// Asynchronous (Hogwild): pushes are applied as they arrive; nobody waits.
+    /// Asynchronous (Hogwild): pushes are applied as they arrive, and no worker waits.
     Asp,
 }
 
 impl Mode {
-    /// The bound in steps, or `None` where there is none.
+    /// The bound in steps; `None` for ASP.
     pub fn staleness(self) -> Option<u64> {
         match self {
             Mode::Bsp => Some(0),
@@ -36,7 +36,8 @@ impl Mode {
         self == Mode::Bsp
     }
 
-    /// The inequality: may a worker that finished `done` go on while the slowest finished `slowest`?
+    /// The inequality: whether a worker that finished `done` may continue while the slowest finished
+    /// `slowest`.
     pub fn may_proceed(self, slowest: Step, done: Step) -> bool {
         self.staleness().is_none_or(|s| slowest.0.saturating_add(s) >= done.0)
     }
@@ -52,29 +53,29 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The mode in force on a shard, and the switch that brought it. Part of the replicated state.
+/// The current mode of a shard, with the switch to it. Part of the replicated state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForce {
-    /// Counts the switches of the job: a shard takes those with a greater number, and no others. 0: none yet.
+    /// The number of the switch: a shard accepts only greater numbers. 0: no switch yet.
     pub number: u64,
     /// The mode.
     pub mode: Mode,
     /// The mode before the switch.
     pub before: Mode,
-    /// Pushes up to this step are still of the mode before.
+    /// Pushes up to this step still use the previous mode.
     pub after: Step,
-    /// A rule chooses the mode ([`crate::auto`]): the loosest that it may still choose. On shard 0 only. It is reported, and
-    /// decides nothing here: whoever follows the rule next learns with the mode that, and how far, it is in force.
+    /// In mode `auto` ([`crate::auto`]): the loosest mode that the rule may still choose. On shard 0
+    /// only. It has no effect here; it is reported so that the next follower of the rule learns it.
     pub auto: Option<Mode>,
 }
 
 impl InForce {
-    /// The mode that a job begins with.
+    /// The mode at the start of a job.
     pub fn first(mode: Mode, auto: Option<Mode>) -> Self {
         Self { number: 0, mode, before: mode, after: Step(0), auto }
     }
 
-    /// Of which mode a push of `step` is.
+    /// The mode for a push of `step`.
     pub fn of_push(&self, step: Step) -> Mode {
         if step <= self.after { self.before } else { self.mode }
     }
@@ -86,7 +87,7 @@ impl Default for InForce {
     }
 }
 
-/// A text that names no mode.
+/// A text is not a valid mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no consistency mode; write `bsp`, `ssp:S` with S from 0 to 1000000, or `asp`")]
 pub struct ParseModeError(String);

@@ -1,13 +1,15 @@
-//! What trained values are held to: the servers project a bucket's values into the allowed set behind each update of the optimizer, as a
-//! script would behind each `optimizer.step()` (projected gradient descent: Goldstein, "Convex programming in Hilbert space", 1964).
+//! Constraints on trained values. The servers project a bucket's values into the allowed set after each
+//! update, as a script would after each `optimizer.step()` (projected gradient descent: Goldstein,
+//! "Convex programming in Hilbert space", 1964).
 //!
-//! Each rule is a function of the values alone, in `f32` with sums in `f64` in a fixed order, so that all replicas have the same bits.
+//! Each rule depends only on the values, in `f32` with sums in `f64` in a fixed order, so all replicas
+//! have the same bits.
 
 use crate::layout::BucketSpec;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A rule for a range of the flat vector.
+/// A constraint on a range of the flat vector.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constraint {
@@ -15,29 +17,29 @@ pub struct Constraint {
     pub offset: usize,
     /// Number of values, from 1; all are parameters.
     pub values: usize,
-    /// What they are held to.
+    /// The rule.
     pub rule: Rule,
 }
 
-/// What values, or rows of them, are held to.
+/// A rule for values, or for rows of values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Rule {
-    /// Each value is within `min` and `max`, as after `torch.clamp_`. A NaN stays one.
+    /// Each value is within `min` and `max`, as after `torch.clamp_`. A NaN stays NaN.
     Clamp {
-        /// `None`: no bound. (JSON, in which checkpoints say it, has no infinity.)
+        /// `None`: no bound. (Checkpoints are JSON, which has no infinity.)
         #[serde(default, skip_serializing_if = "Option::is_none")]
         min: Option<f32>,
-        /// Likewise; not below `min`.
+        /// `None`: no bound. Not below `min`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max: Option<f32>,
     },
-    /// Each row of so many values has the Euclidean norm 1. A row of zeros stays one.
+    /// Each row of `row` values has the Euclidean norm 1. A row of zeros stays zero.
     UnitNorm {
         /// Values in a row, from 1.
         row: usize,
     },
-    /// Each row of so many values has at most this Euclidean norm, as after `torch.renorm(p=2, dim=0)`.
+    /// Each row of `row` values has at most this Euclidean norm, as after `torch.renorm(p=2, dim=0)`.
     MaxNorm {
         /// Values in a row, from 1.
         row: usize,
@@ -47,7 +49,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Values that belong together, so that no bucket may cut them.
+    /// The length of a row, which no bucket may cut.
     pub fn row(&self) -> usize {
         match self {
             Self::Clamp { .. } => 1,
@@ -55,10 +57,11 @@ impl Rule {
         }
     }
 
-    /// Whether the numbers make sense.
+    /// Checks the numbers.
     ///
     /// # Errors
-    /// Which one does not; for people.
+    ///
+    /// The invalid number, for people.
     pub fn validate(&self) -> Result<(), String> {
         match self {
             Self::Clamp { min, max } => {
@@ -80,7 +83,7 @@ impl Rule {
         }
     }
 
-    /// Projects values; of rows whole ones.
+    /// Projects values; rows must be whole.
     fn apply(&self, values: &mut [f32]) {
         match *self {
             Self::Clamp { min, max } => {
@@ -113,10 +116,10 @@ fn bounds(min: Option<f32>, max: Option<f32>) -> (f32, f32) {
     (min.unwrap_or(f32::NEG_INFINITY), max.unwrap_or(f32::INFINITY))
 }
 
-/// What `torch.renorm` adds to a norm that it divides by.
+/// `torch.renorm` adds this to a norm before the division.
 const RENORM_EPSILON: f64 = 1e-7;
 
-/// The Euclidean norm. Eight sums, so that they need not wait for each other; their order is always the same.
+/// The Euclidean norm. Eight independent sums run in parallel; their order is fixed.
 fn norm(row: &[f32]) -> f64 {
     let mut sums = [0.0f64; 8];
     let square = |v: f32| f64::from(v) * f64::from(v);
@@ -136,7 +139,7 @@ fn scale(row: &mut [f32], by: f64) {
     row.iter_mut().for_each(|v| *v = (f64::from(*v) * by) as f32);
 }
 
-/// The most rules of a job.
+/// The maximal number of rules in a job.
 pub const MAX_CONSTRAINTS: usize = 4096;
 
 impl Constraint {
@@ -145,7 +148,7 @@ impl Constraint {
     }
 }
 
-/// Projects the values of a bucket by the rules that are about it, in their order; all are as [`check`] wants them.
+/// Applies the rules of a bucket, in order; [`check`] has passed for all of them.
 pub fn apply(constraints: &[Constraint], bucket: BucketSpec, values: &mut [f32]) {
     let here = bucket.range();
     let first = constraints.partition_point(|c| c.range().end <= here.start);
@@ -159,10 +162,11 @@ pub fn apply(constraints: &[Constraint], bucket: BucketSpec, values: &mut [f32])
     }
 }
 
-/// Whether a job with so many parameters may have these rules.
+/// Checks the rules of a job with this many parameters.
 ///
 /// # Errors
-/// Why not; for people.
+///
+/// The reason, for people.
 pub fn check(constraints: &[Constraint], params_len: usize) -> Result<(), String> {
     if constraints.len() > MAX_CONSTRAINTS {
         return Err(format!("{} constraints; a job has at most {MAX_CONSTRAINTS}", constraints.len()));
@@ -194,7 +198,7 @@ pub fn check(constraints: &[Constraint], params_len: usize) -> Result<(), String
     Ok(())
 }
 
-/// Where parameters are divided by rules of rows: the end of each part, and how many of its values belong together.
+/// The end of each part of the parameters, with its row length, as the rules on rows divide them.
 pub(crate) fn row_ends(constraints: &[Constraint], params_len: usize) -> Vec<(usize, usize)> {
     let (mut ends, mut at) = (Vec::new(), 0);
     for c in constraints.iter().filter(|c| c.rule.row() > 1) {
@@ -235,7 +239,7 @@ mod tests {
         // torch.renorm(torch.tensor([[3., 4.], [.3, .4]]), 2, 0, 1.)
         let renormed = held(Rule::MaxNorm { row: 2, max: 1.0 }, &[3.0, 4.0, 0.3, 0.4]);
         assert!(renormed.iter().zip([0.6, 0.8, 0.3, 0.4]).all(|(a, b)| (a - b).abs() < 1e-7), "{renormed:?}");
-        // What is no number, or too large for one, stays as it is.
+        // Values that are NaN or overflow stay as they are.
         assert_eq!(held(Rule::UnitNorm { row: 2 }, &[f32::INFINITY, 1.0]), [f32::INFINITY, 1.0]);
     }
 

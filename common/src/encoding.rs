@@ -53,10 +53,10 @@ use crate::{
 /// eighth of the smallest first-level cache; and one large value costs the precision of no more than its 1023 neighbours.
 pub const INT8_BLOCK: usize = 1024;
 
-/// How a gradient's values are written.
+/// The encoding of a gradient's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Encoding {
-    /// IEEE 754 binary32: nothing is lost.
+    /// IEEE 754 binary32: lossless.
     #[default]
     F32,
     /// The upper half of an f32.
@@ -67,46 +67,46 @@ pub enum Encoding {
     Int8,
     /// Signs with a scale for each block of [`INT8_BLOCK`] values: their mean magnitude.
     Sign,
-    /// The largest values of a bucket, so many of them, and where they are.
+    /// The values of a bucket with the largest magnitudes, and their positions.
     TopK(Fraction),
     /// The matrices of a bucket as products of two narrow ones.
     PowerSgd(Rank),
 }
 
-/// A payload has another length than its values need.
+/// The payload's length does not match its number of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{got} bytes are not {values} values in {encoding}, which are {expected} bytes")]
 pub struct WrongLength {
-    /// How the values are written.
+    /// The encoding.
     pub encoding: Encoding,
-    /// Values that there should be.
+    /// The expected number of values.
     pub values: usize,
-    /// Bytes that they need, at most where it depends on the values' matrices.
+    /// The expected length in bytes; the maximum if it depends on the shapes of the matrices.
     pub expected: usize,
-    /// Bytes that there are.
+    /// The actual length in bytes.
     pub got: usize,
 }
 
-/// A payload does not hold the values that it should.
+/// A payload is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPayload {
-    /// It is too long or too short.
+    /// Its length is wrong.
     #[error(transparent)]
     Length(#[from] WrongLength),
-    /// It has a length that could be right, and says something that cannot be.
+    /// Its length is possible, but its content is not.
     #[error("a payload is not {values} values in {encoding}: {why}")]
     Form {
-        /// How the values are written.
+        /// The encoding.
         encoding: Encoding,
-        /// Values that there should be.
+        /// The expected number of values.
         values: usize,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl Encoding {
-    /// One of every kind; a fraction and a rank that are small.
+    /// One encoding of every kind, with a small fraction and a small rank.
     pub const ALL: [Encoding; 7] = [
         Encoding::F32,
         Encoding::Bf16,
@@ -117,16 +117,17 @@ impl Encoding {
         Encoding::PowerSgd(Rank::TWO),
     ];
 
-    /// Those that write each value by itself, or beside its neighbours: a device can do that.
+    /// The encodings that write each value alone or by block: a device can compute them.
     pub const DENSE: [Encoding; 4] = [Encoding::F32, Encoding::Bf16, Encoding::F16, Encoding::Int8];
 
-    /// Whether it leaves most of a gradient out, so that a worker has to send that later if it is not to be lost: error
-    /// feedback. What the others round away is small, and of no side.
+    /// Whether the encoding leaves out most of a gradient, so that the worker must send the rest later:
+    /// error feedback. The rounding errors of the other encodings are small and unbiased.
     pub fn feeds_back(self) -> bool {
         !Self::DENSE.contains(&self)
     }
 
-    /// Bytes of so many values. [`Encoding::PowerSgd`]: the most; less where there are matrices.
+    /// The length in bytes of this many values. [`Encoding::PowerSgd`]: the maximum; matrices take
+    /// less.
     pub fn encoded_len(self, values: usize) -> usize {
         match self {
             Encoding::F32 => values * F32_BYTES,
@@ -138,8 +139,8 @@ impl Encoding {
         }
     }
 
-    /// Whether `payload` is `values` values: after this it can be decoded. Whether they are finite is another question
-    /// ([`all_finite`]).
+    /// Checks that `payload` holds `values` values, so it can be decoded. It does not check that they
+    /// are finite ([`all_finite`]).
     pub fn check(self, payload: &Payload, values: usize) -> Result<(), BadPayload> {
         let (got, expected) = (payload.len(), self.encoded_len(values));
         let fits = match self {
@@ -157,8 +158,8 @@ impl Encoding {
         formed.map_err(|why| BadPayload::Form { encoding: self, values, why })
     }
 
-    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Knows no more than the values: powersgd finds no matrix
-    /// and writes them as they are. A worker's [`Encoder`] knows more.
+    /// Appends `values` to `out`: [`Self::encoded_len`] bytes. Without the shapes of the matrices,
+    /// powersgd writes all values as they are; a worker's [`Encoder`] has the shapes.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             Encoding::F32 => put_f32_le(values, out),
@@ -196,10 +197,11 @@ fn put_int8(block: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// NaN where a value is not finite. 0 where every value is so small that its scale would lose precision itself: 127 times
-/// the smallest normal number or less, which changes no weight that is not as small.
+/// NaN if a value is not finite. 0 if every value is so small that the scale would lose precision
+/// itself: at most 127 times the smallest normal number. Such values change only weights that are as
+/// small.
 fn int8_scale(block: &[f32]) -> f32 {
-    // The order of the bits is that of the magnitudes, and what is not finite is above all others.
+    // Bit patterns order like magnitudes, and non-finite values are above all others.
     let largest = wide(
         #[inline(always)]
         || block.iter().fold(0, |m, v| std::cmp::max(m, v.to_bits() & 0x7fff_ffff)),

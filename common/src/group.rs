@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_of_other_ranks_or_another_generation_have_other_secrets() {
+    fn groups_of_other_ranks_or_generations_have_other_secrets() {
         let of = |generation, tokens: &[u64]| {
             let assigned = |token: &u64| Assigned { token: *token, ..Assigned::default() };
             Assignment { generation, ranks: tokens.iter().map(assigned).collect() }

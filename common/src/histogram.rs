@@ -1,10 +1,11 @@
-//! Histograms: of small whole numbers, exact below [`DelayHistogram::EXACT`], and of positive numbers of any size.
+//! Histograms: of small integers, exact below [`DelayHistogram::EXACT`], and of positive numbers of any
+//! size.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Counts how often each delay (in versions) was seen. Delays of [`Self::EXACT`] and above share the last
-/// count, so its size is bounded whatever a straggler does.
+/// Counts how often each delay (in versions) occurred. Delays from [`Self::EXACT`] on share the last
+/// count, so stragglers cannot grow its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DelayHistogram {
     counts: Vec<u64>,
@@ -29,11 +30,11 @@ impl DelayHistogram {
             self.counts.resize(other.counts.len(), 0);
         }
         for (a, b) in self.counts.iter_mut().zip(&other.counts) {
-            *a = a.saturating_add(*b); // counts come from files and peers too
+            *a = a.saturating_add(*b); // counts also come from files and peers
         }
     }
 
-    /// Builds one from counts by delay; counts beyond the last exact place are added to it.
+    /// Creates one from counts by delay; counts beyond the last exact delay are added to it.
     pub fn from_counts(counts: &[u64]) -> Self {
         let mut h = Self::default();
         for (i, &c) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
@@ -46,30 +47,30 @@ impl DelayHistogram {
         h
     }
 
-    /// `counts()[d]` is how often delay `d` was seen.
+    /// `counts()[d]` is how often delay `d` occurred.
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// Number of delays recorded.
+    /// Number of recorded delays.
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, c| sum.saturating_add(*c))
     }
 
-    /// The largest delay seen (capped at [`Self::EXACT`]), or `None` when nothing was recorded.
+    /// The largest delay (capped at [`Self::EXACT`]), or `None` without delays.
     pub fn max(&self) -> Option<u64> {
         self.counts.iter().rposition(|&c| c > 0).map(|i| i as u64)
     }
 
-    /// The mean delay, or `None` when nothing was recorded.
+    /// The mean delay, or `None` without delays.
     pub fn mean(&self) -> Option<f64> {
         let total = self.total();
         let sum: f64 = self.counts.iter().enumerate().map(|(i, &c)| i as f64 * c as f64).sum();
         (total > 0).then(|| sum / total as f64)
     }
 
-    /// The smallest delay `d` such that at least the share `q` (0 to 1) of all delays is at most `d`; `None`
-    /// when nothing was recorded.
+    /// The smallest delay `d` such that at least the share `q` (0 to 1) of all delays is at most `d`;
+    /// `None` without delays.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let total = self.total();
         let want = ((total as f64) * q.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
@@ -84,22 +85,22 @@ impl DelayHistogram {
     }
 }
 
-/// Counts numbers from 0 on by their size: two bins for each power of two. For what is measured, not for what is
-/// replicated (it takes logarithms).
+/// Counts non-negative numbers by magnitude, with two bins for each power of two. For measurements
+/// only, not for replicated state: it computes logarithms.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<(f64, u64)>", into = "Vec<(f64, u64)>")]
 pub struct LogHistogram {
-    /// By bin: `2^(bin / 2)` is its upper bound. The lowest holds 0 and what is smaller.
+    /// Indexed by bin, with the upper bound `2^(bin / 2)`. The lowest bin holds 0 and smaller bounds.
     bins: BTreeMap<i32, u64>,
-    /// Of all numbers that were recorded here; bins that were read add their upper bounds.
+    /// The sum of all recorded numbers; bins from a file add their upper bounds.
     sum: f64,
 }
 
 impl LogHistogram {
-    /// Bins are between these: from 2^-40 to 2^40.
+    /// The range of bins: from 2^-40 to 2^40.
     const BINS: std::ops::RangeInclusive<i32> = -80..=80;
 
-    /// Counts one number. What is no number counts as the largest.
+    /// Counts one number. NaN counts as the largest.
     pub fn record(&mut self, number: f64) {
         let bin = if number.is_nan() { f64::INFINITY } else { number.max(0.0).log2() * 2.0 };
         let bin = (bin.ceil()).clamp(f64::from(*Self::BINS.start()), f64::from(*Self::BINS.end()));
@@ -117,7 +118,8 @@ impl LogHistogram {
         self.sum += other.sum;
     }
 
-    /// The bins that are not empty: upper bound and count, rising. The lowest possible one has the bound 0.
+    /// The non-empty bins in ascending order: upper bound and count. The lowest possible bin has the
+    /// bound 0.
     pub fn bins(&self) -> Vec<(f64, u64)> {
         self.bins.iter().map(|(bin, n)| (Self::bound(*bin), *n)).collect()
     }
@@ -126,12 +128,12 @@ impl LogHistogram {
         if bin == *Self::BINS.start() { 0.0 } else { 2f64.powf(f64::from(bin) / 2.0) }
     }
 
-    /// Numbers recorded.
+    /// Number of recorded numbers.
     pub fn total(&self) -> u64 {
         self.bins.values().fold(0, |sum, n| sum.saturating_add(*n))
     }
 
-    /// Their mean; `None` where there are none.
+    /// Their mean; `None` without numbers.
     pub fn mean(&self) -> Option<f64> {
         let total = self.total();
         (total > 0).then(|| self.sum / total as f64)
@@ -142,7 +144,7 @@ impl LogHistogram {
         self.sum
     }
 
-    /// An upper bound of the share `q` (0 to 1) of all numbers, to a factor of 1.42; `None` where there are none.
+    /// An upper bound of the quantile `q` (0 to 1), to a factor of 1.42; `None` without numbers.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let want = ((self.total() as f64) * q.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
         let mut seen = 0u64;
@@ -153,7 +155,7 @@ impl LogHistogram {
         at.map(|(bin, _)| Self::bound(*bin))
     }
 
-    /// From bins and the sum of the numbers in them.
+    /// Creates one from bins and the sum of their numbers.
     pub fn from_bins(bins: impl IntoIterator<Item = (f64, u64)>, sum: f64) -> Self {
         Self {
             sum: if sum.is_finite() { sum } else { 0.0 },
@@ -167,7 +169,7 @@ impl From<Vec<(f64, u64)>> for LogHistogram {
         let mut h = Self::default();
         for (bound, n) in bins {
             let mut one = Self::default();
-            // A little less than the bound, which another rounding may have moved.
+            // A little below the bound, which rounding may have moved.
             one.record(bound * 0.99);
             let sum = if bound.is_finite() { bound.max(0.0) * n as f64 } else { 0.0 };
             h.merge(&Self { bins: one.bins.into_keys().map(|bin| (bin, n)).collect(), sum });
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_any_size_are_counted_to_a_factor_of_the_root_of_two() {
+    fn histogram_buckets_are_exact_to_a_factor_of_root_two() {
         let mut h = LogHistogram::default();
         assert_eq!((h.mean(), h.quantile(0.5)), (None, None));
         let numbers = [0.0, 1e-3, 0.5, 1.0, 3.0, 1e6, f64::INFINITY, f64::NAN, -1.0];

@@ -1,4 +1,4 @@
-//! Numbers with a meaning. `Step(7)` and `Version(7)` do not mix; the compiler keeps them apart.
+//! Typed numbers: the compiler does not mix `Step(7)` and `Version(7)`.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -35,7 +35,7 @@ id!(
     ShardId(u32), "shard "
 );
 id!(
-    /// A job of a fleet, in the order in which they came. No number is given out twice.
+    /// A job of a fleet, in the order of submission. No number is used twice.
     JobId(u32), "job "
 );
 id!(
@@ -55,64 +55,64 @@ id!(
     Seq(u64), "seq "
 );
 id!(
-    /// One registered stream of a worker to a shard; a worker that comes back gets a new one.
+    /// A stream of a worker to a shard; a worker that rejoins gets a new session.
     SessionId(u64), "session "
 );
 
-/// A shard among those of all jobs of a fleet: what names its Raft group. It is written as one number, which for job 0, the one
-/// that a fleet may be founded for, is the shard's; sorted by job, then by shard.
+/// A shard among all jobs of a fleet; it identifies a Raft group. As a single number it equals the
+/// shard's number for job 0, which a fleet may be started with. Sorted by job, then by shard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobShard(u32);
 
 impl JobShard {
-    /// Shards of one job, at most.
+    /// Maximal shards of one job.
     pub const SHARDS: u32 = 64;
-    /// Jobs that can be numbered; the number behind them all is the control group's.
+    /// Maximal jobs; the number after them identifies the control group.
     pub const JOBS: u32 = u32::MAX / Self::SHARDS;
 
-    /// `None`: there is no such shard, or job.
+    /// `None` if the shard or job number is too large.
     pub fn new(job: JobId, shard: ShardId) -> Option<Self> {
         (job.0 < Self::JOBS && shard.0 < Self::SHARDS).then_some(Self(job.0 * Self::SHARDS + shard.0))
     }
 
-    /// The shards of a job that has so many, at most [`Self::SHARDS`].
+    /// The shards of a job with `shards` shards, at most [`Self::SHARDS`].
     pub fn all(job: JobId, shards: u32) -> impl Iterator<Item = Self> {
         (0..shards).filter_map(move |shard| Self::new(job, ShardId(shard)))
     }
 
-    /// The job's first shard, which does what only one shard can.
+    /// The job's first shard, which does the tasks of a single shard.
     pub fn first(job: JobId) -> Self {
         Self(job.0.min(Self::JOBS - 1) * Self::SHARDS)
     }
 
-    /// Whose it is.
+    /// Its job.
     pub fn job(self) -> JobId {
         JobId(self.0 / Self::SHARDS)
     }
 
-    /// Which of the job's.
+    /// Its shard in the job.
     pub fn shard(self) -> ShardId {
         ShardId(self.0 % Self::SHARDS)
     }
 
-    /// As it is written.
+    /// As a single number.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// As people write it: `2` of job 0, `7.2` of job 7.
-    pub fn name(self) -> Named {
-        Named(self)
+    /// The name for people: `2` of job 0, `7.2` of job 7.
+    pub fn name(self) -> ShardName {
+        ShardName(self)
     }
 
-    /// As it was written.
+    /// From its single number.
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
 }
 
-/// `2` of job 0, `7.2` of job 7: as people write it.
+/// Parses the name: `2` of job 0, `7.2` of job 7.
 impl std::str::FromStr for JobShard {
     type Err = String;
 
@@ -126,10 +126,10 @@ impl std::str::FromStr for JobShard {
     }
 }
 
-/// Prints a [`JobShard`] without the word before it.
-pub struct Named(JobShard);
+/// Prints a [`JobShard`] without the word "shard".
+pub struct ShardName(JobShard);
 
-impl fmt::Display for Named {
+impl fmt::Display for ShardName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.job().0, self.0.shard().0) {
             (0, shard) => write!(f, "{shard}"),
@@ -151,7 +151,7 @@ impl fmt::Debug for JobShard {
 }
 
 impl SessionId {
-    /// Tells it from others where anyone may look: too little of it to take the session over.
+    /// Identifies the session in public places: it reveals too little to take the session over.
     pub fn tag(self) -> u64 {
         const SECRET_BITS: u32 = 40;
         self.0 >> SECRET_BITS
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shard_of_a_job_is_one_number_and_reads_back_as_it_is_written() {
+    fn a_job_shard_id_round_trips_through_one_number() {
         for (job, shard, number, text) in [(0, 0, 0, "0"), (0, 63, 63, "63"), (7, 2, 450, "7.2")] {
             let named = JobShard::new(JobId(job), ShardId(shard)).expect("a shard");
             assert_eq!((named.number(), named.name().to_string().as_str()), (number, text));

@@ -1,12 +1,12 @@
-//! Tables whose `kind` says which other keys they take, read so that an error knows its key.
+//! Deserializes tables whose `kind` key determines the other keys, with errors that know their key.
 //!
-//! serde's own way (an internally tagged enum) keeps the whole table aside before it reads any of it, and an error in a
-//! value then no longer knows under which key the value stood. Here the `kind` is read first, and the other keys go
-//! straight into the type of that kind: whoever follows the reader's way through the table (`serde_path_to_error` does)
-//! sees the key. [`Tree`] gives a table's `kind` first, whatever the order in the file; a reader that gives it later is
-//! read too, through a tree, and only loses the place.
+//! serde's internally tagged enums buffer the whole table first, and errors then lose their key. Here
+//! the `kind` is read first, and the other keys go directly into the type of that kind. So a wrapper
+//! that tracks the path (`serde_path_to_error`) sees each key. [`Tree`] yields a table's `kind` first,
+//! whatever the order in the file. Another deserializer that yields it later also works, through a
+//! buffer, but loses the path.
 //!
-//! What it is not: no format, and no writer. Types with kinds are written by serde's derive.
+//! This module only reads; serde's derive writes types with kinds.
 
 use serde::{
     Deserialize, Deserializer,
@@ -18,21 +18,21 @@ use serde::{
 use std::{fmt, marker::PhantomData};
 use toml::{Table, Value};
 
-/// The key that says which other keys there are.
+/// The key that determines the other keys.
 pub const KIND: &str = "kind";
 
-/// A type that is read from a table with a [`KIND`]; see [`kinds!`](crate::kinds).
+/// A type that is deserialized from a table with a [`KIND`]; see [`kinds!`](crate::kinds).
 pub trait Kinds: Sized {
-    /// The kinds, as they are written.
+    /// The names of the kinds.
     const KINDS: &'static [&'static str];
-    /// The kind of a table that names none, where it may be left out.
+    /// The kind of a table without a `kind` key, if the key is optional.
     const DEFAULT: Option<&'static str>;
 
     /// Reads the other keys of a table of this kind, which is one of [`Self::KINDS`].
     fn read<'de, D: Deserializer<'de>>(kind: &str, options: D) -> Result<Self, D::Error>;
 }
 
-/// Reads a type with kinds; what its `Deserialize` calls.
+/// The body of `Deserialize` for a type with kinds.
 pub fn deserialize<'de, T: Kinds, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     deserializer.deserialize_map(OfKind(PhantomData))
 }
@@ -83,7 +83,7 @@ macro_rules! kinds {
     };
 }
 
-/// The options of a kind that has none: every other key is refused.
+/// The options of a kind without options: every key is refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoOptions {}
@@ -122,7 +122,7 @@ impl<'de, T: Kinds> Visitor<'de> for OfKind<T> {
     }
 }
 
-/// Reads the name of a kind.
+/// Deserializes the name of a kind.
 struct Name(&'static [&'static str]);
 
 impl<'de> DeserializeSeed<'de> for Name {
@@ -135,15 +135,15 @@ impl<'de> DeserializeSeed<'de> for Name {
     }
 }
 
-/// A TOML value as a source of serde's, with any type of errors: a table's [`KIND`] comes first, and what is wanted where
-/// something else stands is said in words of TOML.
+/// A TOML value as a serde deserializer with any error type. It yields a table's [`KIND`] first, and
+/// names types in TOML's terms in errors.
 pub struct Tree<'a, E> {
     value: &'a Value,
     error: PhantomData<E>,
 }
 
 impl<'a, E: Error> Tree<'a, E> {
-    /// Of this value.
+    /// A deserializer of `value`.
     pub fn of(value: &'a Value) -> Self {
         Self { value, error: PhantomData }
     }
@@ -177,7 +177,7 @@ impl<'de, E: Error> IntoDeserializer<'de, E> for Tree<'_, E> {
     }
 }
 
-/// Whole numbers by their range.
+/// Integers, with a range check.
 macro_rules! whole {
     ($($read:ident, $visit:ident, $wanted:literal;)+) => {
         $(fn $read<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
@@ -186,7 +186,8 @@ macro_rules! whole {
     };
 }
 
-/// What is wanted, where the value is of one of these forms.
+/// Forwards to the visitor if the value has one of these forms; otherwise an error names the expected
+/// type.
 macro_rules! of_form {
     ($($read:ident, $form:pat, $wanted:literal;)+) => {
         $(fn $read<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
@@ -283,7 +284,7 @@ impl<'de, E: Error> Deserializer<'de> for Tree<'_, E> {
     }
 }
 
-/// One of these words, in quotes.
+/// Displays the alternatives in quotes.
 struct OneOf(&'static [&'static str]);
 
 impl Expected for OneOf {
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_keys_does_not_matter_and_what_is_refused_is_refused_from_any_source() {
+    fn key_order_does_not_matter_and_every_source_is_checked() {
         let one: OptimizerConfig =
             both("lr = 0.5\nkind = \"momentum\"\nmomentum = 0.25").expect("kind in between");
         assert_eq!(one, both("kind = \"momentum\"\nmomentum = 0.25\nlr = 0.5").expect("kind first"));
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_and_ignored_values_are_what_serde_makes_of_them() {
+    fn out_of_range_and_ignored_values_match_serde() {
         let value = |text: &str| toml::from_str::<Table>(&format!("v = {text}")).expect("TOML")["v"].clone();
         let read = |text: &str| u32::deserialize(Tree::<Failed>::of(&value(text))).map_err(|e| e.to_string());
         assert_eq!(read("7"), Ok(7));

@@ -21,7 +21,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What the servers do with a tensor's pushes.
+/// How the servers apply pushes to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TensorKind {
@@ -65,19 +65,20 @@ impl TensorSpec {
     }
 }
 
-/// Parameters that lie together and have a rate and a decay of their own; all else of the job's optimizer is theirs too.
+/// Parameters that lie together and share their own rate and decay. All other options come from the
+/// job's optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamGroup {
-    /// How many values they are.
+    /// Number of values.
     pub values: usize,
-    /// In the place of the optimizer's.
+    /// Replaces the optimizer's rate.
     pub lr: f64,
-    /// In the place of the optimizer's.
+    /// Replaces the optimizer's weight decay.
     pub weight_decay: f64,
 }
 
-/// The most groups of parameters.
+/// The maximal number of parameter groups.
 pub const MAX_GROUPS: usize = 1024;
 
 /// One bucket: a range of the flat vector.
@@ -89,7 +90,7 @@ pub struct BucketSpec {
     pub len: usize,
     /// Parameters or buffers; never both.
     pub kind: TensorKind,
-    /// Of the parameters' groups the one that it is of; 0 where there are none, and of buffers.
+    /// The parameter group; 0 without groups and for buffers.
     pub group: u16,
 }
 
@@ -112,7 +113,7 @@ pub struct Layout {
     len: usize,
 }
 
-/// Why a list of tensors is no layout.
+/// Why a list of tensors is not a valid layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The list holds no parameter.

@@ -1,4 +1,4 @@
-//! What a worker does between two pushes: one minibatch, or several on weights of its own (*local steps*).
+//! Local steps: the minibatches of a worker between two pushes, on its own weights.
 //!
 //! ```text
 //!  pull ──▶ center ──▶ ┌─ minibatch ─▶ gradient at the local weights ─▶ [`LocalRule::on_worker`] moves them ─┐ ──▶ push
@@ -6,14 +6,16 @@
 //!  servers: apply the push by [`LocalRule::on_servers`], as they apply any gradient
 //! ```
 //!
-//! A push and what leads to it is one step of the protocol, however many minibatches that takes: the consistency rule, rounds,
-//! epochs, checkpoints and `train.max_steps` count steps. The last step of an epoch takes the minibatches that are left of it.
+//! A push with all of its minibatches is one step of the protocol. The consistency rule, rounds,
+//! epochs, checkpoints and `train.max_steps` count steps. The last step of an epoch takes the remaining
+//! minibatches.
 //!
-//! One file for each rule, with formula and paper, all behind [`LocalRule`]; [`LocalWeights`] is a worker's side of them. Pure: who
-//! computes gradients and who talks to servers are other questions, so that workers and the simulator share it.
+//! Each rule has one file with formula and paper, and implements [`LocalRule`]. [`LocalWeights`] is the
+//! worker's side. The module is pure: other modules compute gradients and exchange messages, so workers
+//! and the simulator share it.
 //!
-//! The local weights and the state of the optimizer that moves them are the worker's own. They are in no log and in no
-//! checkpoint, and end with the worker.
+//! The local weights and their optimizer state belong to the worker. No log and no checkpoint holds
+//! them, and they end with the worker.
 
 mod diloco;
 mod downpour;
@@ -35,7 +37,7 @@ pub use weights::LocalWeights;
 use crate::optim::{Check, Descent, OptimError};
 use serde::Serialize;
 
-/// Minibatches of a step, at most: what a worker does alone must end.
+/// Maximal minibatches of a step: the time between two pushes must be bounded.
 pub const MAX_MINIBATCHES: u64 = 1_000_000;
 
 /// The `[local]` table of a job: `kind` and the options of that kind.
@@ -72,7 +74,7 @@ impl Default for LocalConfig {
 }
 
 impl LocalConfig {
-    /// As the job file writes it.
+    /// The kind's name in the job file.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::EveryStep(_) => "every-step",
@@ -82,7 +84,7 @@ impl LocalConfig {
         }
     }
 
-    /// Its behaviour.
+    /// The implementation.
     pub fn rule(&self) -> &dyn LocalRule {
         match self {
             Self::EveryStep(r) => r,
@@ -92,15 +94,15 @@ impl LocalConfig {
         }
     }
 
-    /// Whether a worker has weights of its own.
+    /// Whether a worker has its own weights.
     pub fn is_local(&self) -> bool {
         !matches!(self, Self::EveryStep(_))
     }
 }
 
-/// What a worker does between two pushes.
+/// A rule for local steps.
 pub trait LocalRule {
-    /// Checks its options.
+    /// Checks the options.
     fn validate(&self) -> Result<(), OptimError> {
         Ok(())
     }
@@ -110,54 +112,54 @@ pub trait LocalRule {
         1
     }
 
-    /// In which parts the model goes to the servers and comes back.
+    /// The parts in which the model is pushed and pulled.
     fn fragments(&self) -> Fragments {
         Fragments::default()
     }
 
-    /// Whether a pull comes ahead of each push rather than behind it.
+    /// Whether a pull precedes each push rather than follows it.
     fn pulls_first(&self) -> bool {
         false
     }
 
-    /// Whether the local weights are what a pull brings; else they stay.
+    /// Whether a pull overwrites the local weights.
     fn follows(&self) -> bool {
         true
     }
 
-    /// What moves the local weights, in a job with this descent.
+    /// The optimizer of the local weights, for a job with this one.
     fn on_worker(&self, job: &Descent) -> Descent {
         job.clone()
     }
 
-    /// What the servers do with a push.
+    /// The optimizer that the servers apply to a push.
     fn on_servers(&self, job: &Descent) -> Descent {
         job.clone()
     }
 
-    /// What it takes note of with each minibatch.
+    /// What a worker records at each minibatch.
     fn notes(&self) -> Notes {
         Notes::Nothing
     }
 
-    /// Writes what is pushed over what was noted. `center` is what was pulled last.
+    /// Computes the push in place of the recorded values. `center` holds the weights of the last pull.
     fn push(&self, _center: &[f32], _weights: &mut [f32], _push: &mut [f32]) {}
 }
 
-/// What a rule takes note of with each minibatch, for the push.
+/// What a rule records at each minibatch, for the push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notes {
     /// Nothing.
     Nothing,
     /// The sum of the gradients since the last push.
     Sum,
-    /// The weights that the last gradient was computed at.
+    /// The weights before the last gradient.
     Before,
 }
 
 const LOCAL: Check = Check("local");
 
-/// A count of steps or minibatches within its bounds.
+/// Checks a count of steps or minibatches.
 fn count(key: &'static str, value: u64) -> Result<(), OptimError> {
     LOCAL.that(key, value as f64, (1..=MAX_MINIBATCHES).contains(&value), "from 1 to 1000000")
 }

@@ -1,18 +1,23 @@
-//! How much memory a job needs of a server that holds a replica of a shard, at most. Pure: what a server has is asked
-//! elsewhere.
+//! The maximal memory that a job needs on a server for a replica of a shard. Pure: another module finds
+//! the server's memory.
 //!
-//! The parts are the bounds of ARCHITECTURE's invariant 4, so that what is admitted here stays below them:
+//! The parts are the bounds of ARCHITECTURE's invariant 4, so an admitted job stays below them:
 //!
 //! | part | bytes |
 //! |---|---|
 //! | weights | 4 for each value |
 //! | slots | as many for each state vector of the optimizer and the algorithm |
-//! | kept | what the algorithm keeps of each worker: a copy of the weights, or the optimizer's state, for each |
-//! | staged | a job with state deltas: the working copies of a leader, or the parts of a delta, both at most the state again |
+//! | kept | the algorithm's state per worker: a copy of the weights, or the optimizer's state, for each
+//! |
+//! | staged | a job with state deltas: the working copies of a leader, or the parts of a delta, both at
+//! most the state again |
 //! | log | as much as the state, from 32 MiB to 256 MiB (on disk to 64 MiB: the rest is read back) |
-//! | copies | what is replaced while somebody reads it: 1 GiB or a sixteenth of the state, and not more than the state |
-//! | queued | pushes that the leader holds: a worker's window, or its share of the shard where that is less, for each |
-//! | tables | who has pushed and pulled what: 24 bytes for each worker and bucket, and 4 KiB up to 64 MiB in all |
+//! | copies | replaced values with open readers: 1 GiB or a sixteenth of the state, and not more than
+//! the state |
+//! | queued | pushes in the leader's queue: a worker's window, or its share of the shard where that is
+//! less, for each |
+//! | tables | the pushes and pulls of each worker: 24 bytes for each worker and bucket, and 4 KiB up to
+//! 64 MiB in all |
 
 use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind, placement};
 use serde::{Deserialize, Serialize};
@@ -20,14 +25,14 @@ use std::{fmt, iter::Sum, ops::Add, str::FromStr};
 
 const F32: u64 = 4;
 const MIB: u64 = 1 << 20;
-/// A worker's payload that is not acknowledged (`paraft_proto::limits::PUSH_WINDOW_BYTES`).
+/// Unacknowledged payload of a worker (`paraft_proto::limits::PUSH_WINDOW_BYTES`).
 const WINDOW: u64 = 64 * MIB;
-/// Of what a leader notes of pulls (`shard/staleness.rs`).
-const NOTED: u64 = 64 * MIB;
-/// For each worker and bucket of it.
-const NOTE: u64 = 4 << 10;
+/// The maximum of a leader's records of pulls (`shard/staleness.rs`).
+const MAX_PULL_RECORDS: u64 = 64 * MIB;
+/// Such records for each worker and bucket.
+const PULL_RECORD_BYTES: u64 = 4 << 10;
 
-/// Bytes, by what they are for.
+/// Bytes, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the table above
 pub struct Need {
@@ -42,7 +47,8 @@ pub struct Need {
 }
 
 impl Need {
-    /// Of one replica of a shard of `shards`. A shard that holds no bucket of the job needs nothing.
+    /// The need of one replica of a shard of `shards`. A shard without buckets of the job needs
+    /// nothing.
     pub fn of(job: &ServerJob, shard: ShardId, shards: u32) -> Self {
         let (params, buffers, buckets) = held(job, shard, shards);
         let values = params + buffers;
@@ -52,7 +58,7 @@ impl Need {
         let (workers, keeps) = (u64::from(job.workers), job.keeps());
         let weights = values * F32;
         let slots = params * F32 * job.slots() as u64;
-        // A round of several has state of its own, the fleet's, beside that of workers.
+        // A combined update has its own state, the fleet's, beside that of each worker.
         let own = if keeps.own_slots { job.on_shard().slots() as u64 * (workers + 1) } else { 0 };
         let pulled = if keeps.pulled { workers } else { 0 };
         let kept = (params * F32).saturating_mul(own + pulled);
@@ -63,7 +69,8 @@ impl Need {
             other => other.encoded_len(usize::try_from(values).unwrap_or(usize::MAX)) as u64,
         };
         let pushed = encoded(TensorKind::Param, params) + encoded(TensorKind::Buffer, buffers);
-        // A step's pushes wait for the norm of all of them where that clips; else a worker has a window, for all shards.
+        // With clipping by the global norm, a step's pushes wait for all of them. Otherwise a worker
+        // has one window for all shards.
         let window =
             if job.clip.norm.is_some() { u64::MAX } else { WINDOW.div_ceil(u64::from(shards.max(1))) };
         let noted = workers.saturating_mul(buckets);
@@ -75,16 +82,18 @@ impl Need {
             log,
             copies: state.min((1024 * MIB).max(state / 16)),
             queued: pushed.min(window).saturating_mul(workers),
-            tables: noted.saturating_mul(24).saturating_add(noted.saturating_mul(NOTE).min(NOTED)),
+            tables: noted
+                .saturating_mul(24)
+                .saturating_add(noted.saturating_mul(PULL_RECORD_BYTES).min(MAX_PULL_RECORDS)),
         }
     }
 
-    /// Of several shards on one server.
+    /// The need of several shards on one server.
     pub fn of_all(job: &ServerJob, held: impl IntoIterator<Item = ShardId>, shards: u32) -> Self {
         held.into_iter().map(|shard| Self::of(job, shard, shards)).sum()
     }
 
-    /// All of it.
+    /// The total.
     pub fn total(&self) -> u64 {
         self.parts().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
@@ -127,7 +136,7 @@ impl Sum for Need {
     }
 }
 
-/// `96.0 GiB (weights 64.0 GiB, slots 32.0 GiB)`; parts of less than a hundredth are left out.
+/// `96.0 GiB (weights 64.0 GiB, slots 32.0 GiB)`; parts below a hundredth are omitted.
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total();
@@ -155,7 +164,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// As it is written (`4.1 GiB`, `512MiB`, `310 B`), or with a letter (`64K`); a bare number is bytes. Powers of 1024, whole bytes.
+/// The displayed form (`4.1 GiB`, `512MiB`, `310 B`), or with a letter (`64K`); a bare number is bytes.
+/// Powers of 1024, whole bytes.
 impl FromStr for Bytes {
     type Err = String;
 
@@ -172,15 +182,15 @@ impl FromStr for Bytes {
         };
         let number: f64 = number.trim().parse().map_err(|_| bad())?;
         let bytes = number * f64::from(2u32).powi(shift);
-        // Beyond this a float has no whole bytes any more; no memory is so large.
+        // Beyond this a float holds no whole bytes, and no memory is so large.
         (number.is_finite() && (0.0..=f64::from(2u32).powi(53)).contains(&bytes))
             .then_some(Self(bytes as u64))
             .ok_or_else(bad)
     }
 }
 
-/// Trained values, running statistics and buckets of a shard: what [`crate::placement::buckets_of`] adds up to, without
-/// a list as long as the job.
+/// Trained values, running statistics and buckets of a shard: the sum over
+/// [`crate::placement::buckets_of`], without a list as long as the job.
 fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
     let stages = job.stages.len().max(1);
     let (mut stage, mut first) = (0, 0);
@@ -191,7 +201,7 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
     for part in job.parts() {
         let values = part.values as u64;
         let len = part.bucket_len(job.bucket_len.max(1)) as u64;
-        // Each stage's buckets go round its own shards, from its own first one.
+        // Each stage's buckets are assigned round-robin to its own shards.
         let (here, round) = match placement::shards_of(part.stage, stages, shards) {
             Some(own) => {
                 if part.stage != stage {
@@ -204,7 +214,7 @@ fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
         };
         let end = first + values.div_ceil(len);
         if let Some(nth) = here {
-            // Buckets of `first..end` whose number leaves `nth`.
+            // Buckets in `first..end` whose number modulo `round` is `nth`.
             let below = |n: u64| (n + round - 1 - nth % round) / round;
             let count = below(end) - below(first);
             let last_is_here = end > first && (end - 1) % round == nth;
@@ -284,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_and_the_copies_are_bounded_and_a_shard_without_buckets_needs_nothing() {
+    fn memory_need_is_bounded_and_zero_for_an_empty_shard() {
         let small = Need::of(&job(10, 4), ShardId(0), 1);
         assert_eq!((small.log, small.copies), (32 << 20, 40), "a log is that long before it is cut");
         let disk = ServerJob { durability: Durability::QuorumDisk, ..job(1 << 32, 1 << 18) };
@@ -316,7 +326,7 @@ mod tests {
             let held_to = Constraint { offset, values: row * count, rule: Rule::UnitNorm { row } };
             let whole = ServerJob { buffers_len: buffers, groups, stages, ..job(params, len) };
             let held_rows = ServerJob { constraints: vec![held_to], ..whole.clone() };
-            // Where it does not fit the parameters, or is cut, there is no such job.
+            // A constraint that does not fit the parameters makes the job invalid.
             let fits = held_rows.to_toml().is_ok_and(|text| ServerJob::decode(&text).is_ok());
             let job = if fits { held_rows } else { whole };
             for shard in (0..shards).map(ShardId) {

@@ -2,7 +2,7 @@
 //!
 //! Every replica of a shard runs this on the same entries in the same order and must end with the same bits,
 //! on any host. So the module keeps to operations IEEE 754 defines exactly (`+ - * /`, `sqrt`, comparison) in
-//! a fixed order for each value: no fused multiply-add (the compiler does not fuse on its own, and nobody here
+//! a fixed order for each value: no fused multiply-add (the compiler does not fuse on its own, and no code here
 //! may call `mul_add`), no `exp`, `cos` or `powf` from the platform's libm ([`exact`] has our own). A value's
 //! update reads nothing but the value's own weight, slots and gradient, so the length of a bucket and the
 //! width of the vector unit change no bit.
@@ -84,7 +84,7 @@ pub enum OptimizerConfig {
     Momentum(Momentum),
     /// SGD with Nesterov's momentum.
     Nesterov(Nesterov),
-    /// Nesterov's momentum that changes with every n-th update.
+    /// Nesterov momentum that changes with every n-th update.
     #[serde(rename = "delayed-nesterov")]
     DelayedNesterov(DelayedNesterov),
     /// Adagrad.
@@ -97,11 +97,11 @@ pub enum OptimizerConfig {
     AdamW(AdamW),
     /// Adadelta.
     Adadelta(Adadelta),
-    /// Adamax: Adam by the largest size.
+    /// Adamax: Adam with the infinity norm.
     Adamax(Adamax),
     /// NAdam: Adam with Nesterov's momentum.
     NAdam(NAdam),
-    /// RAdam: Adam that waits until it knows the mean square.
+    /// RAdam: Adam that rectifies the variance of its adaptive rate.
     RAdam(RAdam),
 }
 
@@ -128,7 +128,7 @@ pub struct Hyper {
     pub lr: f32,
     /// The number of this bucket's update, counted from 1 (0 is read as 1).
     pub t: u64,
-    /// Bound on the size of each gradient value, after scaling.
+    /// Bound on the magnitude of each gradient value, after scaling.
     pub clip_value: Option<f32>,
 }
 
@@ -140,9 +140,9 @@ pub struct OptimError {
     pub section: &'static str,
     /// The key in that table.
     pub key: &'static str,
-    /// What was given.
+    /// The given value.
     pub value: f64,
-    /// What is allowed, in words.
+    /// The allowed range, for people.
     pub range: &'static str,
 }
 
@@ -193,7 +193,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether a GPU has a kernel of it, for ranks that apply their gradients themselves.
+    /// Whether a GPU kernel exists for it, for ranks that apply their gradients themselves.
     pub fn has_kernel(&self) -> bool {
         !matches!(
             self,
@@ -201,7 +201,7 @@ impl OptimizerConfig {
         )
     }
 
-    /// The same with this base rate and weight decay.
+    /// The same optimizer with this base rate and weight decay.
     pub fn with(&self, lr: f64, weight_decay: f64) -> Self {
         let mut with = self.clone();
         macro_rules! set {
@@ -285,8 +285,9 @@ impl OptimizerConfig {
     /// Applies one update to a bucket.
     ///
     /// # Panics
-    /// When the gradient, a slot or the number of slots does not fit the weights. Callers have checked the
-    /// length of what came from outside, and got the slots from [`Self::new_slots`].
+    ///
+    /// If the length of the gradient or of a slot, or the number of slots, does not match the weights.
+    /// Callers check lengths from the network first, and create the slots with [`Self::new_slots`].
     pub fn apply(&self, hyper: &Hyper, weights: &mut [f32], slots: &mut [Vec<f32>], grad: Gradient<'_>) {
         assert_eq!(slots.len(), self.slots(), "{} got the wrong number of slots", self.kind());
         assert!(slots.iter().all(|s| s.len() == weights.len()), "slot and bucket differ in length");
@@ -302,7 +303,7 @@ impl OptimizerConfig {
         });
     }
 
-    /// What of a weight is added to its gradient, before the rule.
+    /// The share of a weight that is added to its gradient, before the rule.
     pub fn decay(&self) -> f32 {
         let decay = match self {
             Self::Sgd(c) => c.weight_decay,
@@ -316,13 +317,14 @@ impl OptimizerConfig {
             Self::Adamax(c) => c.weight_decay,
             Self::NAdam(c) if !c.decoupled_weight_decay => c.weight_decay,
             Self::RAdam(c) if !c.decoupled_weight_decay => c.weight_decay,
-            // Decoupled: their rules shrink the weights themselves.
+            // Decoupled decay: these rules shrink the weights themselves.
             Self::AdamW(_) | Self::NAdam(_) | Self::RAdam(_) => 0.0,
         };
         decay as f32
     }
 
-    /// The constants of an update. [`Self::apply`] has its loops; a GPU has its own.
+    /// The constants of an update. [`Self::apply`] runs the CPU loops with them; GPU kernels have their
+    /// own loops.
     pub fn rule(&self, hyper: &Hyper) -> Rule {
         let hyper = &Hyper { t: hyper.t.max(1), ..*hyper };
         match self {
@@ -342,40 +344,40 @@ impl OptimizerConfig {
     }
 }
 
-/// What an update does to each value, with its constants; the formulas are those of the optimizers' files.
+/// The per-value rule of an update, with its constants. The formulas are in the optimizers' files.
 #[derive(Clone, Copy, Debug)]
 pub enum Rule {
-    /// Of [`Sgd`].
+    /// See [`Sgd`].
     Sgd {
-        /// The rate.
+        /// The learning rate.
         lr: f32,
     },
-    /// Of [`Momentum`].
+    /// See [`Momentum`].
     Momentum(MomentumRule),
-    /// Of [`Nesterov`].
+    /// See [`Nesterov`].
     Nesterov(NesterovRule),
-    /// Of [`DelayedNesterov`].
+    /// See [`DelayedNesterov`].
     DelayedNesterov(DelayedNesterovRule),
-    /// Of [`Adagrad`].
+    /// See [`Adagrad`].
     Adagrad(AdagradRule),
-    /// Of [`RmsProp`].
+    /// See [`RmsProp`].
     RmsProp(RmsPropRule),
-    /// Of [`Adam`] and [`AdamW`].
+    /// See [`Adam`] and [`AdamW`].
     Adam(AdamRule),
-    /// Of [`Adadelta`].
+    /// See [`Adadelta`].
     Adadelta(AdadeltaRule),
-    /// Of [`Adamax`].
+    /// See [`Adamax`].
     Adamax(AdamaxRule),
-    /// Of [`NAdam`].
+    /// See [`NAdam`].
     NAdam(NAdamRule),
-    /// Of [`RAdam`].
+    /// See [`RAdam`].
     RAdam(RAdamRule),
 }
 
-/// The loops of the rules read a value's weight and slots, compute, and write them, in this order: what is read again after
-/// a write to another vector is loaded again, which made Adam half as fast.
+/// Each loop reads a value's weight and slots, then computes, then writes. A read after a write to
+/// another vector would load the value again, which halved the speed of Adam.
 impl Rule {
-    /// Updates `weights`, which are the bucket's at `at`, and the slots there.
+    /// Updates `weights`, which start at `at` in the bucket, and the same range of the slots.
     #[inline(always)]
     fn run(self, weights: &mut [f32], slots: &mut [Vec<f32>], at: Range<usize>, grad: Prepared<'_>) {
         match (self, slots) {
@@ -397,7 +399,7 @@ impl Rule {
     }
 }
 
-/// Range checks with one wording, shared by the families.
+/// Range checks with the same wording for all optimizers.
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
@@ -408,7 +410,8 @@ impl Check {
         ok: bool,
         range: &'static str,
     ) -> Result<(), OptimError> {
-        // Rates and factors reach the weights as f32: what overflows there is as wrong as infinity.
+        // Rates and factors are used as `f32`, so a value that overflows there is as invalid as
+        // infinity.
         if ok && (value as f32).is_finite() {
             return Ok(());
         }
@@ -423,12 +426,12 @@ impl Check {
         self.that(key, v, (0.0..1.0).contains(&v), "at least 0 and less than 1")
     }
 
-    /// `eps` keeps 0/0 away, so it must not become 0 as an `f32`.
+    /// `eps` prevents 0/0, so it must not round to 0 as an `f32`.
     pub(crate) fn eps(&self, v: f64) -> Result<(), OptimError> {
         self.that("eps", v, (1e-30..=1.0).contains(&v), "between 1e-30 and 1")
     }
 
-    /// What Adam and its kin have in common.
+    /// The common options of Adam and its variants.
     pub(crate) fn adaptive(
         &self,
         lr: f64,

@@ -1,13 +1,13 @@
-//! The bulk of one bucket as it came off the wire: several pieces of any length and alignment.
+//! The payload of one bucket as received: several pieces of any length and alignment.
 //!
 //! ```text
 //!  frames   ├──── 256 KiB ────┤├──── 256 KiB ────┤├── ...        each where the transport received it
 //!  words     ├4┤├4┤ ...    ├4─┼─┤├4┤ ...                         one may begin in a piece and end in the next
 //! ```
 //!
-//! Nothing puts the pieces together: who needs the values walks over them ([`Payload::reader`]) and is handed runs of
-//! whole words where they lie. A word that is cut comes as a run of one, from a buffer of its own size. Where the cuts
-//! are changes no value and no bit of any result.
+//! The pieces are never joined. A caller walks over them ([`Payload::reader`]) and receives runs of
+//! whole words in place. A word that spans two pieces arrives as a run of one, from a small buffer. The
+//! boundaries change no value and no bit of any result.
 
 use bytes::Bytes;
 use std::{fmt, ops::Range, slice, sync::Arc};
@@ -18,17 +18,17 @@ pub struct Payload(Pieces);
 
 #[derive(Clone)]
 enum Pieces {
-    /// May be empty; then there is no piece.
+    /// One piece, which may be empty.
     One(Bytes),
-    /// Two or more, none of them empty, and their length.
+    /// At least two pieces, none of them empty, and their total length.
     Several(Arc<[Bytes]>, usize),
 }
 
 impl Payload {
-    /// Without a byte.
+    /// A payload without bytes.
     pub const EMPTY: Payload = Payload(Pieces::One(Bytes::new()));
 
-    /// The pieces one behind the other. Empty ones are left out.
+    /// Concatenates the pieces. Empty ones are dropped.
     pub fn from_pieces(mut pieces: Vec<Bytes>) -> Self {
         pieces.retain(|p| !p.is_empty());
         match pieces.len() {
@@ -40,7 +40,7 @@ impl Payload {
         }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
             Pieces::One(only) => only.len(),
@@ -48,7 +48,7 @@ impl Payload {
         }
     }
 
-    /// Whether there is no byte.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -62,7 +62,7 @@ impl Payload {
         }
     }
 
-    /// All bytes in one place. Copies them where there are several pieces.
+    /// All bytes in one buffer, which copies several pieces.
     pub fn to_bytes(&self) -> Bytes {
         match &self.0 {
             Pieces::One(only) => only.clone(),
@@ -70,7 +70,7 @@ impl Payload {
         }
     }
 
-    /// The bytes at `range`, which are shared and not copied. On an error it has fewer.
+    /// The bytes at `range`, shared without a copy. On an error the payload is shorter than that.
     pub fn slice(&self, range: Range<usize>) -> Result<Payload, Short> {
         if range.start > range.end || range.end > self.len() {
             return Err(Short { wanted: range.end, left: self.len() });
@@ -85,7 +85,7 @@ impl Payload {
         Ok(self.pieces().iter().map(inside).collect())
     }
 
-    /// Reads from the first byte on.
+    /// A reader from the first byte.
     pub fn reader(&self) -> Reader<'_> {
         Reader { rest: &[], later: self.pieces(), left: self.len() }
     }
@@ -115,7 +115,7 @@ impl FromIterator<Bytes> for Payload {
     }
 }
 
-/// By content: where the cuts are makes no difference.
+/// Compares contents; the boundaries of pieces do not matter.
 impl PartialEq for Payload {
     fn eq(&self, other: &Self) -> bool {
         if self.len() != other.len() {
@@ -136,7 +136,7 @@ impl PartialEq for Payload {
 
 impl Eq for Payload {}
 
-// Payloads have megabytes.
+// Payloads have megabytes, so only the size is printed.
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.len())?;
@@ -147,33 +147,33 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// A payload has fewer bytes than were to be read of it.
+/// A payload is shorter than the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} bytes are wanted and {left} are left of the payload")]
 pub struct Short {
-    /// Bytes to be read.
+    /// Bytes to read.
     pub wanted: usize,
-    /// Bytes that the payload still has.
+    /// Remaining bytes of the payload.
     pub left: usize,
 }
 
-/// Goes over a payload once, from its first byte to its last.
+/// Reads a payload once, from its first byte to its last.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
-    /// Of the piece that is being read.
+    /// The rest of the current piece.
     rest: &'a [u8],
     later: &'a [Bytes],
     left: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Bytes not read yet.
+    /// Remaining bytes.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Hands `count` words of `N` bytes to `each`, in order, in runs as long as they lie together. On an error nothing
-    /// was handed.
+    /// Passes `count` words of `N` bytes to `each`, in order, in the longest contiguous runs. On an
+    /// error `each` was not called.
     pub fn words<const N: usize>(
         &mut self,
         mut count: usize,
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Goes on behind the next bytes. On an error nothing was passed over.
+    /// Skips the next bytes. On an error nothing was skipped.
     pub fn skip(&mut self, mut count: usize) -> Result<(), Short> {
         self.has(count)?;
         while count > 0 {
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
         if wanted <= self.left { Ok(()) } else { Err(Short { wanted, left: self.left }) }
     }
 
-    /// What lies together from here on; empty only at the end.
+    /// The next contiguous bytes; empty only at the end.
     fn run(&mut self) -> &'a [u8] {
         while self.rest.is_empty()
             && let Some((next, later)) = self.later.split_first()
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `bytes` cut at each of `at` (wrapped into it), some pieces empty.
+    /// `bytes` cut at each of `at` (modulo its length), some pieces empty.
     pub(crate) fn cut(bytes: &[u8], at: &[prop::sample::Index]) -> Payload {
         let mut at: Vec<usize> = at.iter().map(|i| i.index(bytes.len() + 1)).collect();
         at.extend([0, bytes.len()]);

@@ -15,53 +15,55 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The order.
+/// The order of micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipelineSchedule {
-    /// All micro-batches forward, then all back.
+    /// All micro-batches forward, then all backward.
     #[serde(rename = "gpipe")]
     GPipe,
-    /// One forward, one back, as soon as the last stage has one: a stage keeps as many as there are stages from it on.
+    /// One forward, one backward (1F1B) once the last stage has a micro-batch. A stage holds as many
+    /// micro-batches as stages remain from it on.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// The same without an end: a minibatch begins before the gradient of the one before is pushed, at the weights before that. Each stage
-    /// has two versions of its weights.
+    /// 1F1B without a flush: a minibatch starts before the previous gradient is pushed, at the weights
+    /// before that push. Each stage has two versions of its weights.
     #[serde(rename = "2bw")]
     DoubleBuffered,
 }
 
-/// What a stage does with a micro-batch.
+/// One task of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Forward.
+    /// Forward pass of a micro-batch.
     Forward(usize),
-    /// Back.
+    /// Backward pass of a micro-batch.
     Backward(usize),
-    /// Forward, of the next step's minibatch.
+    /// Forward pass of a micro-batch of the next step.
     Ahead(usize),
 }
 
-/// From the end of one step's ways back to the end of the next one's.
+/// The tasks from the last backward pass of one step to that of the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Micro-batches that a stage keeps at most between their ways forward and back.
+    /// Micro-batches that a stage holds at most between their forward and backward passes.
     pub kept: usize,
-    /// So many of the step's have been forward before.
+    /// Micro-batches of the step whose forward pass is done before the window.
     pub ahead: usize,
-    /// The step has so many.
+    /// Micro-batches of the step.
     pub micro_batches: usize,
-    /// And the next one, where it goes in behind; else none.
+    /// Micro-batches of the next step if it overlaps, else 0.
     pub next: usize,
 }
 
 impl Window {
-    /// So many of the next step's go forward in it. Not all: so the first stage begins a step before the last one ends it.
+    /// Micro-batches of the next step whose forward pass is in this window. Not all of them, so the
+    /// first stage starts them one step before the last stage finishes them.
     pub fn goes_ahead(&self) -> usize {
         self.next.min(self.kept).saturating_sub(1)
     }
 
-    /// What a stage does in it.
+    /// The tasks of a stage in the window.
     pub fn works(&self) -> Vec<Work> {
         let ahead = (0..self.goes_ahead()).map(Work::Ahead);
         let mut forward = (self.ahead..self.micro_batches).map(Work::Forward).chain(ahead);
@@ -84,7 +86,7 @@ impl Window {
 }
 
 impl PipelineSchedule {
-    /// As a job file names it.
+    /// The name in a job file.
     pub fn name(self) -> &'static str {
         match self {
             Self::GPipe => "gpipe",
@@ -93,18 +95,18 @@ impl PipelineSchedule {
         }
     }
 
-    /// Whether a step's minibatch goes in before the one before has come out.
+    /// Whether a step's minibatch starts before the previous one has finished.
     pub fn goes_on(self) -> bool {
         self == Self::DoubleBuffered
     }
 
-    /// How many micro-batches, of so many, a stage keeps at most between their ways forward and back.
+    /// How many of `micro_batches` a stage holds at most between their forward and backward passes.
     pub fn kept(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         match self {
             Self::GPipe => micro_batches,
             Self::OneForwardOneBackward => micro_batches.min(stages.saturating_sub(stage)),
-            // One more than in turn it needs: it has something to do when the next stage is a little late. Each stage still keeps more
-            // than the next one, or it would wait for what that one waits for.
+            // One more than a strict order needs, so a stage has work while the next stage is late.
+            // Each stage must hold more than the next one, or both would wait for the same micro-batch.
             Self::DoubleBuffered => {
                 let spare = usize::from(stage + 1 < stages && micro_batches > stages);
                 micro_batches.min(stages.saturating_sub(stage) + spare)
@@ -112,23 +114,25 @@ impl PipelineSchedule {
         }
     }
 
-    /// The share of the time of so many steps in which a stage is idle, of all stages: a micro-batch takes a stage so long forward, and so
-    /// long back. Nothing is counted for what goes from stage to stage, or between steps to the servers and back.
+    /// The share of the time that the stages are idle, over all stages and `steps` steps. `times` holds
+    /// each stage's forward and backward time of a micro-batch. Transfers between stages, and pushes
+    /// and pulls between steps, take no time here.
     ///
-    /// Of equal stages it is (P − 1) / (N + P − 1), for P stages and N micro-batches between two ends: those of a step, and of all steps
-    /// where they [go on](Self::goes_on).
+    /// For equal stages it is (P − 1) / (N + P − 1), for P stages and N micro-batches between two
+    /// flushes: one step, or all steps if they [overlap](Self::goes_on).
     pub fn bubble(self, times: &[(f64, f64)], micro_batches: usize, steps: usize) -> f64 {
-        // What flushes is the same in each step.
+        // With flushes all steps are equal, so one suffices.
         let steps = if self.goes_on() { steps.max(1) } else { 1 };
         let (stages, all) = (times.len(), steps * micro_batches);
         let works: Vec<Vec<(bool, usize)>> =
             (0..stages).map(|s| self.works(s, stages, micro_batches, steps)).collect();
         let mut next = vec![0; stages];
         let mut free = vec![0.0f64; stages];
-        // When a stage was done with a micro-batch, forward and back.
+        // The time when a stage finished a micro-batch, forward and backward.
         let mut forward: Vec<Vec<Option<f64>>> = vec![vec![None; all]; stages];
         let mut backward = forward.clone();
-        // Each round has at least one stage do something: what it waits for is done by an earlier work of a neighbour.
+        // In each round at least one stage makes progress: a neighbour's earlier task provides its
+        // input.
         while next.iter().zip(&works).any(|(n, w)| *n < w.len()) {
             let before = next.clone();
             for stage in 0..stages {
@@ -147,7 +151,7 @@ impl PipelineSchedule {
                 }
             }
             if before == next {
-                return 1.0; // no order of works: nobody ever goes on
+                return 1.0; // no valid order: every stage waits
             }
         }
         let whole = free.iter().copied().fold(0.0, f64::max) * stages as f64;
@@ -155,13 +159,15 @@ impl PipelineSchedule {
         if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
     }
 
-    /// [`Self::bubble`] of stages that cost so much: a way back takes about twice as long as the way there.
+    /// [`Self::bubble`] of stages with these costs: a backward pass takes about twice as long as a
+    /// forward pass.
     pub fn bubble_of(self, costs: &[f64], micro_batches: usize, steps: usize) -> f64 {
         let times: Vec<(f64, f64)> = costs.iter().map(|cost| (*cost, 2.0 * cost)).collect();
         self.bubble(&times, micro_batches, steps)
     }
 
-    /// What a stage does in so many steps: whether forward, and with which micro-batch of all.
+    /// The tasks of a stage over `steps` steps: whether forward, and the number of the micro-batch
+    /// among all.
     fn works(self, stage: usize, stages: usize, micro_batches: usize, steps: usize) -> Vec<(bool, usize)> {
         let kept = self.kept(stage, stages, micro_batches);
         let (mut works, mut ahead) = (Vec::new(), 0);
@@ -200,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_idle_at_its_two_ends_alone() {
+    fn overlapping_steps_are_idle_only_at_start_and_end() {
         for (stages, micro, steps) in [(2, 2, 10), (4, 4, 25), (4, 16, 50), (8, 8, 100)] {
             let times = vec![(1.0, 2.0); stages];
             let bubble = PipelineSchedule::DoubleBuffered.bubble(&times, micro, steps);
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stage_keeps_more_than_the_next_where_minibatches_go_on_into_each_other() {
+    fn overlapping_minibatches_keep_more_in_earlier_stages() {
         for stages in 2..=64 {
             for micro in [stages, stages + 1, stages + 3, 2 * stages, 8 * stages] {
                 let kept: Vec<usize> =
@@ -251,7 +257,7 @@ mod tests {
                 }
                 prop_assert_eq!(most, schedule.kept(stage, stages, micro));
             }
-            // It comes to an end.
+            // The schedule terminates.
             prop_assert!(schedule.bubble(&vec![(1.0, 1.0); stages], micro, steps) < 1.0);
         }
 

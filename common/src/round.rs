@@ -1,22 +1,23 @@
-//! When a lock-step round closes: after everyone's push, or earlier.
+//! When a lock-step round closes: after all pushes, or earlier.
 //!
-//! A round is the pushes of one step of one bucket. The rule says after how many pushes it closes. What comes after that
-//! is dropped by its step: it is never applied, its worker is told so, and goes on with the others.
+//! A round consists of the pushes of one step to one bucket. The rule sets the number of pushes after
+//! which it closes. A later push of that step is dropped: it is never applied, its worker is notified,
+//! and the worker continues with the others.
 //!
-//! Backup workers: Chen, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR Workshop 2016. Of
-//! `n + b` workers a round takes the first `n` pushes. Where the time of a step is exponential with rate `mu`, a round
-//! of all takes `H(n + b) / mu` on average, one of the first `n` takes `(H(n + b) - H(b)) / mu`, with the harmonic
-//! numbers `H`.
+//! Backup workers: Chen, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR
+//! Workshop 2016. Of `n + b` workers a round takes the first `n` pushes. If the time of a step is
+//! exponential with rate `mu`, a round of all takes `H(n + b) / mu` on average, and one of the first
+//! `n` takes `(H(n + b) - H(b)) / mu`, with the harmonic numbers `H`.
 
 use serde::{Deserialize, Serialize};
 
-/// The `[round]` table of a job: `kind` and the options of that kind. Only read while the mode is `bsp`.
+/// The `[round]` table of a job: `kind` and the options of that kind. Used only in mode `bsp`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum RoundConfig {
-    /// Everyone's push.
+    /// Waits for all pushes.
     All(All),
-    /// All but the slowest few.
+    /// Waits for all pushes except the slowest few.
     Backup(Backup),
 }
 
@@ -25,16 +26,16 @@ crate::kinds!(RoundConfig {
     "backup" => Self::Backup,
 });
 
-/// A round waits for everyone who trains.
+/// A round waits for all workers that train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct All {}
 
-/// A round closes without the slowest few.
+/// A round closes without the slowest few pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Backup {
-    /// Workers whose pushes a round does without, from 0, less than the job has. Default 1.
+    /// Pushes that a round leaves out, from 0, below the job's workers. Default 1.
     pub spare: u32,
 }
 
@@ -44,7 +45,7 @@ impl Default for Backup {
     }
 }
 
-/// More workers are spared than a job can do without.
+/// `spare` is too large for the job's workers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("[round] spare = {0}: must be less than train.workers")]
 pub struct RoundError(u32);
@@ -56,7 +57,7 @@ impl Default for RoundConfig {
 }
 
 impl RoundConfig {
-    /// As the job file writes it.
+    /// The kind's name in the job file.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::All(_) => "all",
@@ -64,7 +65,7 @@ impl RoundConfig {
         }
     }
 
-    /// Checks the options, for a job of so many workers.
+    /// Checks the options, for a job with this many workers.
     pub fn validate(&self, workers: u32) -> Result<(), RoundError> {
         match self {
             Self::Backup(Backup { spare }) if *spare >= workers => Err(RoundError(*spare)),
@@ -72,12 +73,12 @@ impl RoundConfig {
         }
     }
 
-    /// Whether a round may close before everyone's push is in.
+    /// Whether a round may close before all pushes have arrived.
     pub fn drops_late(&self) -> bool {
         matches!(self, Self::Backup(_))
     }
 
-    /// Pushes after which a round closes, where so many workers train.
+    /// Pushes after which a round closes, with this many training workers.
     pub fn needs(&self, active: usize) -> usize {
         match self {
             Self::All(_) => active,
@@ -90,7 +91,7 @@ impl RoundConfig {
 mod tests {
     use super::*;
 
-    /// Exponential times from a fixed recurrence: there is no random crate here.
+    /// Exponential times from a fixed recurrence: this crate has no dependency for random numbers.
     fn times(n: usize, state: &mut u64) -> Vec<f64> {
         let mut next = || {
             *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

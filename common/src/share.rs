@@ -49,7 +49,7 @@ mod tests {
             prop_assert_eq!(all, (0..len).collect::<Vec<_>>());
         }
 
-        /// Whoever has no place has no sample, of whatever part.
+        /// A worker without a place has no sample of any part.
         #[test]
         fn without_a_place_there_is_none(len in 0..200usize, of in 1..7u32, over in 0..9u32, part in 0..3u32) {
             let none = Share { place: of + over, of };

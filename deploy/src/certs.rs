@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use paraft_common::config::check_names;
-use paraft_fleet::{failure::Failure, out, standing::Keep};
+use paraft_fleet::{existing::KeepTime, failure::Failure, out};
 use paraft_tls::{
     Role,
     access::As,
@@ -30,7 +30,7 @@ enum What {
         /// A folder that is not there yet. Who reads its ca.key may let anybody in.
         dir: PathBuf,
         #[command(flatten)]
-        lasting: Lasting,
+        lasting: Validity,
     },
     /// Issue a certificate.
     Issue {
@@ -47,7 +47,7 @@ enum What {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
         #[command(flatten)]
-        lasting: Lasting,
+        lasting: Validity,
     },
     /// Issue all certificates of an authority's folder anew. Processes take them without a stop.
     Renew {
@@ -63,7 +63,7 @@ enum What {
         drop_old: bool,
         /// How long they last from now on, as 90s, 30min, 12h, 7d. Default: each as long as before.
         #[arg(long = "for", value_name = "TIME")]
-        lasting: Option<Keep>,
+        lasting: Option<KeepTime>,
     },
     /// Show what a certificate is for, and until when.
     Show {
@@ -72,7 +72,7 @@ enum What {
     },
 }
 
-/// A role of jobs that can be.
+/// Parses a role.
 fn role(text: &str) -> Result<Role, String> {
     let role: Role = text.parse()?;
     role.jobs().map_or(Ok(()), |jobs| check_names(&jobs.to_string()))?;
@@ -80,13 +80,13 @@ fn role(text: &str) -> Result<Role, String> {
 }
 
 #[derive(Args)]
-struct Lasting {
+struct Validity {
     /// How long certificates last, as 90s, 30min, 12h, 7d.
     #[arg(long = "for", value_name = "TIME", default_value_t = Keep(Some(CERTIFICATE_LIFETIME)))]
     time: Keep,
 }
 
-impl Lasting {
+impl Validity {
     fn time(&self) -> Result<Duration, Failure> {
         self.time.0.filter(|t| !t.is_zero()).ok_or_else(|| {
             Failure::new(exit::USAGE, "a certificate has an end")
@@ -120,7 +120,7 @@ pub fn run(args: &CertsArgs) -> Result<i32, Failure> {
             show(&[folder])?;
         }
         What::Renew { dir, folders, authority, drop_old, lasting } => {
-            let lasting = lasting.map(|time| Lasting { time }.time()).transpose()?;
+            let lasting = lasting.map(|time| Validity { time }.time()).transpose()?;
             renew(dir, folders, *authority, *drop_old, lasting)?;
         }
         What::Show { dir } => match issued_in(dir).map_err(failed)? {
@@ -159,7 +159,7 @@ fn renew(
     let mut authority = Authority::open(dir).map_err(failed)?;
     let mut folders = issued_in(dir).map_err(failed)?;
     folders.extend(others.iter().cloned());
-    // All are looked at before one is changed.
+    // All certificates are checked before one changes.
     let known = folders.iter().map(|f| certificate_in(f).map_err(failed)).collect::<Result<Vec<_>, _>>()?;
     if next {
         authority = authority.next(&dir.file_name().unwrap_or_default().to_string_lossy()).map_err(failed)?;

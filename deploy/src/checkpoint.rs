@@ -1,4 +1,4 @@
-//! `paraft checkpoint`: what is in a checkpoint or a model file, how two differ, weights in a file of their own.
+//! `paraft checkpoint`: shows a checkpoint or a model file, compares two, and exports weights.
 
 use crate::{jobs, save};
 use clap::{Args, Subcommand};
@@ -69,13 +69,13 @@ pub fn run(args: &CheckpointArgs) -> Result<i32, Failure> {
     }
 }
 
-/// What a path names: a whole checkpoint, or a file by itself.
-enum Named {
+/// The meaning of a path: a whole checkpoint, or a single file.
+enum NamedPath {
     Checkpoint(Box<Checkpoint>),
     File(TensorFile),
 }
 
-impl Named {
+impl NamedPath {
     fn open(path: &Path) -> Result<Self, Failure> {
         if path.is_file() {
             return Ok(Self::File(TensorFile::open(path)?));
@@ -85,7 +85,7 @@ impl Named {
         Ok(Self::Checkpoint(Box::new(checkpoint)))
     }
 
-    /// The files that it consists of.
+    /// Its files.
     fn files(self) -> Result<Vec<TensorFile>, Failure> {
         Ok(match self {
             Self::File(f) => vec![f],
@@ -95,10 +95,10 @@ impl Named {
 }
 
 fn inspect(path: &Path, as_json: bool) -> Result<i32, Failure> {
-    let named = Named::open(path)?;
+    let named = NamedPath::open(path)?;
     let about = match &named {
-        Named::Checkpoint(c) => describe(c),
-        Named::File(f) => json!({ "file": path, "metadata": f.notes() }),
+        NamedPath::Checkpoint(c) => describe(c),
+        NamedPath::File(f) => json!({ "file": path, "metadata": f.notes() }),
     };
     let mut tensors = Vec::new();
     for file in named.files()? {
@@ -170,15 +170,16 @@ fn describe(c: &Checkpoint) -> Value {
         "bytes": table::bytes(m.files.values().map(|f| f.bytes).sum()),
         "paraft": m.paraft,
     });
-    // What the rule of early stopping compares with: a job without the rule has none. The loss of the checkpoint itself
-    // becomes known after it is written, and is the folder's (`best`).
+    // The reference of early stopping, if the job uses it. The checkpoint's own loss becomes known only
+    // after the write; its folder shows it (`best`).
     if let Some(loss) = m.early_stop.best_loss {
         about["best_loss"] = loss.into();
     }
     about
 }
 
-/// Whether weights may be written to this file: not into a checkpoint, whose files its manifest seals.
+/// Checks that weights may be written to this file: not into a checkpoint, whose manifest seals its
+/// files.
 pub fn may_write(to: &Path) -> Result<(), Failure> {
     let folder = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.join(MANIFEST_FILE).exists() {
@@ -189,7 +190,7 @@ pub fn may_write(to: &Path) -> Result<(), Failure> {
     Err(Failure::new(exit::USAGE, why).help("choose a file in another folder with --to"))
 }
 
-/// Weights that could not be written to the file that the user named with --to.
+/// The failure of a write to the file of --to.
 pub fn unwritten(to: &Path, e: CheckpointError) -> Failure {
     match e {
         CheckpointError::Io { path, error } if path == to => {
@@ -202,9 +203,9 @@ pub fn unwritten(to: &Path, e: CheckpointError) -> Failure {
 
 fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
     may_write(to)?;
-    let (file, tensors, step) = match Named::open(path)? {
-        Named::Checkpoint(c) => (c.model()?, c.manifest().tensors.clone(), c.manifest().step),
-        Named::File(f) => {
+    let (file, tensors, step) = match NamedPath::open(path)? {
+        NamedPath::Checkpoint(c) => (c.model()?, c.manifest().tensors.clone(), c.manifest().step),
+        NamedPath::File(f) => {
             // As a buffer it gets its counter.
             let spec = |e: Entry| match e.name.ends_with("running_mean") {
                 true => TensorSpec::buffer(e.name, &e.shape),
@@ -223,8 +224,8 @@ fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
 }
 
 fn diff(a: &Path, b: &Path, as_json: bool) -> Result<i32, Failure> {
-    let (first, second) = (Named::open(a)?.files()?, Named::open(b)?.files()?);
-    // A checkpoint and a model file have the weights in common; of the checkpoint's optimizer only another one.
+    let (first, second) = (NamedPath::open(a)?.files()?, NamedPath::open(b)?.files()?);
+    // A checkpoint and a model file share only weights; two checkpoints also share the optimizer state.
     let mut all = Vec::new();
     for (x, y) in first.iter().zip(&second) {
         all.extend(compare::diff(x, y)?);

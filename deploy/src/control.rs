@@ -69,7 +69,7 @@ pub fn print(fleet: &DescribeReply) {
     jobs::print(&fleet.jobs);
 }
 
-/// How many shards it leads; nobody is told of it by a server that is silent, or where there is no majority.
+/// How many shards it leads; unknown for a silent server, or without a majority.
 fn leads(fleet: &DescribeReply, s: &ServerInfo) -> Option<u32> {
     let is_away = ["silent", "unreachable"].contains(&s.state.as_str());
     (fleet.can_agree() && !is_away).then_some(s.leads)

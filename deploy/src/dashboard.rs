@@ -1,9 +1,9 @@
 //! `paraft dashboard`: the live page of a fleet whose servers serve none, or cannot be reached from a browser.
 
 use clap::Args;
-use paraft_dashboard::{Here, Page, Source};
+use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
-    ask, failure::Failure, faults::FAULTS_FILE, fleet::server_data, launch, submitted, whose,
+    ask, failure::Failure, faults::FAULTS_FILE, fleet::server_data, launch, submitted, targets,
 };
 use paraft_worker::exit;
 use std::{
@@ -29,13 +29,13 @@ pub struct DashboardArgs {
 }
 
 /// An interrupt is heard within this time.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
     paraft_host::logs::on_terminal("info");
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
-    // Why nobody answers is said in plain words.
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
+    // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
     // Those that are given by address need not be that run's.
     let mut here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
@@ -48,18 +48,18 @@ pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     let interrupted = launch::interrupts();
     let _page = Page::serve(args.at, Source::Servers(servers), None, here)?;
     while interrupted.load(Relaxed) == 0 {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(exit::OK)
 }
 
 /// What this host has of a run that is given by its folder.
-pub fn here(of: Option<&Path>) -> Here {
+pub fn here(of: Option<&Path>) -> LocalControl {
     let folder = of.filter(|of| of.is_dir()).and_then(|of| std::fs::canonicalize(of).ok());
     // Another fleet's job may have its run here.
     let run = folder.clone().filter(|run| server_data(run, 0).is_dir() || submitted::is(run));
     let faults = run.as_ref().map(|run| run.join(FAULTS_FILE)).filter(|file| file.exists());
     let engine = run.as_deref().and_then(submitted::most);
     let runs = folder.and_then(|folder| Some(folder.parent()?.to_path_buf()));
-    Here { faults, run, engine, runs, acts: None }
+    LocalControl { faults, run, engine, runs, acts: None }
 }

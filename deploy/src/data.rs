@@ -144,7 +144,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Bytes of the files in a folder, as far as they can be seen.
+/// Bytes of the readable files in a folder.
 fn size(path: &Path) -> u64 {
     let all = std::fs::read_dir(path).into_iter().flatten().flatten();
     all.map(|f| match f.metadata() {

@@ -1,6 +1,6 @@
 //! The server's own fault points: a disk that gets full, slow or fails, and a clock that is wrong, when the faults file says so.
 
-use paraft_fleet::faults::{EIO, ENOSPC, Faults, LOOK};
+use paraft_fleet::faults::{EIO, ENOSPC, Faults, POLL_INTERVAL};
 use paraft_server::files::DataFile;
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::{path::PathBuf, sync::Arc, thread, time::Duration};
@@ -23,7 +23,7 @@ pub fn follow(file: PathBuf, server: u32) -> std::io::Result<Arc<dyn Disk>> {
                     tracing::warn!(file = %file.display(), error = %e, "the faults file cannot be read")
                 }
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     };
     thread::Builder::new().name("faults".into()).spawn(watch)?;

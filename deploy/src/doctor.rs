@@ -5,7 +5,7 @@ mod gpu;
 
 use clap::Args;
 use paraft_common::{Durability, ServerId};
-use paraft_engines::{Asked, Surroundings, place, variables};
+use paraft_engines::{HostContext, PlaceFlags, place, variables};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
 use paraft_server::{
@@ -199,7 +199,7 @@ fn loopback() -> Row {
     }
 }
 
-/// With a certificate of an authority that nobody else has.
+/// With a certificate of a temporary authority.
 fn closed() -> Result<Access, AuthorityError> {
     let issued =
         Authority::new("doctor")?.issue("doctor", &[Role::Peer, Role::Admin], CERTIFICATE_LIFETIME)?;
@@ -233,7 +233,7 @@ fn folder() -> Row {
 
 /// What this process is among an engine's, as `paraft launch` would take it.
 fn place_here() -> String {
-    match place(&variables(), &Asked::default(), &Surroundings::here()) {
+    match place(&variables(), &PlaceFlags::default(), &HostContext::here()) {
         Ok(Some(place)) => place.to_string(),
         Ok(None) => "no engine's task".into(),
         Err(wrong) => wrong.to_string(),

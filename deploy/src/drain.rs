@@ -1,9 +1,9 @@
-//! `paraft drain`: a server is emptied, so that it can be stopped.
+//! `paraft drain`: empties a server, so that it can be stopped.
 
 use clap::Args;
 use paraft_client::Order;
 use paraft_common::ServerId;
-use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, whose::addresses};
+use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, targets::addresses};
 use paraft_proto::DescribeReply;
 use paraft_worker::exit;
 use std::{
@@ -54,32 +54,32 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
         };
         match now {
-            Draining::Done(what) => {
+            DrainProgress::Done(what) => {
                 out!("{what}");
                 return Ok(exit::OK);
             }
-            Draining::Goes(what) if Instant::now() > deadline => {
+            DrainProgress::Goes(what) if Instant::now() > deadline => {
                 return Err(unable(what).help("it goes on; ask again, or see `paraft status`"));
             }
-            Draining::Needed(what) if Instant::now() > deadline => {
+            DrainProgress::Needed(what) if Instant::now() > deadline => {
                 return Err(unable(what).help(format!(
                     "start the silent servers again, each with its own --data, and ask again; `paraft drain {} --undo` \
                      takes the draining back",
                     server.0
                 )));
             }
-            Draining::Needed(what) if !noted && fleet.silent().next().is_some() => {
+            DrainProgress::Needed(what) if !noted && fleet.silent().next().is_some() => {
                 eprintln!("{what}; waiting for that to change");
                 noted = true;
             }
-            Draining::Goes(_) | Draining::Needed(_) => {}
+            DrainProgress::Goes(_) | DrainProgress::Needed(_) => {}
         }
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Empties a server that is about to end, as far as that goes within the time; what came of it. Nothing is refused: it ends in
-/// any case.
+/// Drains a server that is about to end, as far as possible in the time; returns the result as text. It
+/// never fails: the server ends anyway.
 pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     let deadline = Instant::now() + within;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -88,27 +88,27 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     let (order, token, mut ordered) = (Order::Drain { server, undo: false }, orders::token(), false);
     while !left().is_zero() {
         let Ok(fleet) = agreeing(servers) else {
-            if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+            if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT {
                 return format!("{server} ends without a majority of the others");
             }
             continue;
         };
         if !ordered {
-            ordered = orders::given_again(servers, &order, token, left().min(NEEDED)).is_ok();
+            ordered = orders::given_again(servers, &order, token, left().min(NEEDED_TIMEOUT)).is_ok();
         }
         match progress(&fleet, server).filter(|_| ordered) {
-            Some(Draining::Done(what)) => return what,
-            // Others end too, or have ended: nobody comes whom it could wait for.
-            Some(Draining::Needed(what)) => {
-                if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED {
+            Some(DrainProgress::Done(what)) => return what,
+            // Other servers end too, or have ended: no server would return in time.
+            Some(DrainProgress::Needed(what)) => {
+                if needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT {
                     return what;
                 }
                 last = what;
             }
-            Some(Draining::Goes(what)) => {
-                // All of them end: there is nobody to take it.
+            Some(DrainProgress::Goes(what)) => {
+                // All servers end: none is left to take over.
                 if !fleet.servers.iter().any(|s| s.server != server.0 && s.state == "up")
-                    && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED
+                    && needed_since.get_or_insert_with(Instant::now).elapsed() > NEEDED_TIMEOUT
                 {
                     return format!("{what}, and nobody is left to take them");
                 }
@@ -121,29 +121,29 @@ pub fn empty(servers: &[String], server: ServerId, within: Duration) -> String {
     last
 }
 
-/// A server that ends waits so long for others to come back that it would be missed with.
-const NEEDED: Duration = Duration::from_secs(3);
+/// How long an ending server waits for the return of others that need it for a majority.
+const NEEDED_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Takes the draining of a server back that has come again, which may still be listed as silent; whether that is done. One try: who looks
-/// after the server asks again, and has other things to look at meanwhile.
+/// Undoes the drain of a server that has returned, and that may still be listed as silent; returns
+/// whether that is done. One attempt, so that the caller can do other work between attempts.
 pub fn take_back(servers: &[String], server: ServerId) -> bool {
     let order = Order::Drain { server, undo: true };
     orders::given_again(servers, &order, orders::token(), Duration::ZERO).is_ok()
 }
 
-/// How far a server is emptied, in words.
+/// The progress of a drain, as text.
 #[derive(Debug, PartialEq)]
-enum Draining {
-    /// It can be stopped.
+enum DrainProgress {
+    /// The server can be stopped.
     Done(String),
-    /// It still holds something that others can take.
+    /// It still holds something that other servers can take.
     Goes(String),
-    /// Nothing more can be moved, but a group would have no majority without it.
+    /// Nothing more can be moved, but a group needs it for its majority.
     Needed(String),
 }
 
-/// `None`: there is no such server.
-fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
+/// `None`: the server does not exist.
+fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
     let info = fleet.servers.iter().find(|s| s.server == server.0)?;
     let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
     let others = fleet.servers.iter().filter(|s| s.state == "up").count();
@@ -153,14 +153,14 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
         .map(|s| format!("s{} ({})", s.server, s.address))
         .collect();
     let is = if silent.len() == 1 { "is" } else { "are" };
-    // What a silent one said last may be long past; the others know better whether they count on it.
+    // The last report of a silent server may be old; the others know whether they rely on it.
     let (leads, holds) = match info.state.as_str() {
         "silent" => (0, fleet.shards.iter().filter(|s| s.voters.contains(&server.0)).count() as u32),
         _ => (info.leads, info.holds),
     };
     let stays = leads == 0 && others < wanted;
     if leads > 0 || holds > 0 && !stays {
-        return Some(Draining::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
+        return Some(DrainProgress::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
     }
     let has = match holds {
         0 => format!("{server} is empty"),
@@ -176,12 +176,12 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
             false => format!("{} {is} silent, and ", silent.join(", ")),
         };
         let groups = groups.join(", ");
-        return Some(Draining::Needed(format!(
+        return Some(DrainProgress::Needed(format!(
             "{has}, but do not stop it: {why}without it there is no majority for {groups}"
         )));
     }
     let alone = together(fleet, server);
-    Some(Draining::Done(match (silent.is_empty(), holds, alone) {
+    Some(DrainProgress::Done(match (silent.is_empty(), holds, alone) {
         (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
         (true, 0, None) => format!("{has}: it can be stopped"),
         (true, _, None) => format!("{has}. It can be stopped: the others go on"),
@@ -195,12 +195,12 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
     }))
 }
 
-/// With which of the servers that are drained too this one must not be stopped, and why.
+/// The drained servers that must not stop together with this one, and why.
 fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
     let drained: Vec<u64> = fleet.draining().map(|s| s.server).filter(|s| *s != server.0).collect();
     let pairs: Vec<u64> =
         drained.iter().copied().filter(|d| !fleet.depend_on(server.0, &[*d]).is_empty()).collect();
-    // Where each of them could be stopped beside it, all of them still might be too many.
+    // Each of them alone may stop beside it, but all of them may be too many.
     let (which, or) = if pairs.is_empty() { (drained, " and ") } else { (pairs, " or ") };
     let groups = fleet.depend_on(server.0, &which);
     if groups.is_empty() {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_drained_together_may_not_be_stopped_together() {
+    fn servers_drained_together_may_not_stop_together() {
         let drained = |mut fleet: DescribeReply, servers: &[u64]| {
             let of = |s: &&mut ServerInfo| servers.contains(&s.server);
             fleet.servers.iter_mut().filter(of).for_each(|s| s.state = "draining".into());
@@ -272,7 +272,7 @@ mod tests {
                 "s4 (h4:1) is silent: the others are a majority; but not",
             ),
         ] {
-            let Some(Draining::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
+            let Some(DrainProgress::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
             assert!(said.contains("It can be stopped") && said.contains(words), "{said}\n{words}");
         }
         let five = drained(fleet(5, five, five, &[]), &[0]);
@@ -287,17 +287,17 @@ mod tests {
             (fleet(3, all, all, &[]), "done: s1 leads nothing any more; its 1 replicas stay"),
             (fleet(3, all, all, &[2]), "needed: s1 leads nothing any more; its 1 replicas stay"),
             (fleet(4, &[0, 2, 3], all, &[]), "goes: s1 still leads 0 and holds 1 replicas"),
-            // Nothing is left on it but its vote on placement.
+            // It only keeps its vote in the control group.
             (fleet(4, all, &[0, 2, 3], &[2]), "needed: s1 is empty, but do not stop it: s2 (h2:1) is silent"),
             (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2]), "done: s1 is empty. It can be stopped, though s2"),
             (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2, 4]), "needed: s1 is empty, but do not stop it: s2"),
-            // It is stopped already, and the others have taken everything over.
+            // It has stopped, and the others have taken over.
             (fleet(4, &[0, 2, 3], &[0, 2, 3], &[1]), "done: s1 is empty: it can be stopped"),
         ] {
             let said = match progress(&fleet, ServerId(1)).expect("it is there") {
-                Draining::Done(s) => format!("done: {s}"),
-                Draining::Goes(s) => format!("goes: {s}"),
-                Draining::Needed(s) => format!("needed: {s}"),
+                DrainProgress::Done(s) => format!("done: {s}"),
+                DrainProgress::Goes(s) => format!("goes: {s}"),
+                DrainProgress::Needed(s) => format!("needed: {s}"),
             };
             assert!(said.starts_with(words), "{said}\n{words}");
         }

@@ -2,7 +2,7 @@
 
 use crate::{jobs::FleetOf, submit::LAUNCHER_LOG};
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, out, standing, whose::addresses};
+use paraft_fleet::{ask, existing, failure::Failure, out, targets::addresses};
 use paraft_proto::JobInfo;
 use paraft_record::{Event, METRICS_FILE, read_events};
 use paraft_worker::exit;
@@ -50,7 +50,7 @@ pub struct LogsArgs {
 /// `paraft stop`: its workers finish where they are, and its weights are kept as after any end.
 pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
     let servers = args.fleet.servers()?;
-    let was = standing::end(&servers, &args.job, false)?;
+    let was = existing::end(&servers, &args.job, false)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let own = args.fleet.of.as_deref().filter(|of| of.is_dir());
     let mut seen = was.clone();
@@ -79,7 +79,7 @@ pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
 
 /// `paraft delete`: with all that the servers have of it.
 pub fn delete(args: &DeleteArgs) -> Result<i32, Failure> {
-    let was = standing::end(&args.fleet.servers()?, &args.job, true)?;
+    let was = existing::end(&args.fleet.servers()?, &args.job, true)?;
     out!("{} is deleted; it was {was}. Its files and its checkpoints stay where they are", args.job);
     Ok(exit::OK)
 }

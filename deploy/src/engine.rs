@@ -16,7 +16,7 @@ use paraft_fleet::{
     launch, out,
     run_dir::RunDir,
     scale,
-    shared::{Ended, Folder},
+    shared::{Folder, JobEnd},
     submitted::{self, Submitted},
 };
 use paraft_worker::{Job, exit};
@@ -170,8 +170,8 @@ fn status(run: &Path) -> Result<i32, Failure> {
         out!("job {}: {}", job.name, job.state);
     }
     match folder.ended()? {
-        Some(Ended::Done) => out!("the job is done"),
-        Some(Ended::Failed { worker, node, code, said }) => {
+        Some(JobEnd::Done) => out!("the job is done"),
+        Some(JobEnd::Failed { worker, node, code, said }) => {
             out!("first failure: w{worker} on {node}, with code {code}: {said}");
         }
         None if members.is_empty() => {
@@ -192,7 +192,7 @@ fn line(engine: &str, member: &Member, fleet: &str, address: &str) -> String {
 
 fn logs(args: &LogArgs) -> Result<i32, Failure> {
     let Submitted { engine, handle } = submitted::of(&args.run)?;
-    if let Some(Ended::Failed { worker, node, code, said }) = Folder::of(&args.run)?.ended()? {
+    if let Some(JobEnd::Failed { worker, node, code, said }) = Folder::of(&args.run)?.ended()? {
         out!("first failure: w{worker} on {node}, with code {code}: {said}\n");
     }
     for said in engine.logs(&handle, &args.run, args.lines)? {

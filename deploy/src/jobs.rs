@@ -2,7 +2,7 @@
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use paraft_fleet::{ask, failure::Failure, out, table, whose::addresses};
+use paraft_fleet::{ask, failure::Failure, out, table, targets::addresses};
 use paraft_host::clock::unix_ms;
 use paraft_proto::{CheckpointInfo, JobInfo, ShardStatus};
 use paraft_worker::exit;
@@ -76,7 +76,7 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
 /// The mode in force of each job that has a leader: what the control group knows is the one in which it began.
 fn modes(servers: &[String]) -> BTreeMap<u64, String> {
     let all = ask::describe(servers).map_or_else(|| servers.to_vec(), |f| ask::whom(&f, servers));
-    let replies = ask::ask_within(&all, false, SLOW);
+    let replies = ask::ask_within(&all, false, MODE_TIMEOUT);
     // A shard that has not begun has none.
     let begun = |((job, shard), s): ((u32, u32), &ShardStatus)| {
         (shard == 0 && !s.mode.is_empty()).then(|| (u64::from(job), s.mode.clone()))
@@ -85,7 +85,7 @@ fn modes(servers: &[String]) -> BTreeMap<u64, String> {
 }
 
 /// For the mode of a job alone a server that hangs is not waited for.
-const SLOW: Duration = Duration::from_millis(500);
+const MODE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Until when a job's weights are there.
 fn kept(job: &JobInfo) -> String {

@@ -1,7 +1,7 @@
-//! `paraft launch`: a script of the user's as the workers of a fleet on this machine.
+//! `paraft launch`: a user's script as the workers of a fleet on this machine.
 //!
-//! What it is not: a way of training of its own. It makes a job of its flags, whose `cluster.script` is the script, and does
-//! what `paraft train` does with it.
+//! It turns its flags into a job with the script as `cluster.script`, and runs it as `paraft train`
+//! does.
 
 use crate::{
     role::{self, RoleArgs},
@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_engines::{Asked, Place, Role, Surroundings, place, variables};
+use paraft_engines::{HostContext, Place, PlaceFlags, Role, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
@@ -115,7 +115,7 @@ pub struct LaunchArgs {
 }
 
 impl LaunchArgs {
-    /// As what it shows itself, where its certificates are for several.
+    /// The certificate that the command shows, where its folder has several.
     pub fn shows(&self) -> As {
         match self.role {
             Some(Role::Server) => As::Peer,
@@ -126,8 +126,8 @@ impl LaunchArgs {
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let asked = Asked { workers: args.workers, role: args.role, index: args.index };
-    let mut place = place(&variables(), &asked, &Surroundings::here())?;
+    let asked = PlaceFlags { workers: args.workers, role: args.role, index: args.index };
+    let mut place = place(&variables(), &asked, &HostContext::here())?;
     if let Some(place) = place.as_mut().filter(|p| p.role.is_some()) {
         if !args.addresses.is_empty() {
             place.servers.clone_from(&args.addresses);
@@ -145,7 +145,7 @@ pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// One process of a fleet, with its role.
+/// Runs one process of a fleet, with its role.
 fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
     let is_job = |script: &&String| script.ends_with(".toml");
     let given = args.job.clone().or_else(|| args.script.first().filter(is_job).map(PathBuf::from));
@@ -164,7 +164,7 @@ fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
         (Some(given), false) => Job::load(given, &args.set)?,
         (_, true) => job(args, None)?,
     };
-    let job = task::settle(&job, &file, place)?;
+    let job = task::agree_on_job(&job, &file, place)?;
     let role = RoleArgs {
         place,
         job,
@@ -181,7 +181,7 @@ fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
     role::run(&role)
 }
 
-/// One of an engine's tasks, which are one fleet together.
+/// Runs one of an engine's tasks, which together form one fleet.
 fn as_task(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
     let (engine, tasks) = (place.engine, place.tasks);
     let wrong = |why: String, help: &str| Err(Failure::new(exit::USAGE, why).help(help));
@@ -226,7 +226,7 @@ fn as_task(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The job that the flags describe, over the job file where there is one; as so many tasks of an engine.
+/// The job of the flags, over the job file if there is one; for this number of an engine's tasks.
 fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     let words = words(args)?;
     script::check(&words)?;
@@ -234,11 +234,11 @@ fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| format!("{key}={v}")));
     flag("train.workers", args.workers.or(tasks).map(|n| n.to_string()));
     flag("train.mode", args.mode.map(|m| m.to_string()));
-    // Of two tasks neither may be lost with its server; one server is as good.
+    // With two tasks the loss of either loses a majority; one server is as good.
     let few = tasks.filter(|n| *n < 3 && args.job.is_none()).map(|_| 1);
     let servers = args.servers.or(few);
     flag("cluster.servers", servers.map(|n| n.to_string()));
-    // What one server holds nobody else can.
+    // Fewer than three servers survive no failure, so one replica suffices.
     let one = servers.filter(|n| *n < 3).map(|_| 1);
     flag("cluster.replicas", args.replicas.or(one).map(|n| n.to_string()));
     let called = script::name(&words);
@@ -253,14 +253,14 @@ fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     })
 }
 
-/// The words of the command that is a worker.
+/// The command line of a worker.
 fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
     let whole = |script: &str| {
         let whole =
             path::absolute(script).map_err(|e| Failure::new(exit::USAGE, format!("`{script}`: {e}")))?;
         Ok::<_, Failure>(whole.to_string_lossy().into_owned())
     };
-    // A path from here: the job file may lie elsewhere.
+    // Relative to the current folder: the job file may lie elsewhere.
     let program = |program: &str| match program.contains('/') {
         true => whole(program),
         false => Ok(program.to_string()),
@@ -288,7 +288,7 @@ fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
     Ok(words)
 }
 
-/// The Python of the environment that this program is installed in, which has the package of the same build.
+/// The Python of the environment of this program, which has the package of the same build.
 fn python() -> String {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name("python3"));
     beside.filter(|p| p.is_file()).map_or("python3".into(), |p| p.to_string_lossy().into_owned())
@@ -297,6 +297,6 @@ fn python() -> String {
 /// `key=["word", ...]` or `key="word"`, as `--set` reads it.
 fn assignment(key: &str, value: impl Serialize) -> Result<String, Failure> {
     let value = serde_json::to_string(&value).map_err(|e| Failure::new(exit::USAGE, e))?;
-    // JSON's strings are TOML's, but for this character.
+    // JSON strings are TOML strings, except for this character.
     Ok(format!("{key}={}", value.replace('\u{7f}', "\\u007f")))
 }

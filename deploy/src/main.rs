@@ -7,7 +7,7 @@
 //!   [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
-//! - [`submit`], [`end`], [`jobs`]: the jobs of a fleet that stands already.
+//! - [`submit`], [`end`], [`jobs`]: the jobs of an existing fleet.
 //!
 //! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
 //! and nothing else.
@@ -144,7 +144,7 @@ enum Command {
 }
 
 impl Command {
-    /// As what it shows itself, where its certificates are for several.
+    /// The certificate that the command shows, where its folder has several.
     fn shows(&self) -> As {
         match self {
             Self::Server(_) => As::Peer,
@@ -201,7 +201,7 @@ fn main() {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "paraft", &mut script);
-            // A reader that closes the pipe early (head) is no failure.
+            // A reader that closes the pipe early (`head`) is no failure.
             let _ = std::io::stdout().write_all(&script);
             exit::OK
         }

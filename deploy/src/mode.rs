@@ -2,7 +2,7 @@
 
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{failure::Failure, orders, out, whose};
+use paraft_fleet::{failure::Failure, orders, out, targets};
 use paraft_worker::exit;
 use std::{path::PathBuf, time::Duration};
 
@@ -24,7 +24,7 @@ pub struct ModeArgs {
 }
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
     let within = Duration::from_secs(args.wait);
     let now = orders::block_on(orders::switch(&servers, &args.job, args.mode, within))?;
     let by = if args.mode == ModeChoice::Auto { ", and a rule chooses from here on" } else { "" };

@@ -1,6 +1,6 @@
-//! The flags of a job on an engine, and what they ask of it.
+//! The flags of a job on an engine, and the fleet that they describe.
 //!
-//! What it is not: the submission, which is in `engine`.
+//! The submission is in `engine`.
 
 use clap::{Args, ValueEnum};
 use paraft_engines::{
@@ -27,7 +27,7 @@ pub struct OnArgs {
     pub job: PathBuf,
     /// The engine.
     #[arg(long)]
-    pub on: On,
+    pub on: EngineKind,
     /// The run's folder; on Slurm on a file system that all hosts share. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -102,7 +102,7 @@ pub struct EngineArgs {
 
 /// An engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum On {
+pub enum EngineKind {
     /// Slurm, by sbatch, squeue and scancel.
     Slurm,
     /// Kubernetes, by kubectl: servers as a StatefulSet, workers as an Indexed Job.
@@ -119,8 +119,8 @@ pub enum On {
     Ssh,
 }
 
-impl On {
-    /// What speaks to it.
+impl EngineKind {
+    /// The implementation.
     pub fn engine(self) -> Box<dyn Engine> {
         match self {
             Self::Slurm => Box::new(Slurm),
@@ -133,12 +133,12 @@ impl On {
         }
     }
 
-    /// By whatever kind.
+    /// Whether it is one of the Kubernetes kinds.
     pub fn is_kubernetes(self) -> bool {
         matches!(self, Self::Kubernetes | Self::Jobset | Self::Trainer)
     }
 
-    /// Its processes meet in the run's folder, where they find what is to be agreed on before there are servers.
+    /// Whether its processes meet in the run's folder, before there are servers to agree with.
     pub fn shares_folder(self) -> bool {
         !self.is_kubernetes() && self != Self::Ssh
     }
@@ -148,14 +148,14 @@ impl On {
     }
 }
 
-/// The job on its engine.
+/// The description of the job on its engine.
 pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Result<Fleet, Failure> {
     let (on, args) = (args.on, &args.engine);
     let own = || match on.runs_images() {
         true => Ok("paraft".into()),
         false => std::env::current_exe().map(|p| p.to_string_lossy().into_owned()),
     };
-    // Whoever makes the folder has it.
+    // The creator of the folder owns it.
     let owner = fs::metadata(dir).or_else(|_| fs::metadata("/proc/self")).ok().map(|m| (m.uid(), m.gid()));
     let hosts = args.hosts.as_ref().map(|path| {
         let text = fs::read_to_string(path)
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_was_submitted_is_found_again_by_the_name_of_its_engine() {
-        for on in On::value_variants() {
+        for on in EngineKind::value_variants() {
             let name = on.engine().name();
             assert_eq!(paraft_engines::named(name).map(|e| e.name()), Some(name));
             assert!(on.to_possible_value().is_some_and(|v| v.matches(name, false)), "{name}");

@@ -1,6 +1,6 @@
 //! The live page that a server serves (`--dashboard`): where, and who knows its token.
 
-use paraft_dashboard::{Here, Options, Source, TOKEN, Token};
+use paraft_dashboard::{LocalControl, Options, Source, TOKEN, Token};
 use paraft_fleet::{failure::Failure, pages};
 use paraft_worker::exit;
 use std::{
@@ -30,7 +30,7 @@ pub struct Page {
 pub async fn bind(at: SocketAddr, server: &str, data: &Path) -> Result<Page, Result<io::Error, Failure>> {
     let token = token(data).map_err(Err)?;
     let listener = match TcpListener::bind(at).await {
-        // No server stays away from a training since somebody's connection has its page's port.
+        // A page port in use must not keep a server from the training.
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             tracing::warn!(%at, "the page's port is in use; it is served on another");
             TcpListener::bind(SocketAddr::new(at.ip(), 0)).await
@@ -52,7 +52,7 @@ impl Page {
     }
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
-    pub fn serve(self, server: String, here: Here) {
+    pub fn serve(self, server: String, here: LocalControl) {
         let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None, here };
         tokio::spawn(async move {
             if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {

@@ -1,5 +1,5 @@
-//! `paraft plan`: the ways in which the worker of a job can hold its model, before anything starts: what a process of each holds and sends,
-//! and how long it has nothing to do.
+//! `paraft plan`: how the worker of a job can hold its model, before anything starts: the memory,
+//! traffic and idle time of each way.
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
@@ -30,13 +30,13 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// A process by itself: code, runtime, a minibatch.
+/// Fixed bytes of a process: code, runtime, a minibatch.
 const PROCESS: u64 = 32 << 20;
-/// What a client keeps to use again.
+/// Bytes of a client's reusable buffers.
 const BUFFERS: u64 = 32 << 20;
-/// Ranks of a worker that are planned for at most.
-const MOST: usize = 64;
-/// Slices of a stage that are planned for.
+/// Maximal ranks of a worker in a plan.
+const MAX_RANKS: usize = 64;
+/// Numbers of slices of a stage in a plan.
 const SLICES: [usize; 4] = [1, 2, 4, 8];
 const F32: u64 = 4;
 
@@ -44,18 +44,18 @@ const F32: u64 = 4;
 #[derive(Clone, Debug, PartialEq)]
 struct Way {
     name: String,
-    /// The keys of a job that takes it.
+    /// The keys of a job that uses it.
     keys: String,
     processes: usize,
-    /// Of the process that holds most, in bytes.
+    /// Bytes of weights in the largest process.
     weights: u64,
     gradient: u64,
     activations: u64,
-    /// Of [`rest`].
+    /// Bytes of [`rest`].
     rest: u64,
-    /// Of a step: all processes of a worker with the servers.
+    /// Bytes per step between all processes of a worker and the servers.
     with_servers: u64,
-    /// Likewise from rank to rank.
+    /// Bytes per step between ranks.
     between: u64,
     bubble: f64,
 }
@@ -66,7 +66,7 @@ impl Way {
     }
 }
 
-/// Values of the parameters that these layers name, each once.
+/// The number of distinct parameter values of these layers.
 fn values(layers: &[Layer]) -> u64 {
     let mut ranges: Vec<_> = layers.iter().flat_map(|l| l.params.iter().cloned()).collect();
     ranges.sort_by_key(|r| r.start);
@@ -86,13 +86,14 @@ fn works(layers: &[Layer]) -> u64 {
     layers.iter().map(|l| l.works as u64).max().unwrap_or(0)
 }
 
-/// What a process with so many bytes of weights has beside them: pushes and pulls that are under way, buffers, itself.
+/// The other memory of a process with this many bytes of weights: pushes and pulls in flight, buffers,
+/// fixed bytes.
 fn rest(weights: u64) -> u64 {
     let (pushes, pulls) = (limits::PUSH_WINDOW_BYTES as u64, limits::PULL_AHEAD_BYTES as u64);
     weights.min(pushes) + weights.min(pulls) + BUFFERS + PROCESS
 }
 
-/// The ways of a model with so many parameters, for this job; and why others are not for it.
+/// The ways for a model with this many parameters, and why other ways do not apply.
 fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, BTreeSet<String>) {
     let layers = &of.layers()[..];
     let (model, batch) = (parameters * F32, job.train.batch as u64);
@@ -106,7 +107,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
         activations: batch * (keeps(layers) + works(layers)) * F32,
         rest: rest(model),
         with_servers: 2 * model,
-        // The weights from the first rank to each, and the ring's way round, twice.
+        // The weights from the first rank to each, and two rounds of the ring.
         between: 3 * (meshes - 1) * model,
         bubble: 0.0,
     };
@@ -131,17 +132,17 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
         }),
     }
     for slices in SLICES {
-        // Of a slice; of a model that can't be cut in so many there are none.
+        // The layers of a slice; the loop ends at a number of slices that the model does not support.
         let Ok(own) = paraft_models::layers_of_slice(of, slices) else { break };
-        // More stages that hold as much as fewer do are left out.
+        // Skip more stages that hold as much as fewer do.
         let mut least = u64::MAX;
         let first = if slices == 1 { 2 } else { 1 };
-        let all = first..=layers.len().min(MOST / slices);
+        let all = first..=layers.len().min(MAX_RANKS / slices);
         for stages in all.filter(|n| slices == 1 || n.is_power_of_two()) {
             let mut given = job.clone();
             (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);
             given.memory.resident = None;
-            // `2bw` wants a micro-batch for each stage: not said of each number of them.
+            // `2bw` needs a micro-batch for each stage: no note for each number of stages.
             let few = stages > 1 && given.parallel.schedule.goes_on() && given.micro_batches() < stages;
             match given.refused() {
                 Some(_) if few => continue,
@@ -161,7 +162,7 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
     (ways, refused)
 }
 
-/// Stages, cut in slices where the job has some, in as many meshes as it has: of the model's layers, and of a slice's.
+/// Stages of the model's layers, or of a slice's, in as many meshes as the job has.
 fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usize) -> Option<Way> {
     let (n, micro, batch) = (cut.len(), job.micro_batches(), job.train.batch as u64);
     let slices = u64::from(job.parallel.tensor);
@@ -170,12 +171,12 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let schedule = job.parallel.schedule;
     let part = batch.div_ceil(micro as u64);
     let versions = if schedule.goes_on() { 2 } else { 1 };
-    // Of each stage: weights, gradient, activations.
+    // For each stage: weights, gradient, activations.
     let of = |stage: usize| {
         let own = &own[cut.layers()[stage].clone()];
         let weights = values(own) * F32 * versions;
         let kept = schedule.kept(stage, n, micro) as u64;
-        // The sum of the micro-batches, and of one of them what isn't added to it yet.
+        // The sum over micro-batches, plus one micro-batch's largest layer that is not added yet.
         let largest = own.iter().map(|l| values(std::slice::from_ref(l)) * F32).max().unwrap_or(0);
         let gradient = values(own) * F32 + largest;
         (weights, gradient, part * (kept * keeps(own) + works(own)) * F32)
@@ -186,7 +187,7 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let lent = of_slice.loans().iter().map(|l| l.range.len() as u64).sum::<u64>();
     let sums = own.iter().map(|l| l.sums as u64).sum::<u64>();
     let meshes = u64::from(job.train.group_size);
-    // What passes between slices, and between stages; and what is dealt and joined.
+    // Traffic between slices and between stages, plus the scatter and the gather.
     let of_mesh = batch * sums * slices * (slices - 1) + 2 * slices * (batch * edges + lent);
     let dealt = 2 * model * (slices - 1) / slices + 2 * model * (meshes - 1);
     let (name, keys) = match (n, slices) {
@@ -204,7 +205,7 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
         weights: most.0,
         gradient: most.1,
         activations: most.2,
-        // The first slice is at all of its stage's weights, one after the other.
+        // The first slice holds the weights of all its slices of a stage, one after the other.
         rest: rest(if slices > 1 { model / n as u64 } else { most.0 / versions }),
         with_servers: 2 * model,
         between: meshes * of_mesh * F32 + dealt,

@@ -151,7 +151,7 @@ fn unreadable(damaged: &[String]) -> Failure {
         .help("a folder that is in use belongs to a server that runs; of a damaged one take the other replicas' folders")
 }
 
-/// A run's folder stands for its servers' folders.
+/// A run's folder means its servers' folders.
 fn servers_of(path: &Path) -> Vec<PathBuf> {
     let servers: Vec<_> =
         (0..1024).map(|id| paraft_fleet::fleet::server_data(path, id)).take_while(|p| p.is_dir()).collect();

@@ -1,11 +1,13 @@
-//! `paraft launch --role`: a server or a worker of a fleet whose processes an engine starts, one by one, and starts again.
+//! `paraft launch --role`: one server or worker of a fleet whose processes an engine starts and
+//! restarts.
 //!
-//! The engine places and restarts. This decides only: found the fleet, come back to it, or join it (`paraft_fleet::shared`); what a
-//! signal means for that role; and by which exit code the engine learns whether to start it again.
+//! The engine places and restarts processes. This module decides whether a server bootstraps, rejoins
+//! or joins the fleet (`paraft_fleet::shared`), what a signal means for the role, and which exit code
+//! tells the engine to restart it.
 
 use crate::{
     drain,
-    serve::{Conduct, Met, ServerArgs, Serving, Watch, serve},
+    serve::{JoinPlan, RunningServer, ServerArgs, ServerHooks, WatchHook, serve},
 };
 use paraft_common::{ServerId, need::Bytes};
 use paraft_engines::{Place, Role};
@@ -13,7 +15,7 @@ use paraft_fleet::{
     ask, certs,
     failure::Failure,
     launch,
-    shared::{Address, Answering, Ended, Folder, Lock, Way, Worker, own_host},
+    shared::{Address, Folder, JobEnd, JoinDecision, Lock, RunningFleet, Worker, own_host},
 };
 use paraft_proto::is_trained;
 use paraft_server::server::{self, IDENTITY};
@@ -30,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a role is told.
+/// The configuration of a role.
 pub struct RoleArgs<'a> {
     pub place: &'a Place,
     pub job: Job,
@@ -45,11 +47,11 @@ pub struct RoleArgs<'a> {
     pub until_done: bool,
     pub patience: Duration,
     pub grace: Duration,
-    /// A file or an URL that says that this host will go.
+    /// A file or URL that announces the end of this host.
     pub notice: Option<String>,
 }
 
-/// Becomes what it is.
+/// Runs the role.
 pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
     eprintln!("{}", args.place);
     let shares = args.place.servers.is_empty();
@@ -78,16 +80,16 @@ pub fn run(args: &RoleArgs<'_>) -> Result<i32, Failure> {
     }
 }
 
-/// It is to be started again, at once and at the same address, with what it knows now: no exit code.
-const AFRESH: i32 = -1;
+/// Internal code, not an exit code: restart at once at the same address, with the current information.
+const RESTART_IN_PLACE: i32 = -1;
 
-/// How long what had this folder may still be ending.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the folder's previous owner may take to end.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failure> {
     let me = args.place.rank;
     let data = args.data.clone().unwrap_or_else(|| args.run_dir.join(format!("server-{me}")));
-    let _lock = Lock::of(&data, LOCK_PATIENCE)?;
+    let _lock = Lock::of(&data, LOCK_TIMEOUT)?;
     if let Some(ended) = folder.as_ref().map_or(Ok(None), Folder::ended)? {
         eprintln!("the job has ended: {}", told(&ended));
         return Ok(exit::OK);
@@ -99,7 +101,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
     };
     loop {
         let begun_with = BegunWith::default();
-        let conduct = Conduct {
+        let conduct = ServerHooks {
             meet: meets(args, folder.clone(), data.clone(), begun_with.clone()),
             watch: watches(args, folder.clone(), begun_with),
             grace: args.grace,
@@ -115,8 +117,8 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
             ..ServerArgs::default()
         };
         match serve(&server, Some(&conduct))? {
-            AFRESH => {
-                // Others know that port already.
+            RESTART_IN_PLACE => {
+                // The other processes already know that port.
                 if let Some(at) = folder.as_ref().map_or(Ok(None), |f| f.address(&format!("server-{me}")))? {
                     let port = at.address.rsplit_once(':').map_or("0", |(_, port)| port).to_string();
                     let host = listen.rsplit_once(':').map_or("0.0.0.0", |(host, _)| host);
@@ -128,7 +130,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
     }
 }
 
-/// As `paraft server --job-memory` has it from the environment, which is what a person can give an engine's unit.
+/// The environment variable of `paraft server --job-memory`, which a user can set in an engine's unit.
 fn job_memory() -> Result<Option<Bytes>, Failure> {
     let given = std::env::var("PARAFT_JOB_MEMORY").ok();
     given
@@ -138,25 +140,25 @@ fn job_memory() -> Result<Option<Bytes>, Failure> {
         .transpose()
 }
 
-fn told(ended: &Ended) -> String {
+fn told(ended: &JobEnd) -> String {
     match ended {
-        Ended::Done => "it is done".into(),
-        Ended::Failed { worker, node, code, said } => {
+        JobEnd::Done => "it is done".into(),
+        JobEnd::Failed { worker, node, code, said } => {
             format!("worker w{worker} on {node} has failed, with code {code}: {said}")
         }
     }
 }
 
-/// The list with which a server has begun, to be compared with where the others are now.
+/// The list that a server has started with, for comparison with the current addresses.
 type BegunWith = Arc<parking_lot::Mutex<Option<Vec<String>>>>;
 
-/// Tells the others where it listens, and finds out what it is among them.
+/// Publishes the server's address, and finds its place in the fleet.
 fn meets(
     args: &RoleArgs<'_>,
     folder: Option<Folder>,
     data: PathBuf,
     begun_with: BegunWith,
-) -> crate::serve::Meet {
+) -> crate::serve::JoinHook {
     let (place, servers) = (args.place.clone(), args.job.servers());
     let (advertise, patience) = (args.advertise.clone(), args.patience);
     let me = place.rank;
@@ -165,9 +167,9 @@ fn meets(
             let list = place.servers.clone();
             let Some(own) = list.get(me as usize) else {
                 let address = advertised(advertise.as_deref(), at, list.first().map(String::as_str));
-                return Ok(Met { place: server::Place::Joins(list), address, servers: Vec::new() });
+                return Ok(JoinPlan { place: server::Place::Joins(list), address, servers: Vec::new() });
             };
-            return Ok(Met {
+            return Ok(JoinPlan {
                 place: server::Place::Listed(ServerId(me.into())),
                 address: own.clone(),
                 servers: list,
@@ -185,18 +187,18 @@ fn meets(
             }
             let identity = data.join(IDENTITY).exists();
             let why = match folder.way(me, servers, &data, identity, answering)? {
-                Way::Listed(list) => {
+                JoinDecision::Listed(list) => {
                     *begun_with.lock() = Some(list.clone());
                     let place = server::Place::Listed(ServerId(me.into()));
-                    return Ok(Met { place, address: own.address, servers: list });
+                    return Ok(JoinPlan { place, address: own.address, servers: list });
                 }
-                Way::Joins(list) => {
+                JoinDecision::Joins(list) => {
                     *begun_with.lock() = Some(list.clone());
                     let place = server::Place::Joins(list);
-                    return Ok(Met { place, address: own.address, servers: Vec::new() });
+                    return Ok(JoinPlan { place, address: own.address, servers: Vec::new() });
                 }
-                Way::Missed(why) => why,
-                Way::Wait(why) => {
+                JoinDecision::Missed(why) => why,
+                JoinDecision::Wait(why) => {
                     since = Instant::now();
                     why
                 }
@@ -214,7 +216,7 @@ fn meets(
     })
 }
 
-/// Where others reach a server that listens there.
+/// The address for others of a server that listens on `at`.
 fn advertised(said: Option<&str>, at: SocketAddr, peer: Option<&str>) -> String {
     match said {
         Some(whole) if whole.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) => {
@@ -227,27 +229,28 @@ fn advertised(said: Option<&str>, at: SocketAddr, peer: Option<&str>) -> String 
 }
 
 /// A fleet at one of these addresses.
-fn answering(known: &[String]) -> Option<Answering> {
+fn answering(known: &[String]) -> Option<RunningFleet> {
     let fleet = ask::describe(known).filter(|d| d.fleet != 0)?;
-    Some(Answering { fleet: fleet.fleet, servers: fleet.servers.into_iter().map(|s| s.address).collect() })
+    Some(RunningFleet { fleet: fleet.fleet, servers: fleet.servers.into_iter().map(|s| s.address).collect() })
 }
 
-/// The job's end is looked for so often.
-const LOOK: u32 = 5;
+/// Polls between checks for the end of the job.
+const END_CHECK_POLLS: u32 = 5;
 
-/// Workers that have trained everything still write what they have to.
-const LAST_FILES: Duration = Duration::from_secs(10);
+/// Finished workers may still write their last files.
+const LAST_FILES_TIME: Duration = Duration::from_secs(10);
 
-/// A server that has no leader looks for the others anew after so many looks.
-const ALONE: u32 = 15;
+/// Polls without a leader after which a server searches for the others again.
+const LEADERLESS_POLLS: u32 = 15;
 
-/// What it does while it serves: notes which fleet it is in, starts afresh where the others have moved, ends with the job.
-fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> Watch {
+/// The server's poll function: records its fleet, restarts when the others have moved, ends with the
+/// job.
+fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -> WatchHook {
     let (until_done, workers) = (args.until_done, args.job.train.workers as usize);
     let job = args.job.name.clone();
     let (looks, alone, back) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
     let finished = parking_lot::Mutex::new(None::<Instant>);
-    Arc::new(move |now: &Serving| {
+    Arc::new(move |now: &RunningServer| {
         let look = looks.fetch_add(1, Relaxed);
         let failed = |e: Failure| {
             tracing::warn!(why = e.message(), "the run's folder");
@@ -259,7 +262,7 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
                 Ok(Some(ended)) => {
                     let all = folder.workers_done() >= workers;
                     let since = *finished.lock().get_or_insert_with(Instant::now);
-                    if matches!(ended, Ended::Failed { .. }) || all || since.elapsed() > LAST_FILES {
+                    if matches!(ended, JobEnd::Failed { .. }) || all || since.elapsed() > LAST_FILES_TIME {
                         eprintln!("the job has ended: {}", told(&ended));
                         return Some(exit::OK);
                     }
@@ -280,12 +283,12 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
                 eprintln!("error: {}", e.message());
                 return Some(e.code());
             }
-            // In a fleet that has a leader everybody hears of moves by itself.
+            // In a fleet with a leader, all servers learn new addresses from it.
             let leads =
                 |a: &str| ask::describe(std::slice::from_ref(&a.to_string())).is_some_and(|d| d.can_agree());
             match moved && (now.fleet == 0 || !leads(&now.address)) {
                 false => alone.store(0, Relaxed),
-                true if alone.fetch_add(1, Relaxed) + 1 >= ALONE => return Some(AFRESH),
+                true if alone.fetch_add(1, Relaxed) + 1 >= LEADERLESS_POLLS => return Some(RESTART_IN_PLACE),
                 true => {}
             }
         }
@@ -295,10 +298,10 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
         {
             back.store(1, Relaxed);
         }
-        if until_done && look % LOOK == LOOK - 1 && is_finished(&now.address, &job) {
+        if until_done && look % END_CHECK_POLLS == END_CHECK_POLLS - 1 && is_finished(&now.address, &job) {
             match &folder {
-                Some(folder) => _ = folder.end(&Ended::Done).map_err(failed),
-                None if finished.lock().get_or_insert_with(Instant::now).elapsed() > LAST_FILES => {
+                Some(folder) => _ = folder.end(&JobEnd::Done).map_err(failed),
+                None if finished.lock().get_or_insert_with(Instant::now).elapsed() > LAST_FILES_TIME => {
                     return Some(exit::OK);
                 }
                 None => {}

@@ -1,9 +1,10 @@
-//! `paraft checkpoint save`: a checkpoint of now, of a job that trains.
+//! `paraft checkpoint save`: an immediate checkpoint of a running job.
 //!
-//! The leader of shard 0 tells a worker, which writes it behind its next step; the control group hears of it when it is whole.
+//! The leader of shard 0 selects a worker, which writes it after its next step; the worker reports the
+//! complete checkpoint to the control group.
 
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, orders, out, whose};
+use paraft_fleet::{ask, failure::Failure, orders, out, targets};
 use paraft_proto::CheckpointInfo;
 use paraft_worker::exit;
 use std::{
@@ -27,17 +28,19 @@ pub struct SaveArgs {
     pub wait: u64,
 }
 
-const BETWEEN: Duration = Duration::from_millis(100);
-const HEARD: Duration = Duration::from_secs(3);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let began = Instant::now();
     let before = loop {
         match known(&servers, &args.job) {
-            // The control group hears of a job a moment after its workers have begun it.
-            Err(_) if began.elapsed() < HEARD && Instant::now() < deadline => thread::sleep(BETWEEN),
+            // The control group learns of a job a moment after its workers have started it.
+            Err(_) if began.elapsed() < REPLY_TIMEOUT && Instant::now() < deadline => {
+                thread::sleep(RETRY_DELAY)
+            }
             known => break known?,
         }
     };
@@ -48,7 +51,7 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
     };
     let is_new = |c: &CheckpointInfo| c.worker == Some(worker) && !before.iter().any(|b| same(b, c));
     loop {
-        // The control group may have an election meanwhile.
+        // The control group may be in an election.
         if let Some(new) = known(&servers, &args.job).ok().and_then(|all| all.into_iter().find(is_new)) {
             out!("step {}  {}", new.step, new.path);
             return Ok(exit::OK);
@@ -59,11 +62,11 @@ pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::UNAVAILABLE, what)
                 .help("its log says why; where its shard's leader has died since, ask again"));
         }
-        thread::sleep(BETWEEN);
+        thread::sleep(RETRY_DELAY);
     }
 }
 
-/// The checkpoints that the fleet knows of the job.
+/// The fleet's known checkpoints of the job.
 fn known(servers: &[String], job: &str) -> Result<Vec<CheckpointInfo>, Failure> {
     let jobs = ask::jobs(servers)?;
     let names: Vec<_> = jobs.iter().filter(|j| !j.name.is_empty()).map(|j| j.name.as_str()).collect();

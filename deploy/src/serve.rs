@@ -3,7 +3,7 @@
 use crate::{disk_faults as disk, drain, memory, page};
 use clap::Args;
 use paraft_common::{Durability, ServerId, need::Bytes};
-use paraft_dashboard::Here;
+use paraft_dashboard::LocalControl;
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
@@ -111,58 +111,60 @@ pub struct ServerArgs {
     pub supervised: bool,
 }
 
-/// What stands around a server that an engine has started: how it meets the others, when it ends by itself, how long it has to
-/// hand over what it holds. `crate::role` has one.
-pub struct Conduct {
-    /// It listens there: what is it, and where do the others reach it?
-    pub meet: Meet,
-    /// Asked while it serves: with what code it ends now, if it does.
-    pub watch: Watch,
-    /// After a signal it may take so long to hand over leaders and replicas.
+/// How an engine's server joins its fleet, when it ends by itself, and how long it may hand over its
+/// leaders. `crate::role` builds one.
+pub struct ServerHooks {
+    /// Maps the address that the server listens on to its place in the fleet and its public address.
+    pub meet: JoinHook,
+    /// Polled while the server runs: returns the exit code if the server must end now.
+    pub watch: WatchHook,
+    /// After a signal, the time to hand over leaders and replicas.
     pub grace: Duration,
 }
 
-/// How a server meets the others.
-pub type Meet = Box<dyn Fn(SocketAddr) -> Result<Met, Failure>>;
+/// How a server finds the other servers.
+pub type JoinHook = Box<dyn Fn(SocketAddr) -> Result<JoinPlan, Failure>>;
 
-/// What looks after a server while it serves.
-pub type Watch = Arc<dyn Fn(&Serving) -> Option<i32> + Send + Sync>;
+/// Polled while a server runs.
+pub type WatchHook = Arc<dyn Fn(&RunningServer) -> Option<i32> + Send + Sync>;
 
-/// What a server is to be.
-pub struct Met {
-    /// How it comes to its fleet.
+/// The place of a server in its fleet.
+pub struct JoinPlan {
+    /// How it joins its fleet.
     pub place: Place,
-    /// Where the others reach it.
+    /// The address for other servers and for workers.
     pub address: String,
-    /// Those that found the fleet, where it is one of them.
+    /// The founding servers, if it is one of them.
     pub servers: Vec<String>,
 }
 
-/// A server that runs.
-pub struct Serving {
+/// A running server.
+pub struct RunningServer {
     /// Its id.
     pub id: ServerId,
-    /// The fleet that it belongs to; 0 before it does.
+    /// Its fleet; 0 before it has joined one.
     pub fleet: u64,
-    /// Where the others reach it.
+    /// The address for other servers and for workers.
     pub address: String,
 }
 
-/// How often [`Conduct::watch`] is asked.
-const WATCH: Duration = Duration::from_millis(200);
+/// The poll interval of [`ServerHooks::watch`].
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A silent server's replicas are moved to another after so long: longer than a restart of its process takes, so that copies are
-/// made only where it stays away.
-const REPLACE: Duration = Duration::from_secs(10);
+/// A silent server's replicas are replaced after this time. It is longer than a process restart, so
+/// copies are made only if the server stays away.
+const REPLACE_AFTER: Duration = Duration::from_secs(10);
 
-/// The replicas of a shard are compared so often: a difference is found soon, for at most a twentieth of the time.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// The replicas of a shard are compared at this interval: it finds a difference soon, at a cost of at
+/// most a twentieth of the time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
 }
 
-/// Logs and snapshots have the weights: nobody but their owner (and a group that a volume was given to) reads them.
+/// Logs and snapshots contain the weights, so only their owner (and the group of a volume) may read
+/// them.
 fn closed_to_others(data: &Path) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", data.display()));
     if !data.exists() {
@@ -172,13 +174,13 @@ fn closed_to_others(data: &Path) -> Result<(), Failure> {
     if mode & 0o007 != 0
         && let Err(error) = fs::set_permissions(data, fs::Permissions::from_mode(mode & 0o770))
     {
-        tracing::warn!(folder = %data.display(), %error, "others may read what this server holds");
+        tracing::warn!(folder = %data.display(), %error, "other users may read this server's files");
     }
     Ok(())
 }
 
-/// Runs a server until a signal, its launcher or its conduct ends it.
-pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failure> {
+/// Runs a server until a signal, its launcher or its `ServerHooks` ends it.
+pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
@@ -227,7 +229,8 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
     if let Some(own) =
         own.as_deref().filter(|_| args.join.is_empty() && !args.supervised && conduct.is_none())
     {
-        // Before its port is taken: in a list in another order that is another server's.
+        // Check before binding the port: in a list of another order, this port belongs to another
+        // server.
         settings::compare(&folder(own), ServerId(id), &listed, shape(listed.len())).map_err(failure)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -240,7 +243,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         let listener = bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
         let at = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?;
         let bound = at.to_string();
-        // It waits and asks, with a runtime of its own.
+        // `meet` waits and blocks with its own runtime.
         let met = conduct.map(|c| tokio::task::block_in_place(|| (c.meet)(at))).transpose()?;
         let servers: Vec<String> = if args.supervised {
             println!("{bound}");
@@ -251,7 +254,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         } else {
             listed
         };
-        let Met { place, address, servers } = match met {
+        let JoinPlan { place, address, servers } = match met {
             Some(met) => met,
             None => {
                 let address = match args.join.is_empty() {
@@ -266,7 +269,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                     true => Place::Listed(ServerId(id)),
                     false => Place::Joins(args.join.clone()),
                 };
-                Met { place, address, servers }
+                JoinPlan { place, address, servers }
             }
         };
         let shape = shape(servers.len());
@@ -291,13 +294,14 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         };
         // A launcher puts its servers' data into the run's folder.
         let launched = args.supervised || args.until.is_some();
-        // That of whoever administers, where it lies beside the server's own: in the folder of a fleet that somebody has launched.
+        // The administrator's certificate, if it lies beside the server's own: in the folder of a
+        // launched fleet.
         let acts = match Access::ours() {
             Access::Certificates(ours) => ours.folder().map(Path::to_path_buf),
             _ => None,
         };
         let acts = acts.filter(|certs| certs.join(As::Admin.name()).is_dir());
-        let here = Here {
+        let here = LocalControl {
             acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
             faults: args.faults.clone(),
             run: data.parent().filter(|_| launched).map(Path::to_path_buf),
@@ -309,9 +313,9 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
             page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
             shape,
             election,
-            // Ten elections: a server that is merely slow must not lose its replicas.
-            timeouts: Timeouts::new(election, REPLACE.max(10 * election)),
-            check_every: Some(CHECK_EVERY),
+            // Ten election timeouts: a server that is only slow must not lose its replicas.
+            timeouts: Timeouts::new(election, REPLACE_AFTER.max(10 * election)),
+            check_every: Some(CHECK_INTERVAL),
             data,
             disk: match &args.faults {
                 None => Arc::new(RealDisk),
@@ -353,9 +357,9 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         }
         let signal = Arc::new(AtomicI32::new(0));
         let noted = signal.clone();
-        // One of a fleet whose launcher ends all of it has nobody to hand over to.
+        // If the launcher ends the whole fleet, no server remains to take over.
         let ending = if args.supervised { Ending::AtOnce } else { Ending::HandOver };
-        let over = Arc::new(AtomicI32::new(GOES_ON));
+        let over = Arc::new(AtomicI32::new(CONTINUES));
         let watched = watched(conduct, &server, &address, over.clone());
         let grace = conduct.map(|c| c.grace);
         let stop = async move {
@@ -367,7 +371,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
                 let empty = tokio::task::spawn_blocking(move || drain::empty(&[address], id, grace));
                 tokio::select! {
                     how = empty => eprintln!("{}", how.unwrap_or_else(|e| e.to_string())),
-                    // Asked twice.
+                    // The second signal ends the process at once.
                     _ = lifeline::terminated() => {}
                 }
             }
@@ -382,19 +386,19 @@ pub fn serve(args: &ServerArgs, conduct: Option<&Conduct>) -> Result<i32, Failur
         stages.flush();
         ran.map_err(failure)?;
         Ok(match (over.load(Relaxed), signal.load(Relaxed)) {
-            (GOES_ON, 0) => exit::OK,
-            (GOES_ON, number) => 128 + number,
+            (CONTINUES, 0) => exit::OK,
+            (CONTINUES, number) => 128 + number,
             (code, _) => code,
         })
     })
 }
 
-/// No exit code.
-const GOES_ON: i32 = i32::MIN;
+/// No exit code: the server continues.
+const CONTINUES: i32 = i32::MIN;
 
-/// Resolves when the conduct wants the end, with its code in `over`.
+/// Resolves when `ServerHooks::watch` requests the end, with the exit code in `over`.
 fn watched(
-    conduct: Option<&Conduct>,
+    conduct: Option<&ServerHooks>,
     server: &Server,
     address: &str,
     over: Arc<AtomicI32>,
@@ -404,9 +408,10 @@ fn watched(
     async move {
         let Some(watch) = watch else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(WATCH).await;
-            let (watch, now) = (watch.clone(), Serving { id, fleet: fleet(), address: address.clone() });
-            // It asks and reads: not on a thread that serves.
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let (watch, now) =
+                (watch.clone(), RunningServer { id, fleet: fleet(), address: address.clone() });
+            // The check may block, so it does not run on a thread that serves.
             if let Ok(Some(code)) = tokio::task::spawn_blocking(move || watch(&now)).await {
                 over.store(code, Relaxed);
                 return;
@@ -415,25 +420,25 @@ fn watched(
     }
 }
 
-/// Threads that wait for the network: two at least, so that one that is held up for once does not hold up all.
+/// Network threads: at least two, so that one blocked thread does not block all connections.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
 }
 
-/// The name of a folder for an address.
+/// The folder name of an address.
 fn without_colons(address: &str) -> String {
     address.replace(':', "-")
 }
 
-/// The folder of a server that exists, where `data` is new and has the same name but for its colons. Its owner would
-/// begin a second incarnation beside the first, with nothing of what that one had promised to keep.
+/// The existing data folder that differs from the new `data` only in the escape of colons. A start in
+/// the new folder would create a second incarnation without the promises of the first.
 fn meant(data: &Path) -> Option<PathBuf> {
     let name = data.file_name()?.to_str()?;
     let own = data.with_file_name(without_colons(name));
     (own != data && !data.join(IDENTITY).exists() && own.join(IDENTITY).exists()).then_some(own)
 }
 
-/// Ends this process when that one has ended: no pipe connects the two.
+/// Ends this process when the process `pid` ends: no pipe connects the two.
 fn end_with(pid: u32) -> Result<(), Failure> {
     let watch = move || {
         while process::lives(pid) {
@@ -455,15 +460,15 @@ fn failure(e: ServerError) -> Failure {
     }
 }
 
-/// Tries again with back-off while the disk of a server that was here before does not serve, or the process before it, which was killed,
-/// still holds its log; a new one ends.
+/// Retries with back-off while the disk of an existing server fails, or while its killed predecessor
+/// still holds the log. A new server fails at once.
 async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     let known = options.data.join(IDENTITY);
     let mut pause = Duration::from_millis(100);
     loop {
         match Server::start(options.clone()).await {
             Err(ServerError::Storage(why)) if known.exists() => {
-                tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, and tries again");
+                tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, retrying");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(5));
             }
@@ -472,14 +477,15 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
     }
 }
 
-/// Whoever dials a server of this host that is away may be given that server's port for its own end, for a moment.
-const TAKEN_FOR: Duration = Duration::from_secs(2);
+/// A client that dials an absent server of this host may briefly get that server's port as its own
+/// source port.
+const PORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 async fn bind(address: &str) -> std::io::Result<TcpListener> {
     let began = std::time::Instant::now();
     loop {
         match TcpListener::bind(address).await {
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < TAKEN_FOR => {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < PORT_TIMEOUT => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             bound => return bound,
@@ -487,7 +493,7 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
     }
 }
 
-/// A port that is taken: which one, where it is written, what to do.
+/// The error for a port in use: which port, where it is configured, and what to do.
 fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
     let line =
         args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {

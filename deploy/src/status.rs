@@ -12,8 +12,8 @@ use paraft_fleet::{
     ask::{self, ask_all},
     failure::Failure,
     out, table,
-    view::{self, Wellbeing},
-    whose::{self, addresses},
+    targets::{self, addresses},
+    view::{self, FleetHealth},
 };
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use paraft_worker::exit;
@@ -57,7 +57,7 @@ pub enum WaitFor {
 }
 
 /// How a fleet is: all its servers are asked.
-fn asked(fleet: &DescribeReply) -> Wellbeing {
+fn asked(fleet: &DescribeReply) -> FleetHealth {
     let all: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
     view::weigh(fleet, &ask_all(&all, false))
 }
@@ -67,7 +67,7 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
     loop {
         let now = match ask::agreeing(addresses) {
             Ok(fleet) => asked(&fleet),
-            Err(none) => Wellbeing { stalled: vec![none.why], missing: Vec::new() },
+            Err(none) => FleetHealth { stalled: vec![none.why], missing: Vec::new() },
         };
         let there = match what {
             WaitFor::Serving => now.serves(),
@@ -86,7 +86,7 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
 impl StatusArgs {
     /// The job that is asked for, where it is one job.
     fn job(&self) -> Option<&str> {
-        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !whose::names_a_fleet(p);
+        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !targets::names_a_fleet(p);
         self.what.as_deref().filter(|p| self.fleet.of.is_some() || elsewhere(p)).and_then(Path::to_str)
     }
 }

@@ -1,13 +1,16 @@
-//! `paraft submit`: a job for a fleet that stands already, or for an engine, without a terminal that waits for it.
+//! `paraft submit`: submits a job to an existing fleet or to an engine, and returns without waiting.
 //!
-//! What is behind `--on` is in `engine`. What `--to` leaves behind is `paraft train --to`, which launches the workers on this machine and has the run's folder.
+//! `engine` implements `--on`. `--to` starts `paraft train --to` in the background, which launches the
+//! workers on this machine and holds the run's folder.
 
 use crate::{
     engine,
-    on::{EngineArgs, On, OnArgs},
+    on::{EngineArgs, EngineKind, OnArgs},
 };
 use clap::Args;
-use paraft_fleet::{certs::Certs, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir, standing::Keep};
+use paraft_fleet::{
+    certs::Certs, existing::KeepTime, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir,
+};
 use paraft_worker::{Job, exit};
 use std::{
     fs::{self, File},
@@ -28,13 +31,13 @@ pub struct SubmitArgs {
     pub to: Option<PathBuf>,
     /// An engine, which starts servers and workers.
     #[arg(long)]
-    pub on: Option<On>,
+    pub on: Option<EngineKind>,
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", conflicts_with = "on")]
-    pub keep: Keep,
+    pub keep: KeepTime,
     /// Go on from a checkpoint, as in `paraft train`.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
@@ -46,7 +49,7 @@ pub struct SubmitArgs {
     pub engine: EngineArgs,
 }
 
-/// What the launcher says, in the run's folder.
+/// The launcher's log, in the run's folder.
 pub const LAUNCHER_LOG: &str = "launcher.log";
 
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
@@ -70,8 +73,8 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let log = dir.join(LAUNCHER_LOG);
     let written = |e| Failure::write(&log, e);
     let said = File::create(&log).map_err(written)?;
-    drop(held); // the launcher holds it
-    // The earlier run's, where this one goes on: it stays unless this one begins.
+    drop(held); // the launcher locks it
+    // The job file of the earlier run, if this one resumes: it changes only when this one starts.
     let file = dir.join(JOB_FILE);
     let before = identity(&file);
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
@@ -87,7 +90,7 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let mut launcher =
         command.spawn().map_err(|e| Failure::new(exit::IO, format!("no process for the launcher: {e}")))?;
     loop {
-        // Written when the fleet has taken the job in.
+        // The launcher writes it after the fleet has accepted the job.
         if identity(&file) != before
             && let Some(name) = name_in(&file)
         {
@@ -104,12 +107,12 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     }
 }
 
-/// Another for each file that is put there.
+/// An identity that differs for each file written there.
 fn identity(file: &Path) -> Option<(u64, i64, i64)> {
     fs::metadata(file).ok().map(|m| (m.ino(), m.mtime(), m.mtime_nsec()))
 }
 
-/// The job's name, once its file is there as a whole.
+/// The job's name, once its file is complete.
 fn name_in(file: &Path) -> Option<String> {
     Job::load(file, &[]).ok().map(|job| job.name)
 }

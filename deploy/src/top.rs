@@ -1,14 +1,14 @@
-//! `paraft top`: the facts of the live page in a terminal, and its actions by keys.
+//! `paraft top`: the data of the live page in a terminal, with its actions on keys.
 
 use crate::dashboard::here;
 use clap::Args;
 use paraft_dashboard::{
-    Here,
+    LocalControl,
     act::Act,
     facts::{self, Facts, Job},
     history::History,
 };
-use paraft_fleet::{ask, failure::Failure, faults::Fault, table, whose};
+use paraft_fleet::{ask, failure::Failure, faults::Fault, table, targets};
 use paraft_worker::exit;
 use ratatui::{
     Frame,
@@ -34,22 +34,22 @@ pub struct TopArgs {
     pub servers: Vec<String>,
 }
 
-/// Between two looks.
-const EVERY: Duration = Duration::from_millis(500);
-/// A key is heard within this time.
-const KEYS: Duration = Duration::from_millis(50);
+/// The poll interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The poll interval of the keyboard.
+const KEY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
-    let servers = whose::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
     if !std::io::stdout().is_terminal() {
         return Err(Failure::new(exit::USAGE, "this is for a terminal").help("`paraft status` prints"));
     }
-    // Why nobody answers is said in plain words.
+    // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
-    // Those that are given by address need not be that run's.
+    // Servers given by address may belong to another run.
     let here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
     let adds = here.clone();
     runtime.spawn(async move {
@@ -60,7 +60,7 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
             if tell.send(facts).is_err() {
                 return;
             }
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
     let mut terminal = ratatui::try_init().map_err(|e| Failure::new(exit::IO, e))?;
@@ -73,7 +73,7 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     runtime: &tokio::runtime::Runtime,
     told: &Receiver<Option<Facts>>,
-    here: &Here,
+    here: &LocalControl,
 ) -> std::io::Result<()> {
     let mut screen = Screen::default();
     let (say, said) = mpsc::channel();
@@ -85,7 +85,7 @@ fn watch(
             screen.said = said;
         }
         terminal.draw(|frame| screen.draw(frame))?;
-        if !event::poll(KEYS)? {
+        if !event::poll(KEY_POLL_INTERVAL)? {
             continue;
         }
         let Event::Key(key) = event::read()? else { continue };
@@ -94,9 +94,9 @@ fn watch(
         }
         let interrupts = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
         match screen.key(if interrupts { KeyCode::Char('q') } else { key.code }) {
-            Asked::Nothing => {}
-            Asked::End => return Ok(()),
-            Asked::Act(act) => {
+            Command::Nothing => {}
+            Command::End => return Ok(()),
+            Command::Act(act) => {
                 let (facts, say, here) = (screen.history.last().clone(), say.clone(), here.clone());
                 screen.said = "...".into();
                 runtime.spawn(async move {
@@ -108,35 +108,35 @@ fn watch(
     }
 }
 
-/// What a key has asked for.
+/// A key's command.
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum Command {
     Nothing,
     Act(Act),
     End,
 }
 
-/// What the next key answers.
+/// A question that the next key answers.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Question {
     #[default]
     None,
-    /// To which mode.
+    /// The new mode.
     Mode,
-    /// Which server.
+    /// The server to drain.
     Drain,
-    /// Which server gets a fault, or is rid of it.
+    /// The server for a fault.
     Fault,
-    /// Which one it is.
+    /// The fault of this server.
     Which(u32),
-    /// Whether to do it, and what it means.
+    /// The confirmation of an action, with its consequence.
     Sure(Act, String),
 }
 
 const MODES: [(char, &str); 6] =
     [('b', "bsp"), ('1', "ssp:1"), ('4', "ssp:4"), ('6', "ssp:16"), ('a', "asp"), ('r', "auto")];
 
-/// Faults by their keys, in the order in which they are offered.
+/// Faults by their keys, in the order of the question.
 const FAULTS: [(char, Fault); 6] = [
     ('p', Fault::Partition),
     ('l', Fault::SlowLink),
@@ -146,29 +146,29 @@ const FAULTS: [(char, Fault); 6] = [
     ('r', Fault::Readonly),
 ];
 
-/// Lines of a question, and of the keys.
+/// Lines of the question and of the keys.
 const FOOT: u16 = 3;
 
-/// What is seen.
+/// The state of the screen.
 #[derive(Default)]
 struct Screen {
     history: History,
-    /// Nobody has answered the last time.
+    /// No server answered the last poll.
     silent: bool,
-    /// The job that is shown, by its number; the latest where there is none.
+    /// The number of the displayed job; the latest if there is none.
     job: Option<u32>,
     question: Question,
-    /// What came of the last action.
+    /// The result of the last action.
     said: String,
 }
 
 impl Screen {
     fn see(&mut self, facts: Option<Facts>) {
-        // Once may be a moment in which all are busy.
+        // A single miss may mean that all servers are busy.
         let was_silent = std::mem::replace(&mut self.silent, facts.is_none());
         match facts {
             Some(facts) => _ = self.history.see(facts),
-            None if was_silent => _ = self.history.see(self.history.last().clone().of_nobody()),
+            None if was_silent => _ = self.history.see(self.history.last().clone().without_replies()),
             None => {}
         }
     }
@@ -178,10 +178,10 @@ impl Screen {
         self.job.and_then(|id| jobs.iter().find(|j| j.id == id)).or(jobs.last())
     }
 
-    fn key(&mut self, key: KeyCode) -> Asked {
+    fn key(&mut self, key: KeyCode) -> Command {
         let facts = self.history.last();
         match (std::mem::take(&mut self.question), key) {
-            (Question::Sure(act, _), KeyCode::Char('y')) => return Asked::Act(act),
+            (Question::Sure(act, _), KeyCode::Char('y')) => return Command::Act(act),
             (Question::Mode, KeyCode::Char(c)) => {
                 let mode = MODES.iter().find(|(key, _)| *key == c).map(|(_, mode)| mode.to_string());
                 if let Some((mode, job)) = mode.zip(self.job().map(|j| j.name.clone())) {
@@ -226,12 +226,12 @@ impl Screen {
                     self.question = Question::Sure(Act::Fault { server, fault, undo }, what);
                 }
             }
-            // Any other key is no answer.
+            // Any other key cancels.
             (
                 Question::Sure(..) | Question::Mode | Question::Drain | Question::Fault | Question::Which(_),
                 _,
             ) => {}
-            (Question::None, KeyCode::Char('q')) => return Asked::End,
+            (Question::None, KeyCode::Char('q')) => return Command::End,
             (Question::None, KeyCode::Char('m' | 'c' | 's' | 'x' | '+' | '-')) if self.job().is_none() => {
                 self.said = "no job has begun".into();
             }
@@ -274,10 +274,10 @@ impl Screen {
             (Question::None, KeyCode::Down | KeyCode::Char('j')) => self.go(-1),
             (Question::None, _) => {}
         }
-        Asked::Nothing
+        Command::Nothing
     }
 
-    /// The latest job stands first.
+    /// The latest job is listed first.
     fn go(&mut self, up: isize) {
         let jobs = &self.history.last().jobs;
         let now = self.job().and_then(|job| jobs.iter().position(|j| j.id == job.id));
@@ -287,7 +287,7 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame) {
         let facts = self.history.last();
-        // A title and a head over so many rows. Where there is little room it is charts and events that have less.
+        // A title and a header above the rows. With little space, charts and events shrink.
         let rows = |n: usize| n as u16 + 2;
         let (jobs, servers) = (rows(facts.jobs.len().clamp(1, 6)), rows(facts.servers.len().clamp(1, 8)));
         let rest = frame.area().height.saturating_sub(1 + jobs + servers + FOOT);
@@ -370,7 +370,7 @@ impl Screen {
         for (area, title, values) in
             [(above, "samples/s", last(|p| p.samples)), (below, "training loss", last(|p| p.loss))]
         {
-            // Bars are whole numbers.
+            // Bars need whole numbers.
             let most = values.iter().copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
             let bars: Vec<u64> = values.iter().map(|v| (v / most * 1000.0) as u64).collect();
             let title = format!("{title} {}, at most {}", number(values.last().copied()), number(Some(most)));
@@ -386,7 +386,7 @@ impl Screen {
         let job = self.job();
         let front = job.map_or(0, steps);
         let mut members: Vec<_> = job.map(|j| j.members.iter().collect()).unwrap_or_default();
-        // Where there is no room for all, who is behind is what somebody looks for.
+        // With little space, show the slowest workers.
         if members.len() > rows {
             members.sort_by_key(|m| m.clock);
         }
@@ -462,7 +462,7 @@ impl Screen {
 
     fn happened(&self, area: Rect) -> Paragraph<'_> {
         let rows = usize::from(area.height.saturating_sub(1));
-        // Evaluations are among the jobs; here they would push out what is rare.
+        // Evaluations are listed with the jobs; here they would displace rarer events.
         let rare = self.history.events.iter().rev().filter(|e| e.kind != "evaluation");
         let lines = rare.take(rows).map(|e| {
             let ago = self.history.last().at.saturating_sub(e.at) / 1000;
@@ -500,7 +500,7 @@ impl Screen {
     }
 }
 
-/// Nobody leads its first shard: what is known of it was seen last.
+/// Its first shard has no leader, so its data is stale.
 fn is_lost(j: &Job) -> bool {
     j.stale && !has_ended(j)
 }
@@ -529,7 +529,7 @@ fn bad() -> Style {
     Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)
 }
 
-/// What is well and what is not differs by more than colour: the word.
+/// The word, not only the colour, shows whether the state is good.
 fn state(state: &str) -> Cell<'static> {
     let style = match state {
         "up" | "serving" | "running" | "finished" => Style::new().fg(Color::Green),
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_is_seen_at_once_and_in_a_small_terminal_without_a_panic() {
+    fn top_draws_a_fleet_in_large_and_small_terminals() {
         let mut screen = Screen::default();
         seen(&screen, (80, 24));
         screen.see(Some(fleet(1000, "up")));
@@ -622,21 +622,21 @@ mod tests {
     fn a_key_does_nothing_before_it_is_said_what_it_means() {
         let mut screen = Screen::default();
         screen.see(Some(fleet(1000, "up")));
-        let press = |screen: &mut Screen, keys: &str| -> Vec<Asked> {
-            keys.chars().map(|c| screen.key(KeyCode::Char(c))).filter(|a| *a != Asked::Nothing).collect()
+        let press = |screen: &mut Screen, keys: &str| -> Vec<Command> {
+            keys.chars().map(|c| screen.key(KeyCode::Char(c))).filter(|a| *a != Command::Nothing).collect()
         };
-        let mode = |job: &str| vec![Asked::Act(Act::Mode { job: job.into(), mode: "asp".into() })];
+        let mode = |job: &str| vec![Command::Act(Act::Mode { job: job.into(), mode: "asp".into() })];
         assert_eq!(press(&mut screen, "may"), mode("text"), "the latest job");
         assert_eq!(press(&mut screen, "jmay"), mode("digits"));
         assert_eq!(press(&mut screen, "jjkmay"), mode("text"));
-        assert_eq!(press(&mut screen, "d1y"), [Asked::Act(Act::Drain { server: 1, undo: false })]);
+        assert_eq!(press(&mut screen, "d1y"), [Command::Act(Act::Drain { server: 1, undo: false })]);
         assert!(press(&mut screen, "d7y").is_empty() && screen.said == "there is no s7");
         assert!(press(&mut screen, "sn").is_empty() && press(&mut screen, "mxy").is_empty());
         screen.key(KeyCode::Char('s'));
         assert!(seen(&screen, (110, 40)).contains("Stop text?"));
-        assert_eq!(screen.key(KeyCode::Char('y')), Asked::Act(Act::Stop { job: "text".into() }));
-        assert_eq!(press(&mut screen, "cy"), [Asked::Act(Act::Save { job: "text".into() })]);
-        // What is not there can't be done.
+        assert_eq!(screen.key(KeyCode::Char('y')), Command::Act(Act::Stop { job: "text".into() }));
+        assert_eq!(press(&mut screen, "cy"), [Command::Act(Act::Save { job: "text".into() })]);
+        // Actions on absent items are ignored.
         assert!(press(&mut screen, "-y+yfxy").is_empty());
         let mut facts = fleet(4000, "up");
         facts.jobs[1].most = Some(2);
@@ -645,17 +645,17 @@ mod tests {
         assert!(seen(&screen, (110, 40)).contains("+/- workers  f fault"));
         assert_eq!(
             press(&mut screen, "+y-y"),
-            [Asked::Act(Act::Workers { job: 2, workers: 1 })],
+            [Command::Act(Act::Workers { job: 2, workers: 1 })],
             "2 at most"
         );
-        let fault = |fault, undo| [Asked::Act(Act::Fault { server: 1, fault, undo })];
+        let fault = |fault, undo| [Command::Act(Act::Fault { server: 1, fault, undo })];
         assert_eq!(press(&mut screen, "f1py"), fault(Fault::Partition, false));
         assert_eq!(press(&mut screen, "f1dy"), fault(Fault::SlowDisk, true), "it is on");
         assert!(press(&mut screen, "f7pyf1zy").is_empty());
         let mut facts = fleet(5000, "up");
         facts.jobs[1].state = "finished".into();
         screen.see(Some(facts));
-        assert_eq!(press(&mut screen, "xy"), [Asked::Act(Act::Delete { job: "text".into() })]);
-        assert_eq!(press(&mut screen, "q"), [Asked::End]);
+        assert_eq!(press(&mut screen, "xy"), [Command::Act(Act::Delete { job: "text".into() })]);
+        assert_eq!(press(&mut screen, "q"), [Command::End]);
     }
 }

@@ -1,15 +1,15 @@
-//! `paraft train`: launch a fleet on this machine, train, tell.
+//! `paraft train`: launches a fleet on this machine, trains, reports.
 
 use crate::page;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{
+    existing::{ExistingFleet, KeepTime},
     failure::Failure,
     fleet::Extras,
     launch, out,
     run_dir::RunDir,
-    standing::{Keep, On},
-    whose::addresses,
+    targets::addresses,
 };
 use paraft_record::RunRecord;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -73,7 +73,7 @@ pub struct RunArgs {
     pub to: Option<PathBuf>,
     /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", requires = "to")]
-    pub keep: Keep,
+    pub keep: KeepTime,
     /// Serve no live page.
     #[arg(long)]
     pub no_dashboard: bool,
@@ -83,11 +83,11 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// The fleet that is to train the job, where it is not one of its own.
-    pub fn on(&self) -> Result<Option<On>, Failure> {
+    /// The existing fleet for the job, if one is given.
+    pub fn on(&self) -> Result<Option<ExistingFleet>, Failure> {
         let Some(to) = &self.to else { return Ok(None) };
         let servers = addresses(Some(to), &[])?;
-        Ok(Some(On { servers, keep: self.keep.0, delete: false, remember: false }))
+        Ok(Some(ExistingFleet { servers, keep: self.keep.0, delete: false, remember: false }))
     }
 }
 
@@ -99,7 +99,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     if let Some(device) = args.device {
         job.compute_on(device).map_err(|e| Failure::new(exit::CONFIG, e))?;
     }
-    // Workers say it too, each in a log of its own and after servers have started.
+    // Workers report it too, but in their own logs and after the servers have started.
     if job.model.is_some() {
         let asked = job.device();
         choose_for(asked, job.train.precision, 0, job.ranks_that_reduce())
@@ -109,10 +109,10 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Trains a job on a fleet of its own, and tells; the run's folder.
+/// Trains a job on its own fleet and reports; returns the run's folder.
 pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<PathBuf, Failure> {
     if args.faults {
-        job.cluster.transport = TransportConfig::Tcp; // a Unix socket would lead past the proxies
+        job.cluster.transport = TransportConfig::Tcp; // a Unix socket would bypass the proxies
     }
     let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
     let dir = RunDir::of(args.run_dir.as_deref(), &job.name, resume.is_some())?;
@@ -123,7 +123,7 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     let trace = args.trace.then_some(args.trace_steps);
     let extras = Extras { faults: args.faults, trace, on: args.on()?, ..Extras::default() };
     let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
-    // Also of a run that has failed: it may show why.
+    // Also for a failed run: the trace may show the cause.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
     let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
     if let Some(told) = told.as_ref().filter(|_| launched.is_err() || args.json) {
@@ -136,14 +136,14 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     Ok(dir.to_path_buf())
 }
 
-/// Writes the report of a run, and tells what it came to.
+/// Writes the report of a run and prints its summary.
 pub fn tell(record: &RunRecord, dir: &Path, json: bool) -> Result<(), Failure> {
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(record))?;
     launch::show(&[record.summarize()], json, &report)
 }
 
-/// The checkpoint to go on from, whole.
+/// The whole checkpoint to resume from.
 pub fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Failure> {
     let found = match (path.to_str(), checkpoints::folder(job, run_dir)) {
         (Some("latest"), Some(folder)) => Folder::find(&folder)?,
@@ -163,7 +163,8 @@ pub fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result
     fs::canonicalize(&found).map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", found.display())))
 }
 
-/// The newest whole checkpoint of the newest `runs/NAME-N` that has one, and the newer runs, with why not they.
+/// The newest whole checkpoint of the newest `runs/NAME-N` that has one; and the newer runs, with the
+/// reasons why they do not count.
 fn newest_checkpoint(runs: &Path, name: &str) -> (Option<PathBuf>, Vec<String>) {
     let number = |p: &Path| {
         let file = p.file_name()?.to_str()?;

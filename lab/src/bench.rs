@@ -24,11 +24,11 @@ mod wire;
 #[derive(Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    which: Which,
+    which: Benchmark,
 }
 
 #[derive(Subcommand)]
-enum Which {
+enum Benchmark {
     /// Training: samples/s, CPU time, accuracy and memory of a local fleet, against one process without
     /// servers and, where given, against PyTorch's ways to do the same.
     Train(train::TrainBenchArgs),
@@ -60,7 +60,7 @@ enum Which {
     RawPeer(far::FarArgs),
 }
 
-/// A file or folder of a benchmark's own that cannot be written.
+/// The failure of a benchmark's own file or folder.
 fn write(path: &std::path::Path, e: impl std::fmt::Display) -> Failure {
     Failure::write(path, e).help("temporary files go into another folder with TMPDIR")
 }
@@ -81,19 +81,19 @@ fn replicas(given: &str) -> Result<u32, String> {
     }
 }
 
-/// Runs it; the exit code.
+/// Runs the benchmark; returns the exit code.
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
-        Which::Train(a) => train::run(a),
-        Which::Wire(a) => wire::run(a),
-        Which::Resilience(a) => resilience::run(a),
-        Which::Shard(a) => shard::run(a),
-        Which::Failover(a) => failover::run(a),
-        Which::Apply(a) => apply::run(a),
-        Which::Large(a) => large::run(a),
-        Which::Gpu(a) => gpu::run(a),
-        Which::Kernels(a) => kernels::run(a),
-        Which::KernelSteps(a) => kernels::steps(a),
-        Which::RawPeer(a) => raw::serve(a),
+        Benchmark::Train(a) => train::run(a),
+        Benchmark::Wire(a) => wire::run(a),
+        Benchmark::Resilience(a) => resilience::run(a),
+        Benchmark::Shard(a) => shard::run(a),
+        Benchmark::Failover(a) => failover::run(a),
+        Benchmark::Apply(a) => apply::run(a),
+        Benchmark::Large(a) => large::run(a),
+        Benchmark::Gpu(a) => gpu::run(a),
+        Benchmark::Kernels(a) => kernels::run(a),
+        Benchmark::KernelSteps(a) => kernels::steps(a),
+        Benchmark::RawPeer(a) => raw::serve(a),
     }
 }

@@ -1,8 +1,8 @@
 //! `paraft chaos`: faults on a running fleet of this machine, by seed and rate.
 //!
-//! Kills and pauses are signals and need nothing of the fleet. Links and disks need the fault points of
-//! `paraft train --faults` (see [`paraft_fleet::faults`]). What was put is taken back in the end, however that comes, except by
-//! SIGKILL: paused processes go on, killed ones are started again, links and disks are healed.
+//! Kills and pauses are signals and work on any fleet. Links and disks need the fault points of `paraft
+//! train --faults` (see [`paraft_fleet::faults`]). At the end, unless it is killed with SIGKILL, it
+//! clears all faults: paused processes continue, killed ones are restarted, links and disks are healed.
 
 use crate::{
     fault_schedule::{FaultSchedule, Kind},
@@ -18,7 +18,7 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     faults::{FAULTS_FILE, Fault, Faults, process},
-    launch, orders, whose,
+    launch, orders, targets,
 };
 use paraft_worker::exit;
 use std::{
@@ -65,7 +65,7 @@ pub struct ChaosArgs {
     pub beyond_minority: bool,
 }
 
-/// Puts them on it until its time is over; the exit code.
+/// Injects faults until the time is over; returns the exit code.
 pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
     for (flag, value, from) in [
         ("--rate", args.rate, 1e-3),
@@ -88,16 +88,16 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
         why_not: None,
     };
     let storm = chaos.storm(&launch::interrupts());
-    // Whatever the reason of the end: what was put is taken back.
+    // Clear all faults, whatever the reason of the end.
     let healed = chaos.heal_all();
     storm.and(healed).map(|()| exit::OK)
 }
 
 /// The fleet.
 struct Target {
-    /// Where the run's files are; `None`: started by hand.
+    /// The folder of the run's files; `None`: the servers were started by hand.
     run_dir: Option<PathBuf>,
-    /// By place in the list.
+    /// Indexed by place in the list.
     addresses: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ impl Target {
                 Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
             })?),
         };
-        let addresses = whose::addresses(run_dir.as_deref(), &args.servers)?;
+        let addresses = targets::addresses(run_dir.as_deref(), &args.servers)?;
         let target = Self { run_dir, addresses };
         let points = target.fault_points();
         if let Some(kind) =
@@ -137,7 +137,7 @@ impl Target {
         }
     }
 
-    /// The file that the fault points follow.
+    /// The faults file that the fault points poll.
     fn fault_points(&self) -> Option<PathBuf> {
         self.run_dir.as_ref().map(|d| d.join(FAULTS_FILE)).filter(|f| f.exists())
     }
@@ -152,14 +152,14 @@ impl Target {
         }
     }
 
-    /// Whether a server can be taken away without taking more than a minority of any shard.
+    /// Whether a server may fail without the loss of a majority in any shard.
     fn whole(&self) -> Result<(), String> {
         let (fleet, replies) = health::look(&self.addresses)?;
         health::whole(&fleet, &replies)
     }
 }
 
-/// What is to be taken back.
+/// How to clear a fault.
 enum Undo {
     Restart(u32, Restart),
     Resume(u32, u32),
@@ -167,10 +167,10 @@ enum Undo {
     Fill(paraft_common::ServerId),
 }
 
-/// How to start a killed server again.
+/// How to restart a killed server.
 struct Restart {
-    started: process::Started,
-    /// Its standard error, where that is a file.
+    started: process::StartCommand,
+    /// Its standard error, if that is a file.
     stderr: Option<PathBuf>,
 }
 
@@ -181,13 +181,13 @@ struct Chaos<'a> {
     began: Instant,
     undo: Vec<(Instant, Undo)>,
     faults: Faults,
-    /// Kept so that those that end are taken off the kernel's table.
+    /// Kept so that ended children are reaped.
     restarted: Vec<Child>,
-    /// Why the next fault waits, as last said.
+    /// The last logged reason why the next fault waits.
     why_not: Option<String>,
 }
 
-/// The next fault is tried again after this long, while the fleet is not whole.
+/// The retry interval of the next fault while the fleet is not whole.
 const RETRY: Duration = Duration::from_millis(100);
 
 impl Chaos<'_> {
@@ -206,7 +206,7 @@ impl Chaos<'_> {
             self.take_back(Instant::now())?;
             if self.ended() {
                 self.say("end", "the fleet has ended");
-                self.undo.clear(); // there is nothing left to heal
+                self.undo.clear(); // no fault is left to clear
                 return Ok(());
             }
             if Instant::now() >= next {
@@ -229,14 +229,14 @@ impl Chaos<'_> {
         }
     }
 
-    /// Whether the run is over: its launcher has ended all its servers, and none waits to be started again.
+    /// Whether the run is over: its launcher has ended all its servers, and none awaits a restart.
     fn ended(&mut self) -> bool {
         self.restarted.retain_mut(|c| !matches!(c.try_wait(), Ok(Some(_))));
         let waits = self.undo.iter().any(|(_, u)| matches!(u, Undo::Restart(..)));
         !waits && (0..self.target.addresses.len() as u32).all(|p| self.target.pid(p).is_none())
     }
 
-    /// Times between faults are those of a Poisson process: memoryless, so that faults come close together at times.
+    /// Exponential times between faults, as in a Poisson process, so some faults come close together.
     fn pause(&mut self) -> Duration {
         let u = (self.schedule.pick(1_000_000) as f64 + 1.0) / 1_000_001.0;
         Duration::from_secs_f64(-u.ln() * 60.0 / self.args.rate)
@@ -247,7 +247,7 @@ impl Chaos<'_> {
         self.schedule.millis(most / 10, most.max(1))
     }
 
-    /// Puts a fault. The inner `Err` says why it has to wait.
+    /// Injects a fault. The inner `Err` says why it must wait.
     fn inject(&mut self, fault: Kind) -> Result<Result<(), String>, Failure> {
         if !self.args.beyond_minority
             && matches!(
@@ -320,8 +320,8 @@ impl Chaos<'_> {
         Ok(Ok(()))
     }
 
-    /// Whether a server takes connections and does not answer. Who asks the fleet something waits for it, and what is due
-    /// meanwhile is taken back late: such questions are put off.
+    /// Whether a server accepts connections and does not answer. A query of the fleet would block on it
+    /// and delay the clearing of other faults, so queries are postponed.
     fn hangs(&self) -> bool {
         self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Fault::Partition, _)))
     }
@@ -350,7 +350,7 @@ impl Chaos<'_> {
         Ok(Ok(()))
     }
 
-    /// Takes a draining back.
+    /// Undoes a drain.
     fn fill(&self, id: paraft_common::ServerId) -> Result<(), String> {
         self.order_drain(id, true)
     }
@@ -366,7 +366,7 @@ impl Chaos<'_> {
         self.faults.write(&door).map_err(|e| Failure::write(&door, e))
     }
 
-    /// Takes back what is due.
+    /// Clears the faults that are due.
     fn take_back(&mut self, now: Instant) -> Result<(), Failure> {
         let (due, later) = std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now);
         self.undo = later;

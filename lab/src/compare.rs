@@ -1,11 +1,11 @@
-//! `paraft compare`: one job in several modes, with several algorithms, numbers of workers and seeds; one table, one verdict,
-//! one report.
+//! `paraft compare`: one job in several modes, with several algorithms, numbers of workers and seeds;
+//! one table, one verdict, one report.
 //!
-//! - `matrix`: which runs there are, as jobs. `cell`: one run of them, real or simulated.
+//! - `matrix`: the planned runs, as jobs. `cell`: one of these runs, real or simulated.
 //!
-//! Runs go one after the other: two fleets at once share the cores and falsify each other's times. It goes on where it was
-//! ended: a run that is complete is not run again. What the numbers mean, and how the verdict follows from them, is
-//! `paraft_record::comparison`'s.
+//! Runs are sequential: two fleets at the same time share the cores and distort each other's times. An
+//! interrupted comparison resumes in its folder: complete runs are not repeated.
+//! `paraft_record::comparison` defines the numbers and the verdict.
 
 mod cell;
 mod matrix;
@@ -16,7 +16,8 @@ use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
 use paraft_fleet::{
-    failure::Failure, faults::link::Link, launch, run_dir::RunDir, standing::On, table, whose::addresses,
+    existing::ExistingFleet, failure::Failure, faults::link::Link, launch, run_dir::RunDir, table,
+    targets::addresses,
 };
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;
@@ -88,7 +89,7 @@ pub struct CompareArgs {
     pub json: bool,
 }
 
-/// Runs what has not been run, and says what the runs show; the exit code.
+/// Runs the missing runs and reports the results; returns the exit code.
 pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
     let load = |more: &[String]| {
         let set: Vec<String> = args.set.iter().chain(more).cloned().collect();
@@ -114,7 +115,7 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
     }
     let conditions = conditions(args, &how, &planned)?;
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
-    // A simulation ends with its process.
+    // A simulation ends with its process, on the default signal handler.
     let interrupted = if args.simulate { AtomicI32::new(0).into() } else { launch::interrupts() };
     let cells = run_all(&planned, &dir, &how, args.parallel, args.json, &interrupted)?;
     let comparison = Comparison { job: job.name.clone(), cells, left_out, conditions };
@@ -145,7 +146,7 @@ pub fn compare_modes(
     Ok(exit::OK)
 }
 
-/// Real runs or simulated ones, of which fleet.
+/// Real or simulated runs, and their fleet.
 fn how(args: &CompareArgs) -> Result<How, Failure> {
     let usage = |why: String| Err(Failure::new(exit::USAGE, why));
     if args.simulate {
@@ -185,7 +186,7 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         return usage("--slow names a worker twice".into());
     }
     let servers = args.to.as_deref().map(|to| addresses(Some(to), &[])).transpose()?;
-    let on = servers.map(|servers| On { servers, keep: None, delete: true, remember: true });
+    let on = servers.map(|servers| ExistingFleet { servers, keep: None, delete: true, remember: true });
     Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link), on })
 }
 
@@ -193,14 +194,14 @@ fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// The most processes that so many runs start at a time.
+/// The largest number of processes of `parallel` simultaneous runs.
 fn processes(planned: &[Planned], parallel: u32, how: &How) -> u32 {
     let servers = |job: &Job| if how.stands() { 0 } else { job.servers() };
     let one = planned.iter().map(|p| p.job.ranks().saturating_add(servers(&p.job))).max().unwrap_or(0);
     one.saturating_mul(parallel)
 }
 
-/// What the reader of a report must know about the machine.
+/// Notes about the machine for the reader of the report.
 fn crowded(planned: &[Planned], parallel: u32, how: &How) -> Vec<String> {
     let (processes, cores) = (processes(planned, parallel, how), cores());
     let what = if how.stands() { "workers" } else { "workers and servers" };
@@ -246,7 +247,7 @@ fn conditions(args: &CompareArgs, how: &How, planned: &[Planned]) -> Result<Cond
     })
 }
 
-/// Runs what is not done yet, so many at a time; the records of all.
+/// Runs what is missing, `parallel` at a time; returns the records of all.
 fn run_all(
     planned: &[Planned],
     dir: &Path,
@@ -270,7 +271,7 @@ fn run_all(
                 eprintln!("[{}/{}] {}", i + 1, all.len(), run.planned.dir);
             }
             if let Err(e) = run.run(how, json || parallel > 1, interrupted) {
-                next.store(all.len(), Relaxed); // the others end what they have begun
+                next.store(all.len(), Relaxed); // the other threads finish their current runs
                 failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
             }
         }
@@ -285,7 +286,7 @@ fn run_all(
     }
 }
 
-/// Writes what a comparison leaves behind, and shows it.
+/// Writes the files of a comparison and prints it.
 fn tell(comparison: &Comparison, dir: &Path, json: bool, verdict: bool) -> Result<(), Failure> {
     let report = dir.join("report.html");
     comparison.write_json(dir.join("compare.json"))?;

@@ -1,4 +1,4 @@
-//! Which fault comes next. Pure: the same seed and kinds give the same faults.
+//! The sequence of faults. Pure: the same seed and kinds give the same faults.
 
 use clap::ValueEnum;
 use paraft_fleet::faults::Fault;
@@ -9,25 +9,25 @@ use std::time::Duration;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kind {
-    /// SIGKILL, and a restart.
+    /// SIGKILL and a restart.
     Kill,
-    /// SIGSTOP, and SIGCONT.
+    /// SIGSTOP and SIGCONT.
     Pause,
     /// All connections of a server are reset.
     Reset,
-    /// A server reaches nobody, or two servers do not reach each other, for a while.
+    /// One server is cut off from all others, or two servers from each other, for a while.
     Partition,
-    /// What goes to and from a server is held back for some milliseconds.
+    /// Data to and from a server is delayed by some milliseconds.
     SlowLink,
     /// The files of a server cannot grow for a while.
     DiskFull,
     /// Every fsync of a server takes longer for a while.
     SlowDisk,
-    /// A fourth server joins; servers are emptied, and filled again.
+    /// A fourth server joins; servers are drained and filled again.
     Drain,
-    /// Servers (one, two or all) may open no file and no connection more for a while.
+    /// Servers (one, two or all) cannot open any file or connection for a while.
     Fds,
-    /// A server gets no more memory for a while; one that ends of it is started again.
+    /// A server cannot allocate memory for a while; one that aborts is restarted.
     Memory,
     /// The files of all servers cannot grow for a while.
     DiskFullAll,
@@ -39,22 +39,23 @@ pub enum Kind {
     SlowAll,
     /// The clock of a server's host is set forward or back by hours.
     Clock,
-    /// Servers (one, two or all) have no room for a vote for a while, though every other file can be written; meanwhile a leader
-    /// is killed and started again.
+    /// Servers (one, two or all) cannot write a vote for a while, though they can write all other
+    /// files; meanwhile a leader is killed and restarted.
     Votes,
-    /// Somebody who is no part of the fleet sends every server valid messages of every kind, and bytes that are none.
+    /// A client outside the fleet sends every server valid messages of every kind, and invalid bytes.
     Stranger,
-    /// Readers ask every server for all weights, on more streams than one certificate may have, and take nothing.
+    /// Readers request all weights from every server, on more streams than one certificate allows, and
+    /// read no reply.
     Readers,
 }
 
 impl Kind {
-    /// Whether only `paraft verify ledger` does it, which has the servers in its hands.
+    /// Whether only `paraft verify ledger` injects it, which controls the servers.
     pub fn is_for_verify(self) -> bool {
         self >= Kind::Fds
     }
 
-    /// What it puts on a server for a while; `None`: it is of another kind.
+    /// The lasting fault of a server; `None` for other kinds.
     pub fn lasting(self) -> Option<Fault> {
         match self {
             Self::Partition => Some(Fault::Partition),
@@ -67,13 +68,13 @@ impl Kind {
         }
     }
 
-    /// As `--faults` takes it, and as it is printed.
+    /// The name in `--faults` and in the output.
     pub fn name(self) -> String {
         self.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
     }
 }
 
-/// Faults to draw: hands of some kills and one of every other kind, each hand shuffled.
+/// Draws faults in hands of some kills and one of every other kind, each hand shuffled.
 pub struct FaultSchedule {
     rng: ChaCha8Rng,
     kinds: Vec<Kind>,
@@ -111,12 +112,12 @@ impl FaultSchedule {
         self.rng.random_ratio(1, n.max(1))
     }
 
-    /// A time between two numbers of milliseconds.
+    /// A random time in milliseconds.
     pub fn millis(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(from..=to))
     }
 
-    /// A time between two numbers of microseconds.
+    /// A random time in microseconds.
     pub fn micros(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_micros(self.rng.random_range(from..=to))
     }
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_faults_and_every_kind_comes_in_each_hand() {
+    fn a_seed_gives_the_same_faults_and_covers_every_kind() {
         let kinds = Kind::value_variants();
         let draw = |seed| {
             let mut schedule = FaultSchedule::new(seed, kinds);

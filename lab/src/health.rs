@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_is_whole_when_all_voters_of_every_shard_follow_one_leader() {
+    fn a_fleet_is_whole_when_all_voters_follow_one_leader() {
         let good = [
             reply(10, "leader", Some(10), 3),
             reply(11, "follower", Some(10), 3),

@@ -1,11 +1,15 @@
-//! The laboratory: what measures a fleet, compares runs, attacks them, and proves the promises. Commands of `paraft` run it.
+//! The laboratory measures a fleet, compares runs, injects faults, and proves the promises. Commands of
+//! `paraft` run it.
 //!
-//! - [`mod@bench`]: figures, as ratios to something in the same run.
-//! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `fault_schedule`: which fault comes next; `health`: whether a
-//!   fleet can bear it; `scarce`, `stranger`, `hanging`: resources that run out, who speaks from outside, and readers that take nothing.
-//! - [`compare`]: one job in many ways; [`sweep`]: with many settings. [`mod@simulate`]: a job on a fleet that does not exist.
+//! - [`mod@bench`]: figures, as ratios to a reference in the same run.
+//! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `fault_schedule`: the
+//!   sequence of faults; `health`: whether a fleet can bear the next one; `limits`, `stranger`,
+//!   `stalled_readers`: exhausted resources, a client outside the fleet, and readers that read no
+//!   reply.
+//! - [`compare`]: one job in many ways; [`sweep`]: with many settings. [`mod@simulate`]: a job on a
+//!   fleet that does not exist.
 //!
-//! What it is not: nothing that a fleet needs to train.
+//! A fleet needs nothing of it to train.
 
 #[macro_use]
 extern crate paraft_fleet;
@@ -14,10 +18,10 @@ pub mod bench;
 pub mod chaos;
 pub mod compare;
 mod fault_schedule;
-mod hanging;
 mod health;
-mod scarce;
+mod limits;
 pub mod simulate;
+mod stalled_readers;
 mod statistics;
 mod stranger;
 pub mod sweep;

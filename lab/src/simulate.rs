@@ -1,7 +1,7 @@
 //! `paraft simulate`: a job on a fleet that does not exist, in simulated time.
 //!
-//! The run's folder is that of `paraft train`, so that its table and its report work on it; what differs is that the record
-//! says that it was simulated, and that there are no processes and no logs.
+//! The run's folder has the layout of `paraft train`, so the same table and report work on it. The
+//! record is marked as simulated, and there are no processes and no logs.
 
 mod watched;
 
@@ -122,7 +122,7 @@ pub struct FleetArgs {
 }
 
 impl FleetArgs {
-    /// The setup with what the flags say.
+    /// The setup with the flags applied.
     pub fn over(&self, base: Setup) -> Setup {
         let mut slow = base.slow;
         slow.extend(self.slow.iter().copied());
@@ -150,19 +150,19 @@ impl FleetArgs {
     }
 }
 
-/// How a command ends that could not simulate.
+/// The failure of a command whose simulation failed.
 pub(crate) fn failed(e: SimError) -> Failure {
     Failure::new(e.exit_code(), e)
 }
 
-/// Simulates it; the exit code.
+/// Runs the simulation; returns the exit code.
 pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     let mut set = args.set.clone();
     set.extend(args.workers.map(|n| format!("train.workers={n}")));
     let mut job = Job::load(&args.job, &set)?;
-    // Past the job file's bound, which is about Raft groups of real servers.
+    // The job file's limit applies to Raft groups of real servers, not to simulated ones.
     job.cluster.shards = args.shards.or(job.cluster.shards);
-    // Read before anything is simulated: it may take long.
+    // Read first: the simulation may take long.
     let measured = args.against.as_deref().map(RunRecord::load).transpose()?;
     if let Some(measured) = &measured {
         calibrate::same_job(&launch::describe(&mut job.clone(), None)?, &measured.run).map_err(failed)?;
@@ -197,7 +197,7 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Simulates a job, with its record in `dir`.
+/// Simulates a job and writes its record to `dir`.
 pub fn run_in(job: &Job, setup: &Setup, dir: &Path, quiet: bool) -> Result<(RunRecord, Outcome), Failure> {
     run_watched(job, setup, dir, quiet, None)
 }
@@ -237,7 +237,7 @@ fn run_watched(
     Ok((record, outcome))
 }
 
-/// What is in the job and does nothing here.
+/// Warns about settings of the job that have no effect here.
 fn warn(job: &Job, parameters: u64) {
     if job.checkpoint.is_some() {
         eprintln!("note: a simulation writes no checkpoints");
@@ -258,7 +258,7 @@ fn warn(job: &Job, parameters: u64) {
     }
 }
 
-/// A setup from a run in `dir`; the flags' part of it is as they say already while it is fitted.
+/// Fits a setup to the run in `dir`. Values that the flags set are fixed during the fit.
 pub fn calibrated(dir: &Path, base: Setup, flags: &FleetArgs, quiet: bool) -> Result<Setup, Failure> {
     let record = RunRecord::load(dir)?;
     let own = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -360,7 +360,7 @@ fn show_against(rows: &[Row], json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Renders what was predicted beside what was measured.
+/// The table of predicted and measured figures.
 fn prediction(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

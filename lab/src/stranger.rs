@@ -1,5 +1,5 @@
-//! Somebody who is no part of a fleet, and speaks to its servers: messages of every kind that are valid and not meant, old
-//! ones, forged ones, bytes that are none, and silence. Nothing of it may be answered as if a member had said it.
+//! A client outside the fleet that sends valid messages of every kind at the wrong time, old and forged
+//! ones, invalid bytes, and nothing at all. No server may treat them as messages of a member.
 
 use paraft_common::ServerId;
 use paraft_proto::{
@@ -17,31 +17,37 @@ use std::time::{Duration, Instant};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 use tonic::transport::Channel;
 
-/// What became of a visit.
+/// The result of a visit.
 #[derive(Debug, Default)]
-pub struct Visit {
-    /// Messages that were sent.
+pub struct VisitCounts {
+    /// Sent messages.
     pub sent: u64,
-    /// Those that were taken although nobody may say them from outside, in words.
+    /// Accepted messages that no outsider may send, as text.
     pub taken: Vec<String>,
 }
 
-/// A call that is answered at all is answered soon.
-const ANSWER: Duration = Duration::from_millis(500);
-/// Connections that never say a word.
-const SILENT: usize = 50;
+/// A server that answers at all does so in this time.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Connections that never send a byte.
+const SILENT_CONNECTIONS: usize = 50;
 
-/// Speaks to each of these servers for about `lasting`: without a word of TLS, and as somebody who was let in so far.
-pub async fn visit(addresses: &[String], access: &Access, rng: &mut ChaCha8Rng, lasting: Duration) -> Visit {
+/// Sends messages to each of these servers for about `lasting`: without TLS, and with a certificate
+/// that is valid up to that point.
+pub async fn visit(
+    addresses: &[String],
+    access: &Access,
+    rng: &mut ChaCha8Rng,
+    lasting: Duration,
+) -> VisitCounts {
     let until = Instant::now() + lasting;
-    let mut visit = Visit::default();
+    let mut visit = VisitCounts::default();
     let mut held = Vec::new();
     while Instant::now() < until {
         for address in addresses {
             if Instant::now() >= until {
                 break;
             }
-            if held.len() < SILENT * addresses.len() {
+            if held.len() < SILENT_CONNECTIONS * addresses.len() {
                 held.extend(TcpStream::connect(address).await.ok());
             }
             noise(address, rng).await;
@@ -53,7 +59,7 @@ pub async fn visit(addresses: &[String], access: &Access, rng: &mut ChaCha8Rng, 
     visit
 }
 
-/// Bytes that are no HTTP/2, or only its beginning.
+/// Bytes that are not HTTP/2, or only its start.
 async fn noise(address: &str, rng: &mut ChaCha8Rng) {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     match rng.random_range(0..3) {
@@ -62,13 +68,13 @@ async fn noise(address: &str, rng: &mut ChaCha8Rng) {
         _ => bytes = (0..200).map(|_| rng.random::<u8>()).collect(),
     }
     if let Ok(mut stream) = TcpStream::connect(address).await {
-        // It may be closed at once.
+        // The server may close it at once.
         let _ = stream.write_all(&bytes).await;
     }
 }
 
-/// Raft's messages, from a replica that nobody knows: to the replicas that are there, by their names.
-async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+/// Raft messages from an unknown replica to the existing replicas, by their names.
+async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut VisitCounts) {
     let hello = within(ControlClient::new(channel.clone()).hello(HelloRequest {})).await;
     let mut shards = paraft_client::connect::shards(channel.clone());
     let status = within(shards.status(StatusRequest::default())).await;
@@ -91,7 +97,8 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
                     };
                     visit.sent += 1;
                     let request = WithBulk { message, bulk };
-                    let answer = tokio::time::timeout(ANSWER, services::peer_call(channel, request)).await;
+                    let answer =
+                        tokio::time::timeout(REPLY_TIMEOUT, services::peer_call(channel, request)).await;
                     if let Ok(Ok(_)) = answer {
                         visit.taken.push(format!(
                             "{address} answered {} of term {term} from {from}, who is no member of group {group}",
@@ -104,8 +111,8 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
     }
 }
 
-/// Forged reports, and servers that ask to join and are not there.
-async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+/// Forged reports, and requests to join from servers that do not exist.
+async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut VisitCounts) {
     let mut client = ControlClient::new(channel.clone());
     let Some(known) = within(client.describe(DescribeRequest {})).await else { return };
     let nowhere = format!("127.0.0.1:{}", rng.random_range(1..20));
@@ -128,7 +135,7 @@ async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: 
         replicas: vec![lost.clone()],
         ..ReportRequest::default()
     };
-    // Of another fleet; and of a replica that is another server's.
+    // From another fleet, and from a replica of another server.
     for report in [report(rng.random(), server << 32 | 7), report(known.fleet, (server + 1) << 32 | 7)] {
         visit.sent += 1;
         if within(client.report(report)).await.is_some_and(|r| r.accepted) {
@@ -138,5 +145,5 @@ async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: 
 }
 
 async fn within<T>(ask: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Option<T> {
-    tokio::time::timeout(ANSWER * 4, ask).await.ok()?.ok().map(tonic::Response::into_inner)
+    tokio::time::timeout(REPLY_TIMEOUT * 4, ask).await.ok()?.ok().map(tonic::Response::into_inner)
 }

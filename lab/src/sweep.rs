@@ -1,34 +1,35 @@
-//! `paraft sweep`: one job with many settings, on one fleet that stands; the best of them, as a job file.
+//! `paraft sweep`: one job with many settings, on one fleet; writes the best of them as a job file.
 //!
 //! ```text
-//!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: who goes on?
+//!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: next trial?
 //! ```
 //!
-//! - `space`: what may be tried. `search`: who goes next; it knows numbers alone. `log`: what was done, so that a sweep goes on.
-//!   `trial`: one of them is trained. `told`: what is shown. `track_later`: a sweep to MLflow when it has ended.
+//! - `space`: the search space. `search`: chooses the next trial from numbers alone. `log`: lets a sweep resume.
+//!   `trial`: one of them is trained. `output`: what is shown. `track_later`: a sweep to MLflow when it has ended.
 //!
-//! A trial that goes on to the next rung begins with its own checkpoint. It is a job of the fleet while it trains and leaves nothing
+//! A trial resumes on the next rung from its checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
 
 mod log;
+mod output;
 mod search;
 mod space;
-mod told;
 mod track_later;
 mod trial;
 
 pub use track_later::{of as of_sweep, send};
 
 use clap::{Args, ValueEnum};
-use log::{Ended, Log};
-use paraft_dashboard::{Here, Page, Source};
+use log::{Log, TrialEnd};
+use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
+    existing,
     failure::Failure,
     fleet::{Fleet, SERVERS_FILE},
     launch,
     run_dir::RunDir,
-    standing, track,
-    whose::addresses,
+    targets::addresses,
+    track,
 };
 use paraft_worker::{Job, exit};
 use search::{Next, Rule, Score, Search};
@@ -51,10 +52,10 @@ use tokio::sync::watch;
 const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
-/// A trial that is killed, or whose fleet is not reached, is tried so often.
-const TRIES: u32 = 3;
-/// Before a fleet that was not reached is tried again: what kept it busy may be over by then.
-const PAUSE: Duration = Duration::from_secs(2);
+/// Attempts for a trial that is killed, or whose fleet is unreachable.
+const MAX_ATTEMPTS: u32 = 3;
+/// The delay before a retry of an unreachable fleet, which may have been busy.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// How settings are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,35 +128,35 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// A sweep as it was asked for.
+/// A sweep and its options.
 struct Sweep<'a> {
     args: &'a SweepArgs,
     space: Space,
-    /// Of each trial.
+    /// The setting of each trial.
     points: Vec<Point>,
     /// Epochs of each rung.
     rungs: Vec<u64>,
     dir: PathBuf,
-    /// Where trackers have it.
+    /// The trackers of the sweep.
     tracked: Option<Arc<track::Sweep>>,
-    /// Trials that go at the same time.
+    /// Trials at the same time share cores.
     shares_cores: bool,
     /// The job's name.
     job: String,
-    /// As its page shows it.
+    /// The sweep's state for its page.
     seen: watch::Sender<Value>,
 }
 
-/// What those share who train trials.
+/// State that all trial threads share.
 struct Shared {
     search: Search,
     log: Log,
-    /// Begun before this process, and not ended.
+    /// Trials that an earlier process started but did not finish.
     again: Vec<(usize, usize)>,
     failed: Option<Failure>,
 }
 
-/// Tries what has not been tried, and says what is best; the exit code.
+/// Runs the trials that are left and reports the best; returns the exit code.
 pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
     let space = Space::load(&args.space)?;
@@ -168,7 +169,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, what)
             .help("leave it out of the space, or take --search grid or random"));
     }
-    // Of each rung one in eta goes on.
+    // Of each rung one trial in eta continues.
     let reached =
         (0..rungs.len()).rev().find(|r| (args.eta as usize).saturating_pow(*r as u32) <= points.len());
     if let Some((top, reached)) = rungs.last().zip(reached.filter(|r| r + 1 < rungs.len())) {
@@ -193,7 +194,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         job: job.name.clone(),
         seen,
     };
-    // What no trial could be is said before any has begun.
+    // Invalid settings are reported before any trial starts.
     let mut ranks = 0;
     for trial in 0..sweep.points.len() {
         ranks = ranks.max(sweep.job(trial, 0)?.ranks());
@@ -220,8 +221,14 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     sweep.clear();
     let (own, servers) = sweep.fleet(&job)?;
     sweep.show(&search, &log);
-    let page =
-        |at| Page::serve(at, Source::Servers(servers.clone()), Some(sweep.seen.subscribe()), Here::default());
+    let page = |at| {
+        Page::serve(
+            at,
+            Source::Servers(servers.clone()),
+            Some(sweep.seen.subscribe()),
+            LocalControl::default(),
+        )
+    };
     let _page = args.dashboard.map(page).transpose()?;
     let shared = (Mutex::new(Shared { search, log, again, failed: None }), Condvar::new());
     let over = AtomicBool::new(false);
@@ -233,12 +240,12 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         let at_work: Vec<_> = (0..parallel).map(|_| work()).collect();
         let ended: Vec<_> = at_work.into_iter().map(|w| w.join()).collect();
         over.store(true, Relaxed);
-        // One that has panicked ends the sweep, as it would have alone.
+        // A panic of a trial thread ends the sweep, as it would end a single trial.
         ended.into_iter().for_each(|e| e.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     let Shared { search, log, failed, .. } = shared.0.into_inner().unwrap_or_else(|e| e.into_inner());
     if failed.is_none() {
-        // A job whose deletion its fleet did not hear.
+        // Jobs whose deletion did not reach the fleet.
         sweep.clear();
     }
     if let Some(tracked) = &sweep.tracked {
@@ -261,7 +268,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// Where a trial is that is trained to so many epochs, below the sweep's folder.
+/// The folder of a trial that is trained for this many epochs, below the sweep's folder.
 fn trial_dir(trial: usize, epochs: u64) -> String {
     format!("trial-{trial:04}/epochs-{epochs}")
 }
@@ -274,7 +281,7 @@ fn points(args: &SweepArgs, space: &Space, seed: u64) -> Result<Vec<Point>, Fail
         return Ok((0..args.trials.map_or(n, |t| n.min(t as usize))).map(|i| space.of_grid(i)).collect());
     }
     match grid {
-        // Each point once, in an order that the seed has drawn.
+        // Each point once, in an order drawn with the seed.
         Ok(n) => {
             let mut order: Vec<usize> = (0..n).collect();
             shuffle(&mut order, seed);
@@ -285,7 +292,7 @@ fn points(args: &SweepArgs, space: &Space, seed: u64) -> Result<Vec<Point>, Fail
     }
 }
 
-/// Fisher and Yates.
+/// Fisher-Yates shuffle.
 fn shuffle(order: &mut [usize], seed: u64) {
     use rand_chacha::rand_core::{Rng, SeedableRng};
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
@@ -294,7 +301,7 @@ fn shuffle(order: &mut [usize], seed: u64) {
     }
 }
 
-/// Epochs of each rung: `min_epochs` times powers of `eta`, and the job's own at the top.
+/// Epochs of each rung: `min_epochs` times powers of `eta`, and the job's own epochs at the top.
 fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
     if matches!(args.search, Kind::Grid | Kind::Random) {
         return Ok(vec![epochs]);
@@ -314,7 +321,7 @@ fn rungs(args: &SweepArgs, epochs: u64) -> Result<Vec<u64>, Failure> {
     Ok(rungs)
 }
 
-/// Trials at a time, and whether they share cores.
+/// The number of parallel trials, and whether they share cores.
 fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let own = (cores / ranks.max(1)).max(1);
@@ -332,10 +339,10 @@ fn parallel(args: &SweepArgs, ranks: u32) -> Result<(u32, bool), Failure> {
     Ok((asked, asked > own))
 }
 
-/// Starts servers that have died again, until all is over; then the fleet ends.
+/// Restarts dead servers until the sweep is over; then ends the fleet.
 fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
-    const LOOK: Duration = Duration::from_millis(100);
-    const PAUSE: Duration = Duration::from_secs(1);
+    const POLL_INTERVAL: Duration = Duration::from_millis(100);
+    const RESTART_DELAY: Duration = Duration::from_secs(1);
     let mut again: BTreeMap<usize, Instant> = BTreeMap::new();
     while !over.load(Relaxed) {
         for id in 0..fleet.servers.len() {
@@ -343,7 +350,7 @@ fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
             if server.ended().is_some() && !again.contains_key(&id) {
                 let end = server.end();
                 eprintln!("warning: {} {end}; it is started again", server.name);
-                again.insert(id, Instant::now() + PAUSE);
+                again.insert(id, Instant::now() + RESTART_DELAY);
             }
         }
         if let Some((&id, _)) = again.iter().find(|(_, at)| Instant::now() >= **at) {
@@ -351,17 +358,17 @@ fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
                 Ok(()) => _ = again.remove(&id),
                 Err(e) => {
                     eprintln!("warning: server-{id} could not be started again: {}", e.message());
-                    again.insert(id, Instant::now() + 10 * PAUSE);
+                    again.insert(id, Instant::now() + 10 * RESTART_DELAY);
                 }
             }
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     fleet.stop();
 }
 
 impl Sweep<'_> {
-    fn score(&self, ended: &Ended) -> Score {
+    fn score(&self, ended: &TrialEnd) -> Score {
         ended.value.map(|v| self.space.metric.score(v))
     }
 
@@ -369,42 +376,43 @@ impl Sweep<'_> {
         trial_dir(trial, self.rungs[rung])
     }
 
-    /// Deletes jobs that trials have left on a fleet that stands: of a sweep that was killed, or that could not reach it.
+    /// Deletes the jobs that trials left on a shared fleet, after a kill or while the fleet was
+    /// unreachable.
     fn clear(&self) {
         let servers = self.args.to.as_deref().and_then(|to| addresses(Some(to), &[]).ok());
         for trial in 0..self.points.len() {
             for dir in (0..self.rungs.len()).map(|rung| self.dir.join(self.trial_dir(trial, rung))) {
-                if let Err(e) = standing::clear(&dir, servers.as_deref().unwrap_or_default()) {
-                    // Looked for again when the trial is, and at the sweep's end.
+                if let Err(e) = existing::clear(&dir, servers.as_deref().unwrap_or_default()) {
+                    // The deletion is retried with the trial, and at the sweep's end.
                     eprintln!("warning: what {} has left on its fleet: {}", dir.display(), e.message());
                 }
             }
         }
     }
 
-    /// The servers: those of a fleet that stands, or of one that is the sweep's own and ends with it.
+    /// The servers of a shared fleet, or of a fleet that belongs to the sweep and ends with it.
     fn fleet(&self, job: &Job) -> Result<(Option<Fleet>, Vec<String>), Failure> {
         if let Some(to) = &self.args.to {
             return Ok((None, addresses(Some(to), &[])?));
         }
         let dir = self.dir.join("fleet");
-        // What servers of an earlier try held is of no use: trials go on from their checkpoints.
+        // Server data of an earlier attempt is useless: trials resume from their checkpoints.
         match fs::remove_dir_all(&dir) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&dir, e)),
             _ => {}
         }
         fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
-        // Whoever looks for its processes finds them by the whole path.
+        // Tools find the processes of a fleet by its absolute path.
         let dir = fs::canonicalize(&dir).map_err(|e| Failure::write(&dir, e))?;
         let fleet = Fleet::standing(job.servers(), &dir)?;
         let servers = fleet.addresses.clone();
-        // For whoever asks it by the sweep's folder.
+        // Lets commands address the fleet by the sweep's folder.
         let file = dir.join(SERVERS_FILE);
         fs::write(&file, servers.join(",")).map_err(|e| Failure::write(&file, e))?;
         Ok((Some(fleet), servers))
     }
 
-    /// Trains one trial after the other, until there is none.
+    /// Trains one trial after the other, until none is left.
     fn work(
         &self,
         servers: &[String],
@@ -431,13 +439,13 @@ impl Sweep<'_> {
             let begun = all.log.begin(trial, rung, &self.space.set(&self.points[trial]));
             drop(all);
             let train = || begun.and_then(|()| self.train(trial, rung, servers, interrupted));
-            // One that panics must not keep the others waiting for what it will never say.
+            // A panicking thread must not leave the others waiting for its result.
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(train)).unwrap_or_else(|_| {
                 Err(Failure::new(exit::FAILED, format!("trial {trial} ended in a panic: please report it")))
             });
             all = lock();
             let told = ended.and_then(|ended| {
-                let ended = Ended { ended_ms: paraft_host::clock::unix_ms(), ..ended };
+                let ended = TrialEnd { ended_ms: paraft_host::clock::unix_ms(), ..ended };
                 all.search.ended(trial, rung, self.score(&ended));
                 all.log.end(&ended)?;
                 self.say(&ended, all.log.ended.len());

@@ -10,7 +10,7 @@ pub use mimalloc::MiMalloc as Allocator;
 use std::ffi::{c_int, c_long};
 
 /// How long a freed page is kept before the system gets it back.
-const KEPT_MS: c_long = 300;
+const PURGE_DELAY_MS: c_long = 300;
 /// Where the user says otherwise.
 const VARIABLES: [&str; 2] = ["MIMALLOC_PURGE_DELAY", "MIMALLOC_RESET_DELAY"];
 /// `mi_option_purge_delay` of mimalloc 2; the bindings do not name it.
@@ -24,7 +24,7 @@ pub fn set_up(scarce: bool) {
         let _ = rustix::thread::disable_transparent_huge_pages(true);
     }
     if VARIABLES.iter().all(|v| std::env::var_os(v).is_none()) {
-        set(PURGE_DELAY, if scarce { 0 } else { KEPT_MS });
+        set(PURGE_DELAY, if scarce { 0 } else { PURGE_DELAY_MS });
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     fn the_option_is_the_one_that_the_bindings_do_not_name() {
         assert_eq!(get(PURGE_DELAY), 10, "mimalloc 2's default");
         set_up(false);
-        assert_eq!(get(PURGE_DELAY), KEPT_MS);
+        assert_eq!(get(PURGE_DELAY), PURGE_DELAY_MS);
         set_up(true);
         assert_eq!(get(PURGE_DELAY), 0);
     }

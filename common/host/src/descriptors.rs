@@ -2,7 +2,7 @@
 
 /// Beyond this many more are of no use: a server bounds its connections by their memory before that, and some programs
 /// that a process starts close every descriptor up to its limit, one by one.
-const ENOUGH: u64 = 1 << 20;
+const MAX_USEFUL: u64 = 1 << 20;
 
 /// What a process without a limit, or of a system that does not say one, is taken to have.
 const UNKNOWN: u64 = 1024;
@@ -15,7 +15,7 @@ pub fn raise_descriptor_limit() -> u64 {
     {
         use nix::sys::resource::{Resource, getrlimit, setrlimit};
         let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return UNKNOWN };
-        let wanted = hard.min(ENOUGH);
+        let wanted = hard.min(MAX_USEFUL);
         if wanted > soft
             && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
         {
@@ -32,7 +32,7 @@ pub fn descriptor_limit() -> u64 {
     #[cfg(unix)]
     {
         use nix::sys::resource::{Resource, getrlimit};
-        getrlimit(Resource::RLIMIT_NOFILE).map_or(UNKNOWN, |(soft, _)| soft.min(ENOUGH))
+        getrlimit(Resource::RLIMIT_NOFILE).map_or(UNKNOWN, |(soft, _)| soft.min(MAX_USEFUL))
     }
     #[cfg(not(unix))]
     UNKNOWN
@@ -71,11 +71,11 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one_and_what_is_open_is_counted() {
+    fn the_soft_limit_rises_to_the_hard_one_and_open_files_count() {
         use nix::sys::resource::{Resource, getrlimit};
         let limit = raise_descriptor_limit();
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-        assert_eq!((limit, soft), (hard.min(ENOUGH), hard.min(ENOUGH)));
+        assert_eq!((limit, soft), (hard.min(MAX_USEFUL), hard.min(MAX_USEFUL)));
         // Other tests of this process open and close files meanwhile, but not so many.
         let before = open_descriptors();
         let held: Vec<_> = (0..200).map(|_| File::open("/dev/null").expect("a descriptor")).collect();

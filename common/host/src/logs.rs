@@ -22,17 +22,17 @@ use tracing_subscriber::{
 };
 
 /// Lines that are kept, and characters of each.
-pub const KEPT: (usize, usize) = (20, 240);
+pub const MAX_RECENT: (usize, usize) = (20, 240);
 
-struct Recent {
+struct RecentLines {
     /// How many there were, with those that are kept no more.
     number: u64,
     lines: VecDeque<String>,
 }
 
-static RECENT: Mutex<Recent> = Mutex::new(Recent { number: 0, lines: VecDeque::new() });
+static RECENT: Mutex<RecentLines> = Mutex::new(RecentLines { number: 0, lines: VecDeque::new() });
 
-fn kept() -> MutexGuard<'static, Recent> {
+fn kept() -> MutexGuard<'static, RecentLines> {
     RECENT.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -43,7 +43,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path)?;
             let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
-            let _ = all(filter("info")).with(layer).with(Keep).try_init();
+            let _ = all(filter("info")).with(layer).with(RecentLayer).try_init();
         }
         None => on_terminal("warn"),
     }
@@ -55,7 +55,7 @@ pub fn on_terminal(level: &str) {
     let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // Where standard error can't be written neither can that it can't.
     let layer = layer.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
-    let _ = all(filter(level)).with(layer).with(Keep).try_init();
+    let _ = all(filter(level)).with(layer).with(RecentLayer).try_init();
 }
 
 /// What passes the filter, and each line that repeats once in a while.
@@ -85,19 +85,19 @@ pub fn words(event: &Event<'_>) -> String {
 
 /// A layer that keeps the last lines for [`recent`].
 #[derive(Debug)]
-pub struct Keep;
+pub struct RecentLayer;
 
-impl<S: Subscriber> Layer<S> for Keep {
+impl<S: Subscriber> Layer<S> for RecentLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() % 86_400);
         let (h, m, s) = (at / 3600, at / 60 % 60, at % 60);
         let line = format!("{h:02}:{m:02}:{s:02} {} {}", event.metadata().level(), words(event));
         let mut kept = kept();
         kept.number += 1;
-        if kept.lines.len() == KEPT.0 {
+        if kept.lines.len() == MAX_RECENT.0 {
             kept.lines.pop_front();
         }
-        kept.lines.push_back(line.chars().take(KEPT.1).collect());
+        kept.lines.push_back(line.chars().take(MAX_RECENT.1).collect());
     }
 }
 
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_and_told_once() {
-        let registry = tracing_subscriber::registry().with(Keep);
+        let registry = tracing_subscriber::registry().with(RecentLayer);
         tracing::subscriber::with_default(registry, || {
-            for i in 0..KEPT.0 + 5 {
+            for i in 0..MAX_RECENT.0 + 5 {
                 tracing::info!(i, "step {}", "x".repeat(300));
             }
         });

@@ -1,7 +1,7 @@
-//! How much memory this process may still take: what the host has, what each cgroup above the process leaves, and the
-//! process's own limits. Read from /proc and /sys; where nothing can be read, nothing is limited.
+//! The memory that this process may still use: that of the host, of each cgroup above the process, and
+//! of the process's own limits, from /proc and /sys. A file that cannot be read sets no limit.
 //!
-//! The texts are read by pure functions; [`memory`] only opens the files.
+//! Pure functions parse the texts; [`memory`] only reads the files.
 
 use cached::Cached;
 use std::{
@@ -11,50 +11,50 @@ use std::{
     time::Duration,
 };
 
-/// One bound on memory, and what is left below it.
+/// A limit on memory, and its free rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Names it: processes that draw on the same pool of the same host give it the same name.
+    /// Its identity: processes of one host that share a pool use the same id.
     pub id: String,
-    /// What it is, for people: `the host`, `cgroup /a/b`, `ulimit -v`.
+    /// Its name for people: `the host`, `cgroup /a/b`, `ulimit -v`.
     pub what: String,
-    /// Bytes that can still be taken.
+    /// Free bytes.
     pub free: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub limit: u64,
 }
 
-/// All bounds that hold for this process.
+/// All limits on this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// At most one of the host, one of each cgroup with a limit, and one of each rlimit.
+    /// At most one for the host, one for each cgroup with a limit, and one for each rlimit.
     pub pools: Vec<Pool>,
 }
 
 impl Memory {
-    /// The bound that leaves least; `None` where nothing is known of any.
+    /// The pool with the least free bytes; `None` without any.
     pub fn tightest(&self) -> Option<&Pool> {
         self.pools.iter().min_by_key(|p| p.free)
     }
 
-    /// Bytes that can still be taken; everything where no bound is known.
+    /// Free bytes; unlimited without a known limit.
     pub fn free(&self) -> u64 {
         self.tightest().map_or(u64::MAX, |p| p.free)
     }
 
-    /// Bytes of the bound that leaves least.
+    /// The limit of the tightest pool.
     pub fn limit(&self) -> u64 {
         self.tightest().map_or(u64::MAX, |p| p.limit)
     }
 
-    /// Whether one of the bounds is so low that what an allocator keeps for speed weighs beside it.
+    /// Whether a limit is so low that an allocator's caches matter.
     pub fn is_scarce(&self) -> bool {
         self.pools.iter().any(|p| p.limit < SCARCE)
     }
 
-    /// What stays free for everything that nobody plans: a thirty-second of the bound, from 64 to 256 MiB.
+    /// Bytes to keep free for unplanned use: a thirty-second of the limit, from 64 to 256 MiB.
     pub fn reserve(&self) -> u64 {
-        self.tightest().map_or(0, |p| (p.limit / 32).clamp(LEAST_RESERVE, MOST_RESERVE))
+        self.tightest().map_or(0, |p| (p.limit / 32).clamp(MIN_RESERVE, MAX_RESERVE))
     }
 }
 
@@ -62,11 +62,11 @@ impl Memory {
 pub const ADDRESS_SPACE: &str = "ulimit -v";
 
 const SCARCE: u64 = 2 << 30;
-/// Messages on their way, and what the allocator keeps: more than a thirty-second where the bound is small.
-const LEAST_RESERVE: u64 = 64 << 20;
-const MOST_RESERVE: u64 = 256 << 20;
+/// For messages in flight and the allocator's caches: more than a thirty-second of a small limit.
+const MIN_RESERVE: u64 = 64 << 20;
+const MAX_RESERVE: u64 = 256 << 20;
 
-/// A cgroup without a limit says `max` (v2) or a number near 2^63 (v1).
+/// A cgroup without a limit contains `max` (v2) or a number near 2^63 (v1).
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Reads a line `Name:   123 kB` of /proc/meminfo or /proc/self/status, in bytes.
@@ -75,13 +75,13 @@ pub fn kilobytes(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The host as /proc/meminfo has it.
+/// Total and free memory of the host, from /proc/meminfo.
 pub fn host_pool(meminfo: &str) -> Option<(u64, u64)> {
     Some((kilobytes(meminfo, "MemAvailable")?, kilobytes(meminfo, "MemTotal")?))
 }
 
-/// What a cgroup leaves, and its limit: from its limit, what it uses, and its `memory.stat`. Page cache counts as used and
-/// goes when memory is needed, as in the kernel's `MemAvailable`. `None`: it has no limit.
+/// Free bytes and limit of a cgroup, from its limit, its usage and its `memory.stat`. Page cache counts
+/// as free, since the kernel reclaims it, as in `MemAvailable`. `None`: no limit.
 pub fn cgroup_pool(limit: &str, used: &str, stat: &str) -> Option<(u64, u64)> {
     let limit = limit.trim().parse::<u64>().ok().filter(|l| *l < NO_LIMIT)?;
     let used = used.trim().parse::<u64>().ok()?;
@@ -89,9 +89,9 @@ pub fn cgroup_pool(limit: &str, used: &str, stat: &str) -> Option<(u64, u64)> {
         let line = stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|n| n.trim().parse::<u64>().ok())
     };
-    // v1 counts a level alone without `total_`, and `used` counts those below.
+    // In v1, a value without `total_` excludes the levels below, which `used` includes.
     let either = |name: &str| of(&format!("total_{name}")).or_else(|| of(name)).unwrap_or(0);
-    // Only v2 counts the kernel's own objects too; the names of files are most of those that can go.
+    // Only v2 also counts kernel objects; most reclaimable ones are file names.
     let cache = either("inactive_file") + either("active_file") + either("slab_reclaimable");
     Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
 }
@@ -101,7 +101,8 @@ pub fn rlimit(limits: &str, name: &str) -> Option<u64> {
     limits.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// Where the process is: for each hierarchy that has memory, whether it is v2, and the path in it.
+/// The cgroups of the process: for each hierarchy with a memory controller, whether it is v2, and the
+/// path.
 pub fn cgroups_of(text: &str) -> Vec<(bool, &str)> {
     let of = |line| {
         let mut parts = str::splitn(line, 3, ':');
@@ -119,8 +120,8 @@ fn cgroup_pools(boot: &str, pools: &mut Vec<Pool>) {
             true => ("/sys/fs/cgroup", ["memory.max", "memory.current"]),
             false => ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
         };
-        // From the process's own up to the root: each bounds those below. A container may see its own as the root, and a
-        // path that is not there.
+        // From the process's own cgroup up to the root: each limits those below. In a container the own
+        // cgroup may be the root, and the path may not exist.
         let mut at: PathBuf = Path::new(root).join(path.trim_start_matches('/'));
         loop {
             let read = |name: &str| fs::read_to_string(at.join(name)).ok();
@@ -154,7 +155,7 @@ fn process_pools(boot: &str, pools: &mut Vec<Pool>) {
     }
 }
 
-/// What may still be taken, as it is now. Some file reads: tens of microseconds.
+/// The current memory. Reads some files: tens of microseconds.
 pub fn memory() -> Memory {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let boot = boot.trim();
@@ -173,13 +174,13 @@ pub fn memory_lately() -> Memory {
     LAST.get(memory)
 }
 
-/// Whether so little is left that what can be given up should be.
+/// Whether memory is so short that caches should be released.
 pub fn is_short() -> bool {
     let now = memory_lately();
     now.free() < now.reserve()
 }
 
-/// A value that is read again when it is old.
+/// A value that is refreshed when it is old.
 mod cached {
     use std::{
         sync::{Mutex, PoisonError},
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroups_page_cache_is_free_and_a_cgroup_without_a_limit_is_none() {
+    fn cgroup_page_cache_is_free_and_no_limit_is_none() {
         let stat = "anon 100\nfile 900\ninactive_file 300\nactive_file 200\nslab 7\n";
         assert_eq!(cgroup_pool("4096\n", "1024\n", stat), Some((4096 - 524, 4096)));
         let kernels = "inactive_file 100\nslab_reclaimable 50\nslab_unreclaimable 9\n";

@@ -11,11 +11,11 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::{Layer, layer::Context};
 
 /// A line is written once in so long.
-const WITHIN: Duration = Duration::from_secs(30);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 /// Lines that are known at a time. Of more than that, those written longest ago are forgotten.
-const KNOWN: usize = 256;
+const MAX_LINES: usize = 256;
 /// So much of a line is said with its count.
-const SHOWN: usize = 200;
+const MAX_CHARS: usize = 200;
 
 /// A layer that lets a line pass once in 30 s, for all other layers.
 #[derive(Debug, Default)]
@@ -34,17 +34,17 @@ impl Known {
     /// Whether a line is to be written now; and what was not written since it was last.
     fn hear(&mut self, line: &str, now: Instant) -> (bool, u64) {
         if let Some(known) = self.0.get_mut(line) {
-            if now.saturating_duration_since(known.written) < WITHIN {
+            if now.saturating_duration_since(known.written) < REPEAT_INTERVAL {
                 known.more += 1;
                 return (false, 0);
             }
             known.written = now;
             return (true, std::mem::take(&mut known.more));
         }
-        if self.0.len() >= KNOWN {
-            self.0.retain(|_, l| now.saturating_duration_since(l.written) < WITHIN);
+        if self.0.len() >= MAX_LINES {
+            self.0.retain(|_, l| now.saturating_duration_since(l.written) < REPEAT_INTERVAL);
         }
-        if self.0.len() >= KNOWN
+        if self.0.len() >= MAX_LINES
             && let Some(oldest) = self.0.iter().min_by_key(|(_, l)| l.written).map(|(line, _)| line.clone())
         {
             self.0.remove(&oldest);
@@ -71,7 +71,7 @@ impl<S: Subscriber> Layer<S> for Repeats {
         let (write, more) = self.0.lock().unwrap_or_else(PoisonError::into_inner).hear(&key, Instant::now());
         if more > 0 {
             COUNTS.set(true);
-            let line: String = words(event).chars().take(SHOWN).collect();
+            let line: String = words(event).chars().take(MAX_CHARS).collect();
             tracing::info!(more, "since it was last written this line came so many times more: {line}");
             COUNTS.set(false);
         }
@@ -112,11 +112,11 @@ mod tests {
     #[test]
     fn lines_that_are_known_are_bounded() {
         let (mut known, began) = (Known::default(), Instant::now());
-        for i in 0..3 * KNOWN as u64 {
+        for i in 0..3 * MAX_LINES as u64 {
             assert_eq!(known.hear(&i.to_string(), began + Duration::from_millis(i)), (true, 0));
-            assert!(known.0.len() <= KNOWN);
+            assert!(known.0.len() <= MAX_LINES);
         }
-        let last = (3 * KNOWN - 1).to_string();
+        let last = (3 * MAX_LINES - 1).to_string();
         assert_eq!(known.hear(&last, began + Duration::from_secs(1)), (false, 0));
     }
 

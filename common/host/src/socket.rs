@@ -1,5 +1,5 @@
-//! Where a server's Unix socket is: workers on the same host use it instead of TCP, which costs about half as
-//! much CPU. Derived from the TCP address, so that nothing has to be configured.
+//! The path of a server's Unix socket, which workers on the same host use instead of TCP at about half
+//! the CPU cost. It is derived from the TCP address, so it needs no configuration.
 
 use std::{
     net::{IpAddr, UdpSocket},
@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-/// Whether an address such as `10.0.0.1:7070` is one of this host's (in a container: of this network namespace's). A
-/// name other than `localhost` is nobody's: what it stands for may change.
+/// Whether an address such as `10.0.0.1:7070` belongs to this host (in a container: to this network
+/// namespace). A name other than `localhost` never counts, since its address may change.
 fn is_local(address: &str) -> bool {
     match ip_of(address) {
         Some((ip, _)) if ip.is_loopback() => true,
-        // Only an address of its own can be bound.
+        // Only an address of this host can be bound.
         Some((ip, _)) => !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok(),
         None => false,
     }
@@ -25,7 +25,7 @@ fn ip_of(address: &str) -> Option<(IpAddr, u16)> {
     Some((ip, port.parse().ok()?))
 }
 
-/// What the kernel takes as the path of a socket, with a zero behind it.
+/// The kernel's maximal length of a socket path, including the final zero.
 const SUN_LEN: usize = 108;
 
 /// The socket for an address of this host; `None` for any other, off Linux, and where the temporary folder's path is too long
@@ -45,8 +45,8 @@ pub fn socket_path(address: &str) -> Option<PathBuf> {
     (path.as_os_str().len() < SUN_LEN).then_some(path)
 }
 
-/// Removes the sockets of servers that were killed and had no time to do so: those which nobody answers, unless they are so
-/// new that somebody may be about to.
+/// Removes the sockets of killed servers: those without a listener, unless they are so new that a
+/// server may be about to listen.
 #[cfg(unix)]
 pub fn sweep_sockets() {
     if let Some(dir) = socket_dir() {
@@ -78,7 +78,7 @@ fn socket_dir() -> Option<PathBuf> {
     let me = std::fs::metadata("/proc/self").ok()?.uid();
     let dir = std::env::temp_dir().join(format!("paraft-{me}"));
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&dir);
-    // Somebody else's directory under this name is a trap: use TCP.
+    // Another user's directory under this name is a trap: use TCP.
     let m = std::fs::symlink_metadata(&dir).ok()?;
     (m.is_dir() && m.uid() == me && m.mode() & 0o077 == 0).then_some(dir)
 }
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn sockets_that_nobody_answers_are_swept_away() {
+    fn sockets_without_a_listener_are_removed() {
         use std::os::unix::net::UnixListener;
         let dir = std::env::temp_dir().join(format!("paraft-sweep-{}", std::process::id()));
         std::fs::create_dir(&dir).expect("a folder");

@@ -1,7 +1,7 @@
-//! Vectors of `f32` of which a process holds a part at a time.
+//! Vectors of `f32` that a process holds only in part.
 //!
-//! [`Pages`] are memory that is given back piece by piece; [`Scratch`] lies in a file, and the kernel keeps of it what there is room for.
-//! Both are as long as the model, whatever there is of memory.
+//! [`Pages`] are memory that is released piece by piece. [`Scratch`] is a mapped file, which the kernel
+//! caches as far as memory permits. Both are as long as the model, whatever the size of memory.
 
 use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 use rustix::fs::FallocateFlags;
@@ -14,7 +14,8 @@ use std::{
 
 const F32: usize = size_of::<f32>();
 
-/// Zeros, of which a page takes memory once something was written there, and none again once it was [released](Self::release).
+/// Zero-initialised values. A page takes memory only between its first write and its
+/// [release](Self::release).
 #[derive(Debug)]
 pub struct Pages {
     map: Option<MmapMut>,
@@ -22,9 +23,10 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// So many values.
+    /// A vector of `len` values.
     ///
     /// # Errors
+    ///
     /// The process may not have so large an address space.
     pub fn new(len: usize) -> io::Result<Self> {
         let map = || MmapOptions::new().len(bytes(len)?).no_reserve_swap().map_anon();
@@ -32,16 +34,16 @@ impl Pages {
         Ok(Self { map, page: rustix::param::page_size() })
     }
 
-    /// The values of this range are of no use any more: pages that lie whole in it take no memory, and read as zeros. What else is
-    /// on the first and the last page stays.
+    /// Releases this range: pages that lie whole in it take no memory, and read as zeros. The rest of
+    /// the first and last page keeps its values.
     pub fn release(&mut self, range: Range<usize>) {
         let Some(map) = &self.map else { return };
         let (begin, end) =
             ((range.start * F32).next_multiple_of(self.page), (range.end * F32).min(map.len()));
-        // The last page is the map's own to its end.
+        // The last page ends with the map.
         let end = if end == map.len() { end } else { end / self.page * self.page };
         if begin < end {
-            // It is a hint in that nothing depends on the memory being free.
+            // Correctness does not depend on the release, so an error is ignored.
             let _ = discard(map, begin..end);
         }
     }
@@ -68,19 +70,20 @@ impl DerefMut for Pages {
     }
 }
 
-/// Zeros in a file without a name, which ends with the process.
+/// Zero-initialised values in an unnamed file, which ends with the process.
 #[derive(Debug)]
 pub struct Scratch(Option<MmapMut>);
 
 impl Scratch {
-    /// So many values, in a file in this folder. The disk has room for all of them then.
+    /// A vector of `len` values, in a file in this folder. Reserves its disk space.
     ///
     /// # Errors
-    /// The folder can't be written, or its disk has no room.
+    ///
+    /// The folder is not writable, or its disk is full.
     pub fn new(folder: &Path, len: usize) -> io::Result<Self> {
         let map = || -> io::Result<MmapMut> {
             let file = tempfile::tempfile_in(folder)?;
-            // Without room a write would end the process with SIGBUS.
+            // A write without disk space would end the process with SIGBUS.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes(len)? as u64)?;
             shared(&file)
         };
@@ -90,7 +93,7 @@ impl Scratch {
 
 #[expect(unsafe_code, reason = "a mapping is only as constant as its file")]
 fn shared(file: &File) -> io::Result<MmapMut> {
-    // SAFETY: the file has no name, so nobody else can open, change or shorten it.
+    // SAFETY: the file has no name, so no other process can open, change or shorten it.
     unsafe { MmapMut::map_mut(file) }
 }
 
@@ -116,7 +119,7 @@ fn bytes(len: usize) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    /// Of this process, in anonymous pages.
+    /// Resident anonymous memory of this process.
     fn resident() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").expect("a Linux");
         let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("what is resident");

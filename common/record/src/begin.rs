@@ -1,27 +1,28 @@
-//! The record of a run whose workers come one by one, by hand or by an engine: whoever of them comes first begins it, the others and
-//! those that come back go on in it.
+//! The record of a run whose workers start one by one, by hand or by an engine. The first worker starts
+//! the record; other workers and restarted ones append to it.
 //!
-//! What tells a run that goes on from one that begins again in the folder is [`Run::founding`]: the servers draw a new one whenever a job
-//! begins, and who joins later hears the same. So it does not matter who asks, when, or with which flags.
+//! [`Run::founding`] tells a continued run from a new one in the same folder. The servers draw a new
+//! value at each start of a job, and every worker that joins receives it. So the order, the time and
+//! the flags of the workers do not matter.
 
 use crate::{Event, METRICS_FILE, MetricsWriter, RecordError, Run};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Locked while a launcher has a run's folder. The lock goes with the process, however that ends; the file stays and says
-/// nothing by itself.
+/// Locked while a launcher holds a run's folder. The kernel releases the lock with the process; the
+/// file itself remains and has no meaning.
 pub const LAUNCHER_LOCK: &str = "launcher.lock";
 
-/// A `run` line is shorter.
-const LONGEST_FIRST_LINE: u64 = 1 << 20;
+/// Maximal bytes of a `run` line.
+const MAX_FIRST_LINE: u64 = 1 << 20;
 
-/// Makes a run's folder where there is none.
+/// Creates a run's folder if it is missing.
 pub fn make_folder(dir: &Path) -> Result<(), RecordError> {
     fs::create_dir_all(dir).map_err(|source| RecordError::Folder { path: dir.to_path_buf(), source })
 }
 
-/// Gives the record in `dir`, if there is one, the first free name `metrics.N.jsonl`: where it is now.
+/// Renames the record in `dir`, if any, to the first free name `metrics.N.jsonl`; returns the new path.
 pub fn set_aside(dir: &Path) -> Result<Option<PathBuf>, RecordError> {
     let record = dir.join(METRICS_FILE);
     if !record.exists() {
@@ -33,19 +34,20 @@ pub fn set_aside(dir: &Path) -> Result<Option<PathBuf>, RecordError> {
     Ok(Some(free))
 }
 
-/// Opens the record in `dir` for a worker that has joined the job of which `run` tells, and begins it where this is the first one there.
-/// The record of an earlier beginning is set aside. A launcher's is the launcher's business.
+/// Opens the record in `dir` for a worker that has joined the job in `run`. The first worker starts the
+/// record, and sets an earlier one aside. A launcher's record is left to the launcher.
 pub fn join(dir: &Path, run: &Run) -> Result<MetricsWriter, RecordError> {
-    // One at a time looks and begins, until this is dropped. Where a file system has no locks each process has a folder of its own.
+    // Serialises the check and the start, until drop. On a file system without locks, each process has
+    // its own folder.
     let turn = File::open(dir).map_err(RecordError::io(dir))?;
     let _ = turn.lock();
     let record = dir.join(METRICS_FILE);
     let begins = match first_line(&record)? {
-        First::None => true,
-        First::Run(there) if of_another(&there, run) => true,
-        First::Run(there) if !there.founding.is_empty() => false,
-        // A launcher's; or from before foundings were recorded.
-        First::Run(_) | First::Other => run.resumed_step.is_some() && held(dir) == Some(false),
+        FirstLine::None => true,
+        FirstLine::Run(there) if of_another(&there, run) => true,
+        FirstLine::Run(there) if !there.founding.is_empty() => false,
+        // A launcher's record, or one from before this field existed.
+        FirstLine::Run(_) | FirstLine::Other => run.resumed_step.is_some() && held(dir) == Some(false),
     };
     if !begins || run.founding.is_empty() {
         return MetricsWriter::append(record);
@@ -62,35 +64,35 @@ fn of_another(there: &Run, run: &Run) -> bool {
     !there.founding.is_empty() && there.founding != run.founding
 }
 
-enum First {
+enum FirstLine {
     None,
     Run(Box<Run>),
     Other,
 }
 
-fn first_line(record: &Path) -> Result<First, RecordError> {
+fn first_line(record: &Path) -> Result<FirstLine, RecordError> {
     let file = match File::open(record) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(First::None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(FirstLine::None),
         opened => opened.map_err(RecordError::io(record))?,
     };
     let mut line = Vec::new();
-    let mut start = BufReader::new(file).take(LONGEST_FIRST_LINE);
+    let mut start = BufReader::new(file).take(MAX_FIRST_LINE);
     start.read_until(b'\n', &mut line).map_err(RecordError::io(record))?;
     Ok(match serde_json::from_slice(&line) {
-        _ if line.is_empty() => First::None,
-        Ok(Event::Run(run)) => First::Run(Box::new(run)),
-        _ => First::Other,
+        _ if line.is_empty() => FirstLine::None,
+        Ok(Event::Run(run)) => FirstLine::Run(Box::new(run)),
+        _ => FirstLine::Other,
     })
 }
 
-/// Whether a launcher is known to have the folder; where that can't be told none has.
+/// Whether a launcher is known to hold the folder; false if that is unknown.
 pub fn is_held(dir: &Path) -> bool {
     held(dir) == Some(true)
 }
 
-/// Whether a launcher has the folder; `None`: nobody can know.
+/// Whether a launcher holds the folder; `None`: unknown.
 fn held(dir: &Path) -> Option<bool> {
-    // NFS locks only what is open for writing.
+    // NFS locks only files that are open for writing.
     match OpenOptions::new().write(true).open(dir.join(LAUNCHER_LOCK)).map(|file| file.try_lock()) {
         Err(e) => (e.kind() == ErrorKind::NotFound).then_some(false),
         Ok(Ok(())) => Some(false),
@@ -119,7 +121,8 @@ mod tests {
         Event::Train(Train { samples, ..Train::default() })
     }
 
-    /// The records in the folder, the present one first: each its founding, if it says one, and its number of lines.
+    /// The records in the folder, the current one first: the `founding` of each, if any, and its number
+    /// of lines.
     fn records(dir: &Path) -> Vec<(String, usize)> {
         let all = [METRICS_FILE, "metrics.1.jsonl", "metrics.2.jsonl"];
         let said = |name: &str| {
@@ -146,20 +149,20 @@ mod tests {
         let one = |founding: &str, lines| (founding.to_string(), lines);
         come("a", None);
         assert_eq!(records(dir), [one("a", 9)]);
-        // The servers are new: the run begins again at a checkpoint.
+        // The servers are new: the run restarts from a checkpoint.
         come("b", Some(10));
         assert_eq!(records(dir), [one("b", 9), one("a", 9)]);
-        // Who comes back goes on, whatever it was started with.
+        // A worker that rejoins appends, whatever its flags.
         come("b", Some(10));
         come("b", None);
         assert_eq!(records(dir), [one("b", 25), one("a", 9)]);
-        // A fleet has lost its state, and there was no checkpoint.
+        // A fleet has lost its state without a checkpoint.
         come("c", None);
         assert_eq!(records(dir), [one("c", 9), one("a", 9), one("b", 25)]);
     }
 
     #[test]
-    fn a_record_without_a_founding_is_set_aside_at_a_checkpoint_unless_a_launcher_writes_it() {
+    fn a_record_without_bootstrap_is_replaced_without_a_launcher() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         let write = |event| MetricsWriter::append(dir.join(METRICS_FILE)).unwrap().write(&event).unwrap();

@@ -1,12 +1,13 @@
-//! Several runs of one job, put beside each other: what `compare.json`, the table and the page of a comparison are made of.
+//! Several runs of one job side by side: the data of `compare.json` and of a comparison's table and
+//! page.
 //!
 //! ```text
-//!  RunRecord of each run ──▶ Comparison ──▶ groups (seeds put together) ──▶ figures: mean, deviation, range
-//!                                                                     └──▶ verdict: sentences that follow from RULES
+//!  RunRecord of each run ──▶ Comparison ──▶ groups (seeds combined) ──▶ figures: mean, deviation, range
+//!                                                                 └──▶ verdict: sentences that follow from RULES
 //! ```
 //!
-//! A [`Cell`] is one run. A [`Group`] is the runs that differ in nothing but the seed. Everything here is computed from the
-//! records; nothing is measured, nothing is drawn.
+//! A [`Cell`] is one run. A [`Group`] holds the runs that differ only in the seed. This module only
+//! computes from records; it measures and draws nothing.
 
 mod figures;
 mod verdict;
@@ -22,21 +23,21 @@ use std::path::Path;
 /// One run of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// `bsp`, `ssp:4`, `asp`: as the run began.
+    /// The initial mode: `bsp`, `ssp:4`, `asp`.
     pub mode: String,
     /// Workers.
     pub workers: u32,
-    /// The name of what was changed in the job beside mode, workers and seed; `job` where nothing was.
+    /// The name of the job's changes besides mode, workers and seed; `job` without changes.
     pub algorithm: String,
-    /// Of weights and of the order of samples.
+    /// The seed of the weights and of the sample order.
     pub seed: u64,
     /// The run's folder, below the comparison's.
     pub dir: String,
-    /// What it wrote.
+    /// Its record.
     pub record: RunRecord,
 }
 
-/// A combination that was not run.
+/// A combination that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeftOut {
     /// Its mode.
@@ -45,29 +46,30 @@ pub struct LeftOut {
     pub workers: u32,
     /// Its algorithm.
     pub algorithm: String,
-    /// Why, in words.
+    /// The reason, for people.
     pub reason: String,
 }
 
-/// What all runs of a comparison had beside their jobs.
+/// The conditions of all runs of a comparison, besides their jobs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conditions {
     /// Simulated: no processes, and all times are simulated.
     pub simulated: bool,
-    /// Workers that were made slower, by how much.
+    /// Slow workers, with the factor on their step time.
     pub slow: BTreeMap<u32, f64>,
     /// Steps of all workers that took longer, as `P:Fx`: a share P of them took F times as long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub straggle: Option<String>,
-    /// What was added to each way between a worker and a server, in milliseconds.
+    /// Delay added to each direction between a worker and a server, in milliseconds.
     pub delay_ms: f64,
-    /// What a connection between a worker and a server carried each way, in megabits a second; none: no bound.
+    /// The bandwidth limit of each direction between a worker and a server, in megabits a second;
+    /// `None`: no limit.
     pub bandwidth_mbit: Option<f64>,
     /// Runs at a time.
     pub parallel: u32,
     /// Cores of the machine.
     pub cores: u32,
-    /// What the reader must know about them, in words.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -78,22 +80,22 @@ pub struct Comparison {
     pub job: String,
     /// The runs, in the order of the matrix.
     pub cells: Vec<Cell>,
-    /// What was not run.
+    /// The skipped combinations.
     pub left_out: Vec<LeftOut>,
-    /// How they were run.
+    /// The conditions of the runs.
     pub conditions: Conditions,
 }
 
-/// Runs that differ in nothing but the seed.
+/// Runs that differ only in the seed.
 #[derive(Clone, Debug)]
 pub struct Group<'a> {
-    /// What tells it apart from the other groups: its mode, and workers and algorithm where there are several.
+    /// The group's distinguishing name: its mode, and workers and algorithm if there are several.
     pub label: String,
-    /// The same for all of its runs.
+    /// The mode of all its runs.
     pub mode: &'a str,
-    /// Likewise.
+    /// The workers of all its runs.
     pub workers: u32,
-    /// Likewise.
+    /// The algorithm of all its runs.
     pub algorithm: &'a str,
     /// Its runs, one for each seed.
     pub cells: Vec<&'a Cell>,
@@ -102,12 +104,13 @@ pub struct Group<'a> {
 }
 
 impl Cell {
-    /// Whether it says something about its group: it ended in order, with a loss that is a number.
+    /// Whether the run is valid evidence: it ended normally, with a finite loss.
     pub fn counts(&self) -> bool {
         self.record.diverged.is_none() && self.record.summarize().final_loss.is_none_or(f64::is_finite)
     }
 
-    /// Its summary as one JSON object in one line, with what tells the run apart: `algorithm`, `seed`, `dir`, `ended`.
+    /// Its summary as one line of JSON, with the identity of the run: `algorithm`, `seed`, `dir`,
+    /// `ended`.
     pub fn to_json(&self) -> Result<String, RecordError> {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -130,17 +133,17 @@ impl Cell {
 }
 
 impl Group<'_> {
-    /// Whether each of its runs counts.
+    /// Whether all of its runs count.
     pub fn whole(&self) -> bool {
         self.cells.iter().all(|c| c.counts())
     }
 
-    /// How many of its runs diverged.
+    /// The number of diverged runs.
     pub fn diverged(&self) -> usize {
         self.cells.iter().filter(|c| !c.counts()).count()
     }
 
-    /// The runs that its figures and curves are made of: those that count, or where none does, all.
+    /// The runs behind its figures and curves: those that count, or all if none does.
     pub fn shown(&self) -> Vec<&RunRecord> {
         let counting: Vec<_> = self.cells.iter().filter(|c| c.counts()).map(|c| &c.record).collect();
         if counting.is_empty() { self.cells.iter().map(|c| &c.record).collect() } else { counting }
@@ -153,7 +156,7 @@ impl Group<'_> {
 }
 
 impl Comparison {
-    /// The runs by mode, workers and algorithm, in the order in which each combination comes first.
+    /// The runs grouped by mode, workers and algorithm, in the order of first occurrence.
     pub fn groups(&self) -> Vec<Group<'_>> {
         let several = |differ: &dyn Fn(&Cell, &Cell) -> bool| {
             self.cells.first().is_some_and(|first| self.cells.iter().any(|c| differ(first, c)))
@@ -190,7 +193,7 @@ impl Comparison {
         groups
     }
 
-    /// What follows from [`RULES`].
+    /// The conclusions from [`RULES`].
     pub fn verdict(&self) -> Verdict {
         Verdict::of(&self.groups())
     }

@@ -1,17 +1,17 @@
-//! Lines of a chart, computed from a record: pure functions, no drawing.
+//! The curves of charts, computed from a record. Pure, without drawing.
 //!
-//! A fleet's position at a moment is the sum of its workers' samples at that moment of their training clocks.
-//! Each worker's clock starts with its own first step, so a worker that joined late is drawn as if it had
-//! been there from the start.
+//! A fleet's position at a moment is the sum of its workers' samples at that moment of their training
+//! clocks. Each worker's clock starts with its own first step, so a worker that joined late is drawn as
+//! if it had been there from the start.
 
 use crate::{RunRecord, total};
 use std::collections::BTreeMap;
 
-/// At most this many points a loss line, so that it reads as a line and the page stays small.
+/// Maximal points of a loss curve, so it is readable and the page stays small.
 pub const LOSS_WINDOWS: usize = 300;
 
-/// At most this many points a throughput line: fewer than [`LOSS_WINDOWS`], as a rate over a short window
-/// shows the moment a worker logged more than its speed.
+/// Maximal points of a throughput curve. It is below [`LOSS_WINDOWS`], since a rate over a short window
+/// depends more on the moments of log lines than on speed.
 pub const RATE_WINDOWS: usize = 60;
 
 /// The mean training loss of all workers in one window of the training clock.
@@ -30,7 +30,7 @@ pub struct LossPoint {
 pub struct RatePoint {
     /// The window's middle.
     pub seconds: f64,
-    /// Samples a second of all workers together.
+    /// Samples per second of all workers together.
     pub samples_per_s: f64,
 }
 
@@ -49,9 +49,9 @@ pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
     let mut before = BTreeMap::new();
     for t in record.train_losses() {
         let done = before.insert(t.worker, t.samples).unwrap_or(0);
-        // A line without new samples still says something about the loss; it weighs as one sample.
+        // A line without new samples still reports a loss; it weighs as one sample.
         let weight = t.samples.saturating_sub(done).max(1) as f64;
-        // Closed on the right: a line speaks of the time that ends with it.
+        // Closed on the right: a line describes the time before it.
         let i = ((t.seconds / fleet.end * windows as f64).ceil() as usize).clamp(1, windows) - 1;
         let sum = &mut sums[i];
         sum.lines += 1.0;
@@ -85,7 +85,7 @@ pub fn throughput(record: &RunRecord) -> Vec<RatePoint> {
 /// A switch of the mode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchPoint {
-    /// The training clock of the first worker that heard of it.
+    /// The training clock of the first worker that received it.
     pub seconds: f64,
     /// Fleet samples at that moment.
     pub samples: f64,
@@ -93,7 +93,7 @@ pub struct SwitchPoint {
     pub mode: String,
 }
 
-/// The switches of the mode, each where the first worker heard of it.
+/// The switches of the mode, each at the first worker that received it.
 pub fn switches(record: &RunRecord) -> Vec<SwitchPoint> {
     let fleet = Fleet::new(record);
     let mut seen = 0;
@@ -108,7 +108,7 @@ pub fn switches(record: &RunRecord) -> Vec<SwitchPoint> {
     points
 }
 
-/// Every worker's samples over its training clock.
+/// Every worker's samples as a function of its training clock.
 struct Fleet {
     tracks: Vec<Vec<(f64, f64)>>,
     end: f64,
@@ -121,7 +121,8 @@ impl Fleet {
         let totals = record.workers.iter().map(|w| (w.worker, w.seconds, w.samples));
         for (worker, seconds, samples) in lines.chain(totals) {
             let track = tracks.entry(worker).or_insert_with(|| vec![(0.0, 0.0)]);
-            // Kept rising in both: a search needs it, and a worker that began again under its rank counts anew.
+            // Both must increase for the search; a worker that restarted under its rank counts from
+            // zero.
             if let Some(&(s, n)) = track.last()
                 && seconds > s
             {
@@ -133,7 +134,8 @@ impl Fleet {
         Self { tracks, end }
     }
 
-    /// Samples of all workers when their clocks show `seconds`, on straight lines between what they logged.
+    /// Samples of all workers when their clocks show `seconds`, interpolated linearly between their
+    /// lines.
     fn samples_at(&self, seconds: f64) -> f64 {
         let one = |track: &Vec<(f64, f64)>| {
             let next = track.partition_point(|p| p.0 <= seconds).max(1);
@@ -146,7 +148,7 @@ impl Fleet {
         total(self.tracks.iter().map(one))
     }
 
-    /// As many windows as a worker has lines, so that each one has about a line of every worker.
+    /// As many windows as a worker has lines, so each window has about one line of every worker.
     fn windows(&self, record: &RunRecord, most: usize) -> usize {
         (record.train.len() / self.tracks.len().max(1)).clamp(1, most)
     }
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn throughput_adds_up_to_the_samples_even_when_a_worker_stops_early() {
+    fn throughput_sums_to_the_samples_when_a_worker_stops_early() {
         let mut lines: Vec<_> = (1..=40).map(|i| line(0, i as f64 * 0.5, i * 10, 1.0)).collect();
         lines.extend((1..=20).map(|i| line(1, i as f64 * 0.5, i * 30, 1.0)));
         lines.push(Event::Worker(Worker {
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_says_no_loss_has_no_line_and_one_that_diverges_has() {
+    fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
         let silent = [line(0, 1.0, 100, f64::NAN), line(0, 2.0, 200, f64::NAN)];
         assert!(train_loss(&record(silent.to_vec())).is_empty());
         let other = [line(1, 1.0, 100, 3.0), line(1, 2.0, 200, f64::NAN)];

@@ -1,12 +1,12 @@
 //! The lines of `metrics.jsonl`.
 //!
-//! Each line is a JSON object whose `event` says which of these structs it is. `wall` is unix time in seconds.
-//! `seconds` is the writer's training clock: it starts with the worker's first step and stands still while
-//! the worker evaluates, so two modes are compared by the time they trained.
+//! Each line is a JSON object. Its `event` field names one of these structs. `wall` is Unix time in
+//! seconds. `seconds` is the writer's training clock: it starts with the worker's first step and pauses
+//! while the worker evaluates, so modes are compared by training time.
 //!
-//! Old files stay readable: a new field gets a default, a field is never renamed, an unknown field is ignored
-//! (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN; a loss that is no longer a number is
-//! written as `null` and read as NaN, because a run that diverged must still have a record.
+//! Old files stay readable: a new field gets a default, no field is renamed, and unknown fields are
+//! ignored (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN. A loss that is NaN is
+//! written as `null` and read as NaN, because a diverged run must still have a record.
 
 use paraft_common::histogram::{DelayHistogram, LogHistogram};
 use paraft_common::{ServerId, ShardId, Step, Version, WorkerId};
@@ -16,9 +16,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// What was run: the first line.
+    /// The configuration of the run: the first line.
     Run(Run),
-    /// A worker's progress since its line before.
+    /// A worker's progress since its previous line.
     Train(Train),
     /// A held-out evaluation.
     Eval(Eval),
@@ -26,55 +26,56 @@ pub enum Event {
     Worker(Worker),
     /// A server's totals for a shard.
     Shard(Shard),
-    /// A worker left, or its lease ended.
+    /// A worker left, or its lease expired.
     Leave(Leave),
-    /// What a server process has used, at its end.
+    /// The resources that a server process used, written at its end.
     Server(Server),
-    /// A checkpoint was written, or was not.
+    /// A checkpoint was written, or failed.
     Checkpoint(Checkpoint),
-    /// A worker has trained a chunk of the leased sampler.
+    /// A worker finished a chunk of the leased sampler.
     Chunk(Chunk),
-    /// An evaluation takes long.
+    /// A long evaluation is in progress.
     Evaluating(Evaluating),
     /// The mode was switched.
     Mode(ModeSwitch),
-    /// The loss or a gradient became no number, which ended the training.
+    /// The loss or a gradient became NaN or infinite, which ended the training.
     Diverged(Diverged),
-    /// The numbers of the whole run: the last line.
+    /// The totals of the whole run: the last line.
     Summary(Summary),
 }
 
-/// Training ended before its time, since the loss or a gradient became no number. Written by who launched it.
+/// Training ended early because the loss or a gradient became NaN or infinite. The launcher writes this
+/// line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Diverged {
     /// Unix time, seconds.
     pub wall: f64,
-    /// What the worker said that saw it first.
+    /// The message of the worker that detected it first.
     pub reason: String,
 }
 
-/// A worker has trained a chunk of the leased sampler. One that was trained by a worker that died before it could say so
-/// is trained again, and has two lines.
+/// A worker finished a chunk of the leased sampler. If a worker dies before it reports a chunk, another
+/// worker trains the chunk again, and the chunk has two lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Chunk {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
-    /// Of which epoch, from 1.
+    /// The epoch, from 1.
     pub epoch: u64,
-    /// Which of the epoch, from 0.
+    /// The chunk's number in the epoch, from 0.
     pub chunk: u64,
-    /// Samples in it.
+    /// Samples in the chunk.
     pub samples: u64,
 }
 
-/// A worker goes on in another mode: it has heard of the switch with the pull after `step`.
+/// A worker continues in another mode: the pull after `step` carried the switch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModeSwitch {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// Its last finished step.
     pub step: Step,
@@ -82,21 +83,22 @@ pub struct ModeSwitch {
     pub samples: u64,
     /// Its training clock.
     pub seconds: f64,
-    /// Counts the switches of the job.
+    /// The number of this switch in the job.
     pub number: u64,
     /// The mode in force: `bsp`, `ssp:4`, `asp`.
     pub mode: String,
 }
 
-/// Stands where a user's script decides: the launcher knows neither its data nor its optimizer.
+/// The value of fields that a user's script decides: the launcher knows neither its data nor its
+/// optimizer.
 pub const SCRIPT: &str = "script";
 
-/// What was run.
+/// The configuration of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Unix time, seconds.
     pub wall: f64,
-    /// The run's name, which is also its folder's.
+    /// The run's name, also the name of its folder.
     pub name: String,
     /// The consistency mode as users write it: `bsp`, `ssp:4`, `asp`.
     pub mode: String,
@@ -118,44 +120,48 @@ pub struct Run {
     pub seed: u64,
     /// Passes over the training data; 0 where a script decides.
     pub epochs: u64,
-    /// Trainable numbers in the model; 0 where only a program of the user's knows.
+    /// Trainable values in the model; 0 if only the user's script knows.
     pub parameters: u64,
-    /// Samples the whole fleet is to train on; likewise.
+    /// Samples that the whole fleet trains on; 0 if only the user's script knows.
     pub samples_budget: u64,
     /// Optimizer name.
     pub optimizer: String,
     /// Learning rate.
     pub lr: f64,
-    /// What is done about late gradients: `asgd`, `dc-asgd-c`, ...; empty in files of before there was a choice.
+    /// The algorithm for late gradients: `asgd`, `dc-asgd-c`, ...; empty in files from before this
+    /// option.
     #[serde(default)]
     pub algorithm: String,
-    /// How pushes carry gradients: `f32`, `top-k:0.001`, ...; likewise.
+    /// The encoding of pushed gradients: `f32`, `top-k:0.001`, ...; empty in files from before this
+    /// option.
     #[serde(default)]
     pub encoding: String,
-    /// When lock-step rounds close: `all` or `backup`; likewise.
+    /// When lock-step rounds close: `all` or `backup`; empty in files from before this option.
     #[serde(default)]
     pub round: String,
-    /// The accuracy (0 to 1) the run is measured against, if any.
+    /// The target accuracy (0 to 1) of the run, if any.
     #[serde(default)]
     pub target_accuracy: Option<f64>,
-    /// The step of the checkpoint that the run goes on from, if it does. All other figures count from there.
+    /// The step of the checkpoint that the run resumes from, if any. All other figures count from
+    /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<Step>,
-    /// What the servers know this beginning of the job by, where a worker has written this line: no launcher has.
+    /// The servers' identifier of this start of the job. Empty if the launcher wrote this line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub founding: String,
-    /// Nothing ran but a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its begin.
+    /// The run is a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its
+    /// start.
     #[serde(default, skip_serializing_if = "is_false")]
     pub simulated: bool,
 }
 
 impl Run {
-    /// Whether a user's script decides what is trained, on what and how.
+    /// Whether a user's script defines the model, the data and the optimizer.
     pub fn of_script(&self) -> bool {
         self.data == SCRIPT
     }
 
-    /// The model, and on what it is trained.
+    /// The model and its data set, for people.
     pub fn what(&self) -> String {
         match self.of_script() {
             true => self.model.clone(),
@@ -173,45 +179,45 @@ fn is_false(b: &bool) -> bool {
 pub struct Checkpoint {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who was to write it.
+    /// The worker that was to write it.
     pub worker: WorkerId,
-    /// Of which step.
+    /// The step.
     pub step: Step,
-    /// How long it took, beside training.
+    /// Seconds that the write took, in parallel with training.
     pub seconds: f64,
-    /// Weights and optimizer state.
+    /// Bytes of weights and optimizer state.
     pub bytes: u64,
-    /// Its folder; empty where there is none.
+    /// Its folder; empty if the write failed.
     pub path: String,
-    /// Why there is none.
+    /// Why the write failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A worker's progress since its line before.
+/// A worker's progress since its previous line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Train {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// Its last finished step.
     pub step: Step,
-    /// The pass over the data it is in, from 1.
+    /// The current pass over the data, from 1.
     pub epoch: u64,
     /// Samples it has trained on so far.
     pub samples: u64,
     /// Its training clock.
     pub seconds: f64,
-    /// Mean training loss since its line before.
+    /// Mean training loss since the previous line.
     #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,
-    /// Its throughput since its line before.
+    /// Samples per second since the previous line.
     #[serde(deserialize_with = "null_as_nan")]
     pub samples_per_s: f64,
-    /// Seconds it has spent in pulls so far: waiting for others, and the network.
+    /// Seconds spent in pulls so far: the wait for other workers, and the network.
     pub wait_seconds: f64,
-    /// Mean delay, in versions, of its pushes since its line before.
+    /// Mean delay, in versions, of the pushes since the previous line.
     #[serde(default)]
     pub delay_mean: Option<f64>,
 }
@@ -230,28 +236,28 @@ pub struct Eval {
     /// Mean held-out loss.
     #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,
-    /// Share of held-out samples classified rightly, 0 to 1; `None` where the model does not classify.
+    /// Share of held-out samples classified correctly, 0 to 1; `None` if the model does not classify.
     #[serde(default)]
     pub accuracy: Option<f64>,
     /// Held-out samples.
     pub count: u64,
-    /// Whether this is the evaluation after the last push of the fleet.
+    /// Whether this evaluation follows the last push of the fleet.
     #[serde(rename = "final", default)]
     pub is_final: bool,
 }
 
-/// How far a worker is with its share of an evaluation that takes longer than a second.
+/// A worker's progress in an evaluation that takes longer than a second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluating {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// Finished passes over the data.
     pub epoch: u64,
-    /// Held-out samples that it has evaluated.
+    /// Held-out samples evaluated so far.
     pub done: u64,
-    /// Of so many.
+    /// Held-out samples in this worker's share.
     pub of: u64,
 }
 
@@ -260,7 +266,7 @@ pub struct Evaluating {
 pub struct Worker {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// Steps finished.
     pub steps: u64,
@@ -274,9 +280,9 @@ pub struct Worker {
     pub bytes_pushed: u64,
     /// Weight bytes it received, as encoded.
     pub bytes_pulled: u64,
-    /// Processor time of its process, all cores, user and system.
+    /// CPU time of its process, all cores, user and system.
     pub cpu_seconds: f64,
-    /// Largest memory of its process.
+    /// Peak resident set of its process.
     pub peak_rss_bytes: u64,
 }
 
@@ -286,9 +292,9 @@ pub struct Worker {
 pub struct Shard {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Which shard.
+    /// The shard.
     pub shard: ShardId,
-    /// Who counted.
+    /// The server that counted.
     pub server: ServerId,
     /// The shard's version.
     pub version: Version,
@@ -302,48 +308,49 @@ pub struct Shard {
     pub bytes_pushed: u64,
     /// Weight bytes sent, as encoded.
     pub bytes_pulled: u64,
-    /// Acknowledged pushes that went down with a leader.
+    /// Acknowledged pushes that were lost with a leader.
     #[serde(default)]
     pub pushes_lost: u64,
-    /// Pushes that lock-step rounds were closed without.
+    /// Pushes that closed lock-step rounds left out.
     #[serde(default, alias = "passed_over")]
     pub dropped: u64,
-    /// How late the pushes of each worker were, as far as this server led while they were applied.
+    /// The lateness of each worker's pushes, counted while this server led.
     #[serde(default, alias = "lateness", skip_serializing_if = "Vec::is_empty")]
     pub staleness: Vec<Staleness>,
-    /// Who has waited for whom, as far as this server led.
+    /// Which worker waited for which, counted while this server led.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<Wait>,
 }
 
-/// How long a worker was held up by another.
+/// How long one worker waited for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
-    /// Who waited.
+    /// The worker that waited.
     pub worker: WorkerId,
-    /// For whose push.
+    /// The worker whose push it waited for.
     #[serde(rename = "for")]
     pub of: WorkerId,
-    /// Together.
+    /// Total seconds.
     pub seconds: f64,
 }
 
-/// How late a worker's pushes were, bucket by bucket.
+/// How late a worker's pushes were, counted per bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Staleness {
-    /// Whose.
+    /// The worker.
     pub worker: WorkerId,
     /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
     pub delay: Vec<u64>,
-    /// Average steps between the weights that were pulled and those that the push was applied to: upper bounds and counts.
+    /// Distance in average steps between the pulled weights and the weights that the push was applied
+    /// to: upper bounds and counts.
     #[serde(alias = "gap")]
     pub distance: LogHistogram,
-    /// Seconds between the answer of the pull and the push being applied, likewise.
+    /// Seconds between the answer to the pull and the update: upper bounds and counts.
     pub age: LogHistogram,
 }
 
 impl Staleness {
-    /// Adds what was measured of other pushes.
+    /// Adds the measurements of `other`.
     pub fn add(&mut self, other: &Self) {
         let mut delays = DelayHistogram::from_counts(&self.delay);
         delays.merge(&DelayHistogram::from_counts(&other.delay));
@@ -360,17 +367,18 @@ impl Shard {
     }
 }
 
-/// A worker left, or a rank of one.
+/// A worker, or one rank of a worker, left.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leave {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
-    /// A rank of the worker's group, which goes on without it; none: the worker.
+    /// The rank of the worker's group that left, while the group continues; `None`: the whole worker
+    /// left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Why, in words.
+    /// Why, for people.
     pub reason: String,
 }
 
@@ -379,15 +387,15 @@ pub struct Leave {
 pub struct Summary {
     /// The consistency mode that the run began in.
     pub mode: String,
-    /// The mode that somebody has switched it to last.
+    /// The mode of the last switch, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switched_to: Option<String>,
     /// Workers at the start.
     pub workers: u32,
     /// Samples trained on by all workers.
     pub samples: u64,
-    /// From the run's beginning to the first step that a worker has written down: processes, data, shards and their leaders; `None`
-    /// in simulated time, and where nothing was trained.
+    /// Seconds from the start of the run to the first step in the record: start of processes, data,
+    /// shards and leaders. `None` in simulated time, and if no step was trained.
     #[serde(default)]
     pub first_step_seconds: Option<f64>,
     /// The longest training clock of a worker.
@@ -398,7 +406,7 @@ pub struct Summary {
     pub final_loss: Option<f64>,
     /// Held-out accuracy at the end, 0 to 1.
     pub final_accuracy: Option<f64>,
-    /// What the next two are measured against.
+    /// The target of the next two fields.
     pub target_accuracy: Option<f64>,
     /// Training clock at the first evaluation at or above the target; `None` when there was none.
     pub seconds_to_target: Option<f64>,
@@ -418,15 +426,15 @@ pub struct Summary {
     pub cpu_seconds_per_1000_samples: Option<f64>,
     /// Seconds spent in pulls, summed over workers.
     pub wait_seconds: f64,
-    /// How often a worker left before it had written its totals; one that came back may leave again.
+    /// How often a worker left before it wrote its totals; a worker that rejoins may leave again.
     pub workers_lost: u32,
-    /// How often a rank left its group; 0 but for jobs with groups.
+    /// How often a rank left its group; 0 for jobs without groups.
     #[serde(default)]
     pub ranks_lost: u32,
-    /// Acknowledged pushes that went down with a leader; 0 but for jobs with durability `leader`.
+    /// Acknowledged pushes that were lost with a leader; 0 unless the durability is `leader`.
     #[serde(default)]
     pub pushes_lost: u64,
-    /// Pushes that lock-step rounds were closed without; 0 but for jobs whose `[round]` does so.
+    /// Pushes that closed lock-step rounds left out; 0 unless `[round]` allows it.
     #[serde(default, alias = "passed_over")]
     pub dropped: u64,
     /// Half of all pushes had at most this distance, in average steps (an upper bound, to a factor of 1.42).
@@ -443,12 +451,12 @@ pub struct Summary {
     pub age_p99: Option<f64>,
 }
 
-/// `server`: what a server process used between the start of the workers and their end.
+/// `server`: the resources of a server process between the start of the workers and their end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Server {
     /// Unix time, seconds.
     pub wall: f64,
-    /// Which server.
+    /// The server.
     pub server: ServerId,
     /// CPU time of all threads, user and system.
     pub cpu_seconds: f64,

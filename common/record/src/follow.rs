@@ -1,8 +1,10 @@
-//! A run that is followed while it goes on, by a thread of its own: event files for TensorBoard, and points for whoever wants them.
+//! Follows a run in progress on its own thread: writes event files for TensorBoard, and passes points
+//! to a sink.
 //!
-//! Of the processes that append to a record one writes the event files: the one that holds the lock of the record, so the launcher where
-//! there is one, else the first worker; where that ends, the next. Who begins writes all points from the first, and tells TensorBoard to
-//! forget those that were there. Nothing that goes wrong here ends a run.
+//! Of the processes that append to a record, only the holder of the record's lock writes event files:
+//! the launcher if there is one, else the first worker, and after its end the next. A new writer writes
+//! all points from the first, and tells TensorBoard to forget the old ones. Errors here never end a
+//! run.
 
 use crate::tensorboard::EventFile;
 use crate::{METRICS_FILE, Point, RecordError, Series, Tail};
@@ -15,13 +17,13 @@ use std::time::Duration;
 /// The folder of event files in a run's folder.
 pub const TENSORBOARD_FOLDER: &str = "tensorboard";
 
-/// New lines are looked for so often, and what they give is flushed.
-const LOOK: Duration = Duration::from_secs(1);
+/// The poll interval of the record; each poll flushes its points.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What new points are given to.
+/// The receiver of new points.
 pub type Sink = Box<dyn FnMut(&[Point]) + Send>;
 
-/// A run's folder, followed until this is dropped. What is in the record by then is followed to its end.
+/// A followed run, until drop, which still handles the rest of the record.
 #[derive(Debug)]
 pub struct Follow {
     stop: Option<Sender<()>>,
@@ -29,32 +31,34 @@ pub struct Follow {
 }
 
 impl Follow {
-    /// Follows the record in `dir`, which others may follow too. `say` is told once what went wrong with the event files.
+    /// Follows the record in `dir`, which other processes may follow too. `say` receives the first
+    /// error of the event files.
     pub fn beside(dir: &Path, say: fn(&RecordError)) -> Self {
-        Self::start(Following::new(dir, None, say))
+        Self::start(FollowState::new(dir, None, say))
     }
 
-    /// Follows it before all others, who leave it to this one. The record must be there. All points go to `sink` too.
+    /// Follows it before all other processes, which leave it to this one. The record must exist. `sink`
+    /// also receives all points.
     pub fn first(dir: &Path, sink: Sink, say: fn(&RecordError)) -> Self {
-        let mut following = Following::new(dir, Some(sink), say);
+        let mut following = FollowState::new(dir, Some(sink), say);
         following.take_turn();
-        // On a file system without locks nobody else takes a turn.
+        // On a file system without locks no other process takes a turn.
         following.has_turn = true;
         Self::start(following)
     }
 
-    fn start(mut following: Following) -> Self {
+    fn start(mut following: FollowState) -> Self {
         let (stop, stopped) = channel();
         let work = move || {
             loop {
-                let goes_on = stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout);
+                let goes_on = stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout);
                 following.look(!goes_on);
                 if !goes_on {
                     return;
                 }
             }
         };
-        // Without a thread the run goes on without event files.
+        // Without a thread the run continues without event files.
         let thread = std::thread::Builder::new().name("follow".into()).spawn(work).ok();
         Self { stop: Some(stop), thread }
     }
@@ -69,23 +73,23 @@ impl Drop for Follow {
     }
 }
 
-struct Following {
+struct FollowState {
     record: PathBuf,
     folder: PathBuf,
     tail: Tail,
     series: Series,
     sink: Option<Sink>,
     say: fn(&RecordError),
-    /// Locked while it is this one's turn.
+    /// Locked while this process writes.
     lock: Option<File>,
     has_turn: bool,
-    /// It has looked, and another had the turn.
+    /// It has polled while another process held the lock.
     waited: bool,
     file: Option<EventFile>,
     failed: bool,
 }
 
-impl Following {
+impl FollowState {
     fn new(dir: &Path, sink: Option<Sink>, say: fn(&RecordError)) -> Self {
         let record = dir.join(METRICS_FILE);
         Self {
@@ -104,7 +108,7 @@ impl Following {
     }
 
     fn take_turn(&mut self) {
-        // NFS locks only what is open for writing.
+        // NFS locks only files that are open for writing.
         let Ok(file) = OpenOptions::new().append(true).open(&self.record) else { return };
         match file.try_lock() {
             Ok(()) => (self.lock, self.has_turn) = (Some(file), true),
@@ -113,7 +117,7 @@ impl Following {
     }
 
     fn look(&mut self, is_last: bool) {
-        // At its end one that has waited so far would write all anew what another has written.
+        // A process that never held the lock must not rewrite at its end what another has written.
         if !(self.has_turn || is_last && self.waited) {
             self.take_turn();
         }
@@ -150,7 +154,7 @@ impl Following {
     }
 }
 
-/// Writes points, into a file that is made with the first of them.
+/// Writes points to a file, which is created with the first point.
 fn put(
     file: &mut Option<EventFile>,
     folder: &Path,
@@ -165,7 +169,8 @@ fn put(
     file.flush()
 }
 
-/// Writes the event file of a run that has ended, from its record in `dir`; where it is. `None`: there is no point to write.
+/// Writes the event file of an ended run from its record in `dir`; returns its path. `None`: there are
+/// no points.
 pub fn export(dir: impl AsRef<Path>) -> Result<Option<PathBuf>, RecordError> {
     let dir = dir.as_ref();
     let (first_step, points) = all(dir)?;
@@ -176,7 +181,7 @@ pub fn export(dir: impl AsRef<Path>) -> Result<Option<PathBuf>, RecordError> {
     Ok(file.map(|f| f.path().to_path_buf()))
 }
 
-/// The points of the record in `dir`, which are those that were followed.
+/// The points of the record in `dir`, equal to the followed ones.
 pub fn points(dir: impl AsRef<Path>) -> Result<Vec<Point>, RecordError> {
     Ok(all(dir.as_ref())?.1)
 }

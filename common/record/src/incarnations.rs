@@ -1,4 +1,4 @@
-//! Workers that were started again: each process counts from zero, the record goes on.
+//! Restarted workers: each process counts from zero, while the record continues.
 
 use crate::count;
 use crate::event::{Event, Train, Worker};
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_was_started_again_goes_on_where_it_was() {
+    fn a_restarted_worker_continues_where_it_was() {
         let mut incarnations = Incarnations::default();
         let seen: Vec<_> =
             [line(101.0, 100, 1.0), line(110.0, 900, 10.0), line(121.0, 50, 1.0), line(130.0, 500, 10.0)]

@@ -33,7 +33,7 @@ impl MetricsWriter {
     pub fn write(&mut self, event: &Event) -> Result<(), RecordError> {
         let mut line = serde_json::to_vec(event).map_err(RecordError::Unwritable)?;
         line.push(b'\n');
-        // Not write_all: the second half of a line could land behind somebody else's line.
+        // Not write_all: the second half of a line could follow another process's line.
         let written = loop {
             match self.file.write(&line) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

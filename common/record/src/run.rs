@@ -1,8 +1,8 @@
-//! The events of one run, put in order, and the numbers computed from them.
+//! The events of one run in order, and the numbers that follow from them.
 //!
-//! Nothing here trusts that a process ended well: a worker that was killed wrote no totals, so its last
-//! progress line stands in for them; and when a byte count of one side is short because a process died,
-//! the other side's count is used.
+//! No process is assumed to end normally. A killed worker wrote no totals, so its last progress line
+//! replaces them. If one side's byte count is short because a process died, the other side's count is
+//! used.
 
 use crate::{
     Diverged, Eval, Event, Incarnations, Leave, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
@@ -13,41 +13,41 @@ use paraft_common::{ServerId, ShardId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What one run wrote, sorted by kind.
+/// The lines of one run, sorted by kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRecord {
-    /// What was run. The first `run` line counts.
+    /// The configuration. The first `run` line counts.
     pub run: Run,
     /// Progress of all workers, by training clock.
     pub train: Vec<Train>,
-    /// Evaluations by samples; of several lines about one evaluation only the first is here.
+    /// Evaluations by samples; each evaluation once, by its first line.
     pub evals: Vec<Eval>,
-    /// Totals of the workers that ended in order, by worker; the last line counts.
+    /// Totals of the workers that ended normally, by worker; the last line counts.
     pub workers: Vec<Worker>,
-    /// The last counts of every (shard, server).
+    /// The last counters of every (shard, server).
     pub shards: Vec<Shard>,
-    /// What the servers used; the last line of each counts.
+    /// The resources of the servers; the last line of each counts.
     pub servers: Vec<Server>,
-    /// Switches of the mode, as each worker heard of them, in the order of the file.
+    /// Switches of the mode as each worker received them, in the order of the file.
     pub switches: Vec<ModeSwitch>,
-    /// Who left, in the order of the file.
+    /// Departures of workers, in the order of the file.
     pub leaves: Vec<Leave>,
-    /// Why training ended before its time, where the loss or a gradient became no number.
+    /// Why training ended early, if the loss or a gradient became NaN or infinite.
     pub diverged: Option<Diverged>,
-    /// What time-to-accuracy is measured against. Starts as the run's own target; a comparison may set one
-    /// target for all its runs.
+    /// The target accuracy of time-to-accuracy. It starts as the run's own target; a comparison may set
+    /// one target for all its runs.
     pub target_accuracy: Option<f64>,
 }
 
 impl RunRecord {
-    /// Reads [`METRICS_FILE`] in the folder `dir`. Works on a run that is still going.
+    /// Reads [`METRICS_FILE`] in the folder `dir`. The run may be in progress.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, RecordError> {
         let path = dir.as_ref().join(METRICS_FILE);
         Self::from_events(read_events(&path)?).ok_or(RecordError::NoRun { path })
     }
 
-    /// Sorts the events of one run; `None` when there is no `run` event. A `summary` event is left out: it can
-    /// be computed again.
+    /// Sorts the events of one run; `None` without a `run` event. A `summary` event is ignored: it can
+    /// be recomputed.
     pub fn from_events(events: impl IntoIterator<Item = Event>) -> Option<Self> {
         let mut run = None;
         let mut diverged = None;
@@ -79,14 +79,16 @@ impl RunRecord {
         let run = run?;
         train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
         if incarnations.any() {
-            // Who evaluated is not in the line; its clock may be that of a process that was started again.
+            // The line does not name the worker that evaluated; its clock may be that of a restarted
+            // process.
             for e in &mut evals {
                 let by_then = train.iter().filter(|t| t.wall <= e.wall).map(|t| t.seconds);
                 e.seconds = by_then.fold(e.seconds, f64::max);
             }
         }
         if !leaves.is_empty() {
-            // A worker counts the fleet's samples as if all trained on; count what was really trained by then.
+            // A worker estimates the fleet's samples as if all workers trained; replace that by the
+            // samples trained by then.
             for e in &mut evals {
                 let mut by_worker = BTreeMap::<WorkerId, u64>::new();
                 for t in train.iter().filter(|t| t.wall <= e.wall) {
@@ -114,7 +116,7 @@ impl RunRecord {
         })
     }
 
-    /// The evaluation that stands for the end of the run: the one marked final, else the last epoch's.
+    /// The evaluation at the end of the run: the one marked final, else the last epoch's.
     pub fn final_eval(&self) -> Option<&Eval> {
         self.evals.iter().rfind(|e| e.is_final).or_else(|| self.evals.iter().max_by_key(|e| e.epoch))
     }
@@ -148,47 +150,48 @@ impl RunRecord {
         (all.total() > 0).then(|| sum / all.total() as f64)
     }
 
-    /// Each worker's time in pulls over its training time, 0 to 1; without workers that trained for no time.
+    /// Each worker's share of its training time spent in pulls, 0 to 1; without workers that trained
+    /// for no time.
     pub fn wait_shares(&self) -> BTreeMap<WorkerId, f64> {
         let totals = self.worker_totals();
         let trained = totals.into_iter().filter(|(_, w)| w.seconds > 0.0);
         trained.map(|(worker, w)| (worker, w.wait_seconds / w.seconds)).collect()
     }
 
-    /// The same of all workers together.
+    /// The same share for all workers together.
     pub fn wait_share(&self) -> Option<f64> {
         let totals = self.worker_totals();
         let seconds = total(totals.values().map(|w| w.seconds));
         (seconds > 0.0).then(|| total(totals.values().map(|w| w.wait_seconds)) / seconds)
     }
 
-    /// Of all workers together, the time that they were held up by each other over their training time, 0 to 1; the rest of
-    /// [`Self::wait_share`] went to servers and the network. `None` where it was not counted.
+    /// The share of all workers' training time that they waited for each other, 0 to 1. The rest of
+    /// [`Self::wait_share`] is servers and network. `None` if it was not counted.
     pub fn wait_share_for_others(&self) -> Option<f64> {
         let mut by_shard = BTreeMap::<_, BTreeMap<WorkerId, f64>>::new();
         for shard in &self.shards {
             let waited = by_shard.entry(shard.shard).or_default();
             shard.waits.iter().for_each(|w| *waited.entry(w.worker).or_default() += w.seconds);
         }
-        // A worker waits for all shards at once: the longest counts.
+        // A worker waits for all shards at the same time, so the longest wait counts.
         let mut longest = BTreeMap::<WorkerId, f64>::new();
         for (worker, seconds) in by_shard.into_values().flatten() {
             let known = longest.entry(worker).or_default();
             *known = known.max(seconds);
         }
         let seconds = total(self.worker_totals().values().map(|w| w.seconds));
-        // Who never waited is not listed.
+        // A worker that never waited has no entry.
         let counted = !self.shards.is_empty() || self.run.workers == 1;
         (seconds > 0.0 && counted).then(|| (total(longest.into_values()) / seconds).min(1.0))
     }
 
-    /// The mode that somebody has switched the run to last. Not what a rule has chosen.
+    /// The mode of the user's last switch. Choices of the rule do not count.
     pub fn switched_to(&self) -> Option<&str> {
         let last = self.switches.iter().max_by_key(|s| s.number)?;
         (self.run.mode != "auto").then_some(last.mode.as_str())
     }
 
-    /// The mode of the run, and where it was switched the last one: `bsp → asp`.
+    /// The mode of the run, with the last switched mode, if any: `bsp → asp`.
     pub fn modes(&self) -> String {
         match self.switched_to() {
             Some(last) => format!("{} → {last}", self.run.mode),
@@ -196,7 +199,7 @@ impl RunRecord {
         }
     }
 
-    /// The numbers of the whole run.
+    /// The totals of the whole run.
     pub fn summarize(&self) -> Summary {
         let totals = self.worker_totals();
         let samples = count(totals.values().map(|w| w.samples));
@@ -216,15 +219,16 @@ impl RunRecord {
         let (reported_cpu, reported_samples) =
             self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, count([s, w.samples])));
         let server_cpu = total(self.servers.iter().map(|s| s.cpu_seconds));
-        // Both sides count the same payloads; the side that lost a process counts fewer.
+        // Both sides count the same payloads; the side with a dead process counts fewer.
         let larger = |of_worker: fn(&Worker) -> u64, of_shard: fn(&Shard) -> u64| {
             let sent = count(self.workers.iter().map(of_worker));
             sent.max(count(self.shards.iter().map(of_shard)))
         };
-        // One that was killed is lost also where it came back and ended well: its totals are later than its leaving.
+        // A killed worker counts as lost even if it rejoined and ended normally: its totals are later
+        // than its departure.
         let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
         let lost = self.leaves.iter().filter(|l| l.rank.is_none() && !ended(l)).count();
-        // A group is lost when none of its ranks was left to write its totals.
+        // A group is lost if no rank was left to write its totals.
         let wrote = |w: WorkerId| self.workers.iter().any(|t| t.worker == w);
         let of_groups = self.leaves.iter().filter(|l| l.rank.is_some() && !wrote(l.worker));
         let lost = lost + of_groups.map(|l| l.worker).collect::<BTreeSet<_>>().len();
@@ -264,11 +268,11 @@ impl RunRecord {
 
     fn first_step_seconds(&self) -> Option<f64> {
         let first = self.train.iter().map(|t| t.wall).min_by(f64::total_cmp);
-        // A clock that was set meanwhile tells nothing.
+        // A clock that was set during the run makes the difference useless.
         first.map(|wall| wall - self.run.wall).filter(|s| *s >= 0.0 && !self.run.simulated)
     }
 
-    /// Totals by worker; where a worker wrote none, as far as its last progress line knows them.
+    /// Totals by worker; a worker without totals has those of its last progress line.
     fn worker_totals(&self) -> BTreeMap<WorkerId, Worker> {
         let mut totals = BTreeMap::new();
         for t in &self.train {
@@ -286,7 +290,8 @@ impl RunRecord {
         (!last.is_empty()).then(|| last.values().sum::<f64>() / last.len() as f64)
     }
 
-    /// The lines of those workers that have said a loss: a script need not. One whose loss is no number any more has said one.
+    /// The lines of workers that reported a loss, which a script need not do. A NaN loss counts as
+    /// reported.
     pub(crate) fn train_losses(&self) -> impl Iterator<Item = &Train> {
         let say: BTreeSet<_> = self.train.iter().filter(|t| !t.loss.is_nan()).map(|t| t.worker).collect();
         self.train.iter().filter(move |t| say.contains(&t.worker))

@@ -1,8 +1,10 @@
-//! The lines that trackers draw, computed while the record grows: the same points from a run that goes on as from its file.
+//! The curves for trackers, computed while the record grows: a run in progress gives the same points as
+//! its complete file.
 //!
-//! A point is said once and never changed, so a window of training closes by what is in the file up to there, not by how long the run
-//! will take: it is 0.1 s wide at first and a 300th of the run so far later on, which makes a few thousand points of the longest run. All
-//! workers that train are in a window, unless one is silent for long.
+//! A point is emitted once and never changes. So the end of a window depends only on the file so far,
+//! not on the run's total time. Windows start at 0.1 s and later are a 300th of the run so far, which
+//! gives a few thousand points for the longest run. A window covers all workers that train, unless one
+//! is silent for long.
 
 use crate::{Event, Incarnations, Shard, count};
 use paraft_common::histogram::DelayHistogram;
@@ -11,49 +13,49 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The width of the first windows, in seconds.
 const WIDTH: f64 = 0.1;
-/// A window is a so-manieth of the run so far.
+/// A window is this fraction (1 / `WINDOWS`) of the run so far.
 const WINDOWS: f64 = 300.0;
-/// So long, in seconds, a window waits for a worker that says nothing.
-const SILENT: f64 = 10.0;
+/// Seconds that a window waits for a silent worker.
+const SILENCE_SECONDS: f64 = 10.0;
 
-/// A point of a line, said once.
+/// A point of a curve, emitted once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The line: `train/loss`, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`, `ps/delay`.
+    /// The curve: `train/loss`, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`, `ps/delay`.
     pub tag: &'static str,
-    /// What it is there.
+    /// Its value.
     pub value: Value,
-    /// The samples that the fleet has trained on; of a run that goes on from a checkpoint with those before it.
+    /// The samples that the fleet has trained on; a resumed run includes those before its checkpoint.
     pub step: u64,
     /// Unix time, seconds.
     pub wall: f64,
 }
 
-/// What a point says.
+/// The value of a point.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// A number; NaN where it is none.
+    /// A number, or NaN.
     Number(f64),
     /// Delays of pushes.
     Delays(DelayHistogram),
 }
 
-/// A worker as far as it is known.
+/// The known state of a worker.
 #[derive(Clone, Copy, Debug, Default)]
-struct Of {
+struct WorkerState {
     samples: u64,
     seconds: f64,
-    /// As they were when its last window closed.
+    /// Samples and clock at the end of its last window.
     before: (u64, f64),
-    /// Its samples a second in that window.
+    /// Its samples per second in that window.
     rate: f64,
     /// It trains: it has neither left nor ended.
     trains: bool,
-    /// It has said a loss: a script need not.
+    /// It has reported a loss, which a script need not do.
     says_loss: bool,
 }
 
-/// What is known of a window that has not closed.
+/// An open window.
 #[derive(Clone, Debug, Default)]
 struct Window {
     heard: BTreeSet<WorkerId>,
@@ -61,14 +63,15 @@ struct Window {
     loss: f64,
 }
 
-/// From the events of one run, in the order of its file, to its points.
+/// Converts the events of one run, in the order of its file, to points.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     incarnations: Incarnations,
-    workers: BTreeMap<WorkerId, Of>,
-    /// Samples before the checkpoint that the run goes on from.
+    workers: BTreeMap<WorkerId, WorkerState>,
+    /// Samples before the checkpoint that the run resumes from.
     first_step: u64,
-    /// When it began, and the latest line. Clocks of hosts differ, so it never goes back.
+    /// The times of the start and of the latest line. Clocks of hosts differ, so the latter never
+    /// decreases.
     walls: Option<(f64, f64)>,
     opened: f64,
     window: Window,
@@ -79,12 +82,12 @@ pub struct Series {
 }
 
 impl Series {
-    /// The step of a run's first point: not 0 where it goes on from a checkpoint. Known as soon as there is a point.
+    /// The step of a run's first point: not 0 for a resumed run. Known as soon as a point exists.
     pub fn first_step(&self) -> u64 {
         self.first_step
     }
 
-    /// Takes in the next event; the points that it completes.
+    /// Takes the next event; returns the points that it completes.
     pub fn follow(&mut self, event: &Event) -> Vec<Point> {
         let mut points = Vec::new();
         match self.incarnations.follow(event.clone()) {
@@ -96,7 +99,7 @@ impl Series {
             Event::Train(t) => {
                 let now = self.now(t.wall);
                 let of = self.workers.entry(t.worker).or_default();
-                // A line without new samples still says something about the loss; it weighs as one sample.
+                // A line without new samples still reports a loss; it weighs as one sample.
                 let weight = t.samples.saturating_sub(of.samples).max(1) as f64;
                 (of.samples, of.seconds) = (of.samples.max(t.samples), of.seconds.max(t.seconds));
                 of.trains = true;
@@ -140,7 +143,7 @@ impl Series {
         points
     }
 
-    /// The points of what has not closed: nothing comes any more.
+    /// The points of the open window, at the end of the events.
     pub fn end(&mut self) -> Vec<Point> {
         let mut points = Vec::new();
         let now = self.walls.map_or(0.0, |(_, now)| now);
@@ -157,7 +160,7 @@ impl Series {
         points
     }
 
-    /// The time that it is, when something is heard of this moment.
+    /// The current time, after an event at `wall`.
     fn now(&mut self, wall: f64) -> f64 {
         let (began, now) = self.walls.get_or_insert_with(|| {
             self.opened = wall;
@@ -177,7 +180,7 @@ impl Series {
         let width = WIDTH.max((self.opened - began) / WINDOWS);
         let open = now - self.opened;
         let all = self.workers.iter().all(|(w, of)| !of.trains || self.window.heard.contains(w));
-        open >= width && (all || open >= width + SILENT)
+        open >= width && (all || open >= width + SILENCE_SECONDS)
     }
 
     fn close(&mut self, now: f64, points: &mut Vec<Point>) {
@@ -192,7 +195,7 @@ impl Series {
                 of.rate = of.samples.saturating_sub(samples) as f64 / (of.seconds - seconds);
                 of.before = (of.samples, of.seconds);
             }
-            // One that was not heard in time goes on as it did, for all that is known.
+            // A worker without a line in this window is assumed to keep its rate.
             rate += if heard || of.trains { of.rate } else { 0.0 };
         }
         let mut point = |tag, x| points.push(Point { tag, value: Value::Number(x), step, wall: now });
@@ -237,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_the_mean_of_all_workers_weighted_by_samples_and_its_rate_their_sum() {
+    fn a_window_averages_by_samples_and_sums_rates() {
         let points =
             of(&[run(), line(0, 101.0, 100, 9.0), line(0, 101.5, 200, 4.0), line(1, 102.0, 300, 2.0)]);
-        // The first line says of no other worker; the second window has both.
+        // The first line covers one worker only; the second window has both.
         assert_eq!(numbers(&points, "train/loss"), [(100, 9.0), (200, 4.0), (500, 2.0)]);
         let both = of(&[
             run(),
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_left_or_ended_or_is_silent_holds_no_window_open() {
+    fn a_gone_or_silent_worker_holds_no_window_open() {
         let two = [run(), line(0, 101.0, 100, 1.0), line(1, 101.0, 100, 1.0), line(1, 101.2, 200, 1.0)];
         let then = |event: Option<Event>, until: f64| {
             let more = (1..).map(|i| 101.2 + f64::from(i) * 0.2).take_while(|w| *w < until);
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn one_evaluation_is_one_point_whoever_says_it_and_the_final_one_only_where_it_differs() {
+    fn one_evaluation_is_one_point_and_the_final_if_it_differs() {
         let eval = |epoch, loss, is_final| {
             let accuracy = Some(1.0 - loss);
             Event::Eval(Eval { wall: 103.0, epoch, samples: 7, loss, accuracy, is_final, ..Eval::default() })
@@ -297,12 +300,12 @@ mod tests {
         assert_eq!(numbers(&same, "eval/accuracy"), [(100, 0.5)]);
         let other = of(&[run(), train, eval(1, 0.5, false), eval(1, 0.25, true)]);
         assert_eq!(numbers(&other, "eval/loss"), [(100, 0.5), (100, 0.25)]);
-        // A fleet of which no worker writes lines here.
+        // A fleet without workers that write lines here.
         assert_eq!(numbers(&of(&[run(), eval(1, 0.5, true)]), "eval/loss"), [(7, 0.5)]);
     }
 
     #[test]
-    fn a_run_from_a_checkpoint_goes_on_at_its_samples() {
+    fn a_resumed_run_continues_at_its_samples() {
         let resumed = Event::Run(Run {
             wall: 100.0,
             workers: 2,
@@ -310,7 +313,7 @@ mod tests {
             resumed_step: Some(Step(50)),
             ..Run::default()
         });
-        // The servers still know the checkpoint's evaluation, which is said before anybody has trained.
+        // The servers still report the checkpoint's evaluation, before any training.
         let known = Event::Eval(Eval { wall: 100.5, epoch: 1, samples: 7, loss: 0.5, ..Eval::default() });
         let points = of(&[resumed, known, line(0, 101.0, 30, 1.0)]);
         assert_eq!(numbers(&points, "eval/loss"), [(1007, 0.5)]);
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_says_no_loss_has_no_line_and_one_that_diverges_has() {
+    fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
         let silent = [run(), line(0, 101.0, 100, f64::NAN)];
         assert_eq!(numbers(&of(&silent), "train/loss"), []);
         let diverged = of(&[run(), line(0, 101.0, 100, 1.0), line(0, 102.0, 200, f64::NAN)]);

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Counts this process's files, two of which may be of the same second.
+/// The number of this process's next file: two files may have the same second.
 static FILES: AtomicU32 = AtomicU32::new(0);
 
 /// Writes one event file.
@@ -34,8 +34,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Makes `events.out.tfevents.<secs>.<host>.<pid>.<n>` in `dir`, which is made too when missing. `wall_time`
-    /// is unix time in seconds. A file of that name is an error rather than overwritten.
+    /// Creates `events.out.tfevents.<secs>.<host>.<pid>.<n>` in `dir`, and `dir` itself if missing.
+    /// `wall_time` is Unix time in seconds. An existing file of that name is an error.
     pub fn create(dir: impl AsRef<Path>, wall_time: f64) -> Result<Self, RecordError> {
         let dir = dir.as_ref();
         std::fs::create_dir_all(dir).map_err(RecordError::io(dir))?;
@@ -52,7 +52,8 @@ impl EventFile {
         Ok(this)
     }
 
-    /// A file with all points of a run from `step` on: those that other files of the folder have from there are forgotten.
+    /// Creates a file with all points of a run from `step` on; TensorBoard forgets those of other files
+    /// in the folder from there.
     pub fn restart(dir: impl AsRef<Path>, step: u64) -> Result<Self, RecordError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         let mut this = Self::create(dir, now)?;
@@ -66,12 +67,12 @@ impl EventFile {
         Ok(this)
     }
 
-    /// Where it writes.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// One point of a run.
+    /// Writes one point of a run.
     pub fn point(&mut self, p: &Point) -> Result<(), RecordError> {
         match &p.value {
             Value::Number(x) => self.scalar(p.tag, *x as f32, p.step, p.wall),
@@ -79,7 +80,8 @@ impl EventFile {
         }
     }
 
-    /// One point of the line `tag`. Tags with a slash are grouped by what is before it: `train/loss`.
+    /// Writes one point of the curve `tag`. TensorBoard groups tags by the text before a slash:
+    /// `train/loss`.
     pub fn scalar(&mut self, tag: &str, value: f32, step: u64, wall_time: f64) -> Result<(), RecordError> {
         let mut point = Message::default();
         point.bytes(1, tag.as_bytes());
@@ -87,7 +89,7 @@ impl EventFile {
         self.summary(&point, step, wall_time)
     }
 
-    /// A histogram of delays under `tag`, one bar a delay.
+    /// Writes a histogram of delays under `tag`, with one bar per delay.
     pub fn histogram(
         &mut self,
         tag: &str,
@@ -97,7 +99,8 @@ impl EventFile {
     ) -> Result<(), RecordError> {
         let counts: Vec<f64> = delays.counts().iter().map(|&c| c as f64).collect();
         let weighted = |power: i32| counts.iter().enumerate().map(|(d, c)| c * (d as f64).powi(power)).sum();
-        // A bucket reaches up to its limit, the first from minus infinity: one empty bucket below delay 0.
+        // A bucket ends at its limit, and the first starts at minus infinity: one empty bucket below
+        // delay 0.
         let limits: Vec<f64> = (0..=counts.len()).map(|i| i as f64 - 0.5).collect();
         let first = counts.iter().position(|&c| c > 0.0).unwrap_or(0);
         let mut histo = Message::default();
@@ -114,7 +117,7 @@ impl EventFile {
         self.summary(&point, step, wall_time)
     }
 
-    /// Hands everything written so far to the system, so that a running TensorBoard shows it.
+    /// Flushes to the system, so that a running TensorBoard shows the points.
     pub fn flush(&mut self) -> Result<(), RecordError> {
         self.out.flush().map_err(RecordError::io(&self.path))
     }
@@ -176,7 +179,7 @@ impl Message {
     }
 }
 
-/// This host's name with anything a file name might not bear replaced.
+/// This host's name, with characters that are invalid in file names replaced.
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let tame = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };

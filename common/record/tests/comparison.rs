@@ -69,7 +69,7 @@ fn data(page: &str) -> serde_json::Value {
 }
 
 #[test]
-fn figures_are_means_over_seeds_and_waiting_is_a_share_of_all_workers_time() {
+fn figures_average_over_seeds_and_waiting_is_a_share_of_time() {
     let c = of(vec![cell("bsp", 2, 1, 10.0, 0.9), cell("bsp", 2, 2, 14.0, 0.96)]);
     let groups = c.groups();
     assert_eq!((groups.len(), groups[0].label.as_str()), (1, "bsp"));
@@ -84,7 +84,7 @@ fn figures_are_means_over_seeds_and_waiting_is_a_share_of_all_workers_time() {
 }
 
 #[test]
-fn who_waits_for_others_waits_on_all_shards_at_once_and_for_servers_the_rest_of_the_time() {
+fn waiting_for_workers_and_for_servers_is_told_apart() {
     let mut cell = cell("bsp", 2, 1, 10.0, 0.9);
     cell.record.shards.clear();
     assert_eq!(cell.record.wait_share_for_others(), None, "nobody has counted it");
@@ -146,14 +146,14 @@ fn the_verdict_follows_from_the_rules() {
     assert!(text.contains("Diverged: asp (1 of 2 runs)."), "{text}");
     let (use_, text) = said(vec![wild]);
     assert!(use_.is_none() && text.contains("No group has only runs that count"), "{text}");
-    // Nobody reaches the target: the shortest training time decides.
+    // No run reaches the target: the shortest training time decides.
     let (use_, text) = said(vec![cell("bsp", 2, 1, 30.0, 0.80), cell("asp", 2, 1, 10.0, 0.799)]);
     assert!(use_.as_deref() == Some("asp") && text.contains("shortest training time"), "{text}");
     assert!(text.contains("No group reached 90.0"), "{text}");
 }
 
 #[test]
-fn the_page_has_bands_marks_idle_workers_and_the_rules_and_loads_nothing() {
+fn the_comparison_page_is_complete_and_loads_nothing() {
     let mut cells =
         vec![cell("bsp", 2, 1, 10.0, 0.9), cell("bsp", 2, 2, 20.0, 0.8), cell("bsp", 4, 1, 5.0, 0.7)];
     let switch = ModeSwitch {

@@ -90,7 +90,7 @@ fn every_number_follows_from_the_events() {
 }
 
 #[test]
-fn the_first_step_is_that_of_whichever_worker_made_it_first_by_the_clock_of_the_host() {
+fn the_first_step_is_the_earliest_by_the_host_clock() {
     let at = |wall, worker| Event::Train(Train { wall, worker: WorkerId(worker), ..Train::default() });
     let of = |begun, simulated, steps: &[Event]| {
         let begins = Event::Run(Run { wall: begun, simulated, ..Run::default() });
@@ -131,7 +131,7 @@ fn a_group_is_lost_with_the_last_of_its_ranks() {
 }
 
 #[test]
-fn of_several_lines_about_an_evaluation_the_first_counts_and_the_final_one_wins() {
+fn the_first_line_of_an_evaluation_counts_and_the_final_wins() {
     let mut events = events();
     events.insert(3, eval(3, 13.5, 0.95, true));
     events.push(eval(3, 13.6, 0.99, true));

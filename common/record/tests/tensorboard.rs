@@ -203,7 +203,7 @@ fn unheard(e: &RecordError) {
 }
 
 #[test]
-fn a_run_is_in_event_files_while_it_goes_on_and_what_is_left_is_what_its_record_says() {
+fn event_files_follow_a_run_and_end_equal_to_its_record() {
     let dir = tempfile::tempdir().unwrap();
     train(dir.path(), 0, 5);
     let follow = Follow::first(dir.path(), Box::new(|_| {}), unheard);
@@ -217,7 +217,7 @@ fn a_run_is_in_event_files_while_it_goes_on_and_what_is_left_is_what_its_record_
 }
 
 #[test]
-fn one_process_writes_and_when_it_ends_the_next_one_does_without_saying_a_point_twice() {
+fn a_successor_writes_event_files_without_duplicate_points() {
     let dir = tempfile::tempdir().unwrap();
     train(dir.path(), 0, 5);
     let first = Follow::first(dir.path(), Box::new(|_| {}), unheard);
@@ -236,7 +236,7 @@ fn one_process_writes_and_when_it_ends_the_next_one_does_without_saying_a_point_
 }
 
 #[test]
-fn a_run_that_goes_on_in_its_folder_replaces_what_was_trained_after_its_checkpoint() {
+fn a_resumed_run_replaces_points_after_its_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     train(dir.path(), 0, 9);
     drop(Follow::first(dir.path(), Box::new(|_| {}), unheard));

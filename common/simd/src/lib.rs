@@ -1,32 +1,32 @@
-//! Which vector instructions this process uses: the machine's best, or those that `PARAFT_SIMD` names.
+//! The vector instructions of this process: the machine's best, or those that `PARAFT_SIMD` names.
 //!
-//! It is asked once, for the whole process: loops over parameters (`paraft-common`) and the operators of models
-//! (`paraft-compute`) take what [`level`] says. A program asks [`choice`] as it starts and says what is wrong; [`level`] is for
-//! those that run after that.
+//! The choice is made once per process. Loops over parameters (`paraft-common`) and the operators of
+//! models (`paraft-compute`) use [`level`]. A program calls [`choice`] at its start and reports the
+//! error; [`level`] is for later code.
 
 use std::{ffi::OsStr, fmt, sync::OnceLock};
 
 pub use fearless_simd::Level;
 
-/// The environment variable that forces a set.
+/// The environment variable that forces an instruction set.
 pub const VARIABLE: &str = "PARAFT_SIMD";
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every machine of the target has: SSE2 on x86-64, NEON on aarch64.
+    /// The baseline of the target: SSE2 on x86-64, NEON on aarch64.
     Portable,
     /// AVX2 and FMA (x86-64-v3).
     Avx2,
-    /// AVX-512 as Intel has it since Ice Lake and AMD since Zen 4. Older processors with AVX-512 get [`Isa::Avx2`].
+    /// AVX-512 of Intel Ice Lake, AMD Zen 4 and later. Older processors with AVX-512 use [`Isa::Avx2`].
     Avx512,
 }
 
 impl Isa {
-    /// The least first.
+    /// In ascending order.
     pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
 
-    /// As `PARAFT_SIMD` names it.
+    /// The name in `PARAFT_SIMD`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -35,12 +35,13 @@ impl Isa {
         }
     }
 
-    /// The set of this name.
+    /// The instruction set of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|isa| isa.name() == name)
     }
 
-    /// What a level is called. SSE4.2, which the machine may have beyond SSE2, brings floats nothing.
+    /// The instruction set of a level. SSE4.2, which the machine may have beyond SSE2, adds nothing for
+    /// floats.
     pub fn of(level: Level) -> Self {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -51,7 +52,7 @@ impl Isa {
         }
     }
 
-    /// The proof that this machine has it, where it has.
+    /// The proof that this machine supports it, if it does.
     pub fn level(self) -> Option<Level> {
         match self {
             Self::Portable => Some(Level::baseline()),
@@ -71,28 +72,28 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Why what `PARAFT_SIMD` says can't be had.
+/// Why the value of `PARAFT_SIMD` is not usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No set has this name.
+    /// No instruction set has this name.
     #[error("PARAFT_SIMD={0}: not a set of vector instructions (avx512, avx2 or portable)")]
     Unknown(String),
-    /// The machine has less.
+    /// The machine does not support it.
     #[error("PARAFT_SIMD={0}: this machine doesn't have it, its best is {best}", best = Isa::of(Level::new()))]
     Missing(Isa),
 }
 
-/// What this process uses.
+/// The instructions that this process uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
-    /// For kernels.
+    /// The level for kernels.
     pub level: Level,
-    /// Whether `PARAFT_SIMD` said so.
+    /// Whether `PARAFT_SIMD` forced it.
     pub forced: bool,
 }
 
 impl Choice {
-    /// The name of the set.
+    /// The instruction set.
     pub fn isa(self) -> Isa {
         Isa::of(self.level)
     }
@@ -108,17 +109,18 @@ impl Choice {
     }
 }
 
-/// What this process uses from its first to its last instruction, or what is wrong with `PARAFT_SIMD`.
+/// The choice of this process, which never changes; or the error in `PARAFT_SIMD`.
 pub fn choice() -> Result<Choice, Refused> {
     static CHOICE: OnceLock<Result<Choice, Refused>> = OnceLock::new();
     CHOICE.get_or_init(|| Choice::by(std::env::var_os(VARIABLE).as_deref())).clone()
 }
 
-/// What this process uses.
+/// The level of this process.
 ///
 /// # Panics
-/// Where `PARAFT_SIMD` can't be had and the program hasn't asked [`choice`] as it started: with less, or more, than was asked for a
-/// test or a measurement would say something untrue.
+///
+/// If `PARAFT_SIMD` is not usable and the program has not called [`choice`] at its start: with other
+/// instructions than requested, a test or measurement would be wrong.
 #[inline]
 pub fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_the_machines_best_is_used_and_nothing_is_forced() {
+    fn the_default_is_the_best_instruction_set_unforced() {
         for value in [None, Some(OsStr::new(""))] {
             let choice = Choice::by(value).expect("every machine has something");
             assert_eq!((choice.isa(), choice.forced), (Isa::of(Level::new()), false));
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn every_set_is_forced_by_its_name_or_refused_where_the_machine_lacks_it() {
+    fn a_named_instruction_set_is_forced_or_refused() {
         let best = Isa::of(Level::new());
         for isa in Isa::ALL {
             match by(isa.name()) {

@@ -140,7 +140,7 @@ fn plain_sgd_is_stable_up_to_the_limit_of_its_delay() {
 }
 
 #[test]
-fn a_rate_divided_by_the_delay_is_stable_up_to_a_limit_that_hardly_falls() {
+fn a_rate_divided_by_delay_keeps_a_nearly_constant_limit() {
     for delay in DELAYS.into_iter().filter(|d| *d > 0) {
         let measured = limit(AlgorithmConfig::StalenessAware(StalenessAware {}), delay);
         let theory = delay as f64 * theory(delay);
@@ -256,7 +256,7 @@ fn one_worker_with_dana_is_nesterov() {
 /// The same in other variables: each worker keeps its momentum, pushes `mu * v + g`, and the shard's weights are those
 /// that a pull of dana-zero gets (the paper's DANA-Slim).
 #[test]
-fn pulls_of_dana_are_plain_steps_of_what_workers_with_momenta_would_push() {
+fn dana_pulls_equal_plain_steps_of_momentum_pushes() {
     let schedule = [0, 1, 2, 2, 0, 2, 1, 2, 0, 0, 2, 1, 1, 2, 2, 2, 0, 1];
     let (h, lr, mu) = (0.3f32, 0.03f32, 0.9f32);
     let mut zero = World::new(AlgorithmConfig::DanaZero(DanaZero {}), nesterov(f64::from(lr)), &[1.0], 3);

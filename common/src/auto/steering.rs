@@ -1,107 +1,109 @@
-//! The rule as it is followed from afar: whoever follows it for a job hears now and then what the leader of shard 0 has
-//! counted, makes windows of that, and says which switch it wants until it hears that this is in force.
+//! The remote side of the rule. It receives periodic reports of the counters of shard 0's leader, forms
+//! windows from them, and returns the switch that the rule wants until a report shows it in force.
 //!
-//! All that is remembered here may be lost at any moment: who follows next begins with a window of its own, and has to see for
-//! itself that the loss falls no more. How loose the bound may become again is reported, so it is not lost.
+//! All state here may be lost at any moment. A successor starts with its own window, and detects a
+//! plateau of the loss again. The limit on the bound is part of the report, so it is not lost.
 
 use super::{AutoConfig, Next, SwitchReason, WINDOW, Watch, Window};
 use crate::consistency::Mode;
 use std::time::Duration;
 
-/// What a leader has counted since it leads, or since the mode was last switched.
+/// A leader's counters since it leads, or since the last switch of the mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// From the first pull to the last.
+    /// Time from the first pull to the last.
     pub lasted: Duration,
-    /// Pulls that were answered.
+    /// Answered pulls.
     pub pulls: u64,
-    /// How long they were held up by other workers, together.
+    /// Total time that pulls waited for other workers.
     pub waited: Duration,
-    /// The sum of the pushes' delays, in versions, and how many pushes there were.
+    /// The sum of the pushes' delays, in versions, and the number of pushes.
     pub delays: (u64, u64),
-    /// The sum of the training losses that workers said, and how many they said.
+    /// The sum of the reported training losses, and their number.
     pub losses: (f64, u64),
-    /// Steps by which a worker was ahead of the slowest, at most, since the report before.
+    /// The largest lead, in steps, of a worker over the slowest since the previous report.
     pub lead: u64,
 }
 
-/// What the leader of shard 0 tells of a job whose bound the rule chooses.
+/// The report of shard 0's leader on a job in mode `auto`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// Of the leader that has counted.
+    /// The Raft term of the leader that counts.
     pub term: u64,
-    /// The job's.
+    /// The job's rule.
     pub rule: AutoConfig,
-    /// The number of the switch that brought the mode in force.
+    /// The number of the switch to the current mode.
     pub number: u64,
-    /// The mode in force.
+    /// The current mode.
     pub mode: Mode,
-    /// The loosest that may still be chosen.
+    /// The loosest mode that the rule may still choose.
     pub loosest: Mode,
     /// Members that train.
     pub members: u32,
-    /// What was counted.
+    /// The counters.
     pub counted: Counted,
 }
 
-/// A switch that the rule wants. Where one with its number, or a later one, is in force, it was overtaken or is done.
+/// A switch that the rule wants. If a switch with this or a later number is in force, it is done or
+/// obsolete.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Switch {
     /// Its number.
     pub number: u64,
-    /// The mode in which the job goes on.
+    /// The new mode.
     pub mode: Mode,
-    /// The loosest that may be chosen from then on.
+    /// The loosest mode that the rule may choose from then on.
     pub loosest: Mode,
 }
 
-/// What is remembered of a job from report to report.
+/// The state for a job between reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steering {
     watch: Watch,
-    window: Option<Begun>,
+    window: Option<OpenWindow>,
     wanted: Option<(Switch, SwitchReason)>,
 }
 
-/// A window that is not over.
+/// An open window.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
-    /// Of the leader that counts.
+struct OpenWindow {
+    /// The Raft term of the leader that counts.
     term: u64,
-    /// Of the switch since which it counts.
+    /// The number of the switch since which it counts.
     number: u64,
-    /// What it had counted.
+    /// The counters at the start of the window.
     from: Counted,
-    /// The largest lead since, and how many pulls were reported when it was last looked at.
+    /// The largest lead since, and the reported number of pulls at the last report.
     lead: u64,
     heard: u64,
 }
 
 impl Steering {
-    /// Hears a report. Gives the switch that the rule wants, and why: every time, until it is in force.
+    /// Handles a report. Returns the switch that the rule wants, and why, at every report until it is
+    /// in force.
     pub fn hear(&mut self, report: &Report) -> Option<(Switch, SwitchReason)> {
         let Report { term, rule, number, mode, loosest, members, counted } = *report;
         self.wanted = self.wanted.filter(|(w, _)| w.number > number);
         if self.wanted.is_some() {
             return self.wanted;
         }
-        let same = |w: &Begun| (w.term, w.number) == (term, number) && w.from.pulls <= counted.pulls;
+        let same = |w: &OpenWindow| (w.term, w.number) == (term, number) && w.from.pulls <= counted.pulls;
         let begun = match self.window {
             Some(window) if same(&window) => window,
-            // It counts anew, and all of it is of this mode.
-            Some(_) => Begun { term, number, from: Counted::default(), lead: 0, heard: 0 },
-            // Over what it had counted by now somebody else may have decided.
-            None => Begun { term, number, from: counted, lead: 0, heard: counted.pulls },
+            // The counters restarted at the switch, so all of them belong to the current mode.
+            Some(_) => OpenWindow { term, number, from: Counted::default(), lead: 0, heard: 0 },
+            // Another instance may have decided on the counts so far.
+            None => OpenWindow { term, number, from: counted, lead: 0, heard: counted.pulls },
         };
-        // The same report may be heard again.
+        // A report may arrive twice.
         let lead = if counted.pulls > begun.heard { counted.lead.max(begun.lead) } else { begun.lead };
-        let begun = Begun { lead, heard: counted.pulls, ..begun };
+        let begun = OpenWindow { lead, heard: counted.pulls, ..begun };
         self.window = Some(begun);
         let pulls = counted.pulls - begun.from.pulls;
         if members == 0 || pulls < u64::from(WINDOW) * u64::from(members) {
             return None;
         }
-        self.window = Some(Begun { from: counted, lead: 0, ..begun });
+        self.window = Some(OpenWindow { from: counted, lead: 0, ..begun });
         let window = between(&begun, &counted, members);
         let Next { mode, loosest, why } = self.watch.decide(&rule, &window, mode, loosest)?;
         self.wanted = Some((Switch { number: number + 1, mode, loosest }, why));
@@ -109,9 +111,9 @@ impl Steering {
     }
 }
 
-/// The window from `begun` to `now`.
-fn between(begun: &Begun, now: &Counted, members: u32) -> Window {
-    let Begun { from, lead, .. } = begun;
+/// The window between `begun` and `now`.
+fn between(begun: &OpenWindow, now: &Counted, members: u32) -> Window {
+    let OpenWindow { from, lead, .. } = begun;
     let mean = |sum: f64, n: u64| (n > 0).then(|| sum / n as f64);
     let all = now.lasted.saturating_sub(from.lasted).as_secs_f64() * f64::from(members);
     let waited = now.waited.saturating_sub(from.waited).as_secs_f64();
@@ -142,29 +144,29 @@ mod tests {
             Self(Report { term: 1, rule, number: 0, mode, loosest, members: 2, counted })
         }
 
-        /// So many pulls that took 10 ms each, of which they waited for a share, at this loss.
+        /// Adds pulls of 10 ms each at this loss, of which they waited for the share `idle`.
         fn pulls(&mut self, pulls: u32, idle: f64, loss: f64) {
             let c = &mut self.0.counted;
             c.pulls += u64::from(pulls);
-            // Two workers at once.
+            // Two workers run in parallel.
             c.lasted += Duration::from_millis(10) * pulls / 2;
             c.waited += (Duration::from_millis(10) * pulls).mul_f64(idle);
             c.losses = (c.losses.0 + loss * f64::from(pulls), c.losses.1 + u64::from(pulls));
         }
 
-        /// A switch is in force.
+        /// A switch takes effect.
         fn takes(&mut self, s: Switch) {
             let Switch { number, mode, loosest } = s;
             self.0 = Report { number, mode, loosest, counted: Counted::default(), ..self.0 };
         }
 
-        /// Another leads, and has counted nothing.
+        /// Another leader with counters at zero.
         fn dies(&mut self) {
             self.0 = Report { term: self.0.term + 1, counted: Counted::default(), ..self.0 };
         }
     }
 
-    /// Of the leader's two workers in a window.
+    /// Pulls of the leader's two workers in a window.
     const PULLS: u32 = 2 * WINDOW;
 
     #[test]
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(steering.hear(&leader.0), wanted, "also of the next leader");
         leader.takes(switch);
         assert_eq!(steering.hear(&leader.0), None);
-        // Somebody's own switch has the number that the rule wanted next.
+        // A user's switch takes the number that the rule wanted next.
         let mut other = leader;
         leader.pulls(PULLS, 0.0, 1.0);
         assert!(steering.hear(&leader.0).is_some_and(|(w, _)| w.number == 2));
@@ -190,9 +192,9 @@ mod tests {
         assert_eq!(steering.hear(&other.0), None, "it was overtaken");
     }
 
-    /// Who follows next knows what may still be chosen, and nothing else.
+    /// A successor knows the limit on the bound, and nothing else.
     #[test]
-    fn who_follows_next_begins_with_a_window_of_its_own() {
+    fn a_successor_starts_with_its_own_window() {
         let (mut leader, mut steering) = (Leader::new(AutoConfig::default()), Steering::default());
         let mut modes = Vec::new();
         for _ in 0..14 {
@@ -219,8 +221,9 @@ mod tests {
     }
 
     proptest! {
-        /// Reports come when they come, leaders and followers of the rule die: it goes at most one switch in a window of pulls,
-        /// each has the next number, and the bound stays within what the rule and the decisions before have left.
+        /// Reports arrive at random, and leaders and followers of the rule fail. There is at most one
+        /// switch per window of pulls, each with the next number, and the bound stays within the limits
+        /// of the rule and of earlier decisions.
         #[test]
         fn one_switch_a_window_within_what_is_left(
             ops in prop::collection::vec((0u8..10, 1u32..320, 0f64..1.0, 0f64..4.0), 1..200),

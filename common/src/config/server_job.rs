@@ -1,5 +1,5 @@
-//! What the servers need to know of a job. It travels as TOML, the language of the job file, so that there is
-//! one parser and one validation, and lives in the replicated state.
+//! The part of a job that the servers need. It travels as TOML, the language of the job file, so one
+//! parser and one validation serve both. It is part of the replicated state.
 
 use crate::{
     algorithm::{AlgorithmConfig, Keeps},
@@ -21,40 +21,41 @@ use std::time::Duration;
 pub struct ServerJob {
     /// The job's name.
     pub name: String,
-    /// The model and everything else that the weights depend on; two workers with different ones do not
-    /// train together.
+    /// The model and everything else that the weights depend on. Workers with different fingerprints do
+    /// not train together.
     pub fingerprint: String,
     /// Workers that must have joined before the first update.
     pub workers: u32,
-    /// BSP, SSP(s), ASP, or the rule that chooses.
+    /// BSP, SSP(s), ASP, or `auto`.
     pub mode: ModeChoice,
-    /// That rule.
+    /// The options of `auto`.
     #[serde(default)]
     pub auto: AutoConfig,
-    /// The ranks of the one worker apply the gradients themselves: nothing of the mode acts on the servers.
+    /// The ranks of the single worker apply the gradients themselves, so the servers apply no mode.
     #[serde(default)]
     pub all_reduce: bool,
-    /// Trained values.
+    /// Number of trained values.
     pub params_len: usize,
-    /// Running statistics, after the trained values.
+    /// Number of running statistics, which lie after the trained values.
     pub buffers_len: usize,
     /// Values in a bucket.
     pub bucket_len: usize,
-    /// The lease of a member in milliseconds: without a sign of life for so long it is taken out. See [`Self::lease`].
+    /// The lease of a member in milliseconds: a member that is silent for this long is removed. See
+    /// [`Self::lease`].
     pub grace_ms: u64,
-    /// What an acknowledgement promises.
+    /// The promise of an acknowledgement.
     #[serde(default)]
     pub durability: Durability,
-    /// How much may be acknowledged before a majority holds it; read at the level `leader`.
+    /// How many pushes may be acknowledged before a majority holds them; read at the level `leader`.
     #[serde(default)]
     pub leader_window: LeaderWindow,
-    /// How pushes carry the gradients of trained values.
+    /// The encoding of gradients in pushes.
     #[serde(default)]
     pub encoding: Encoding,
     /// Stop before the last epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
-    /// What is done about gradients that come late.
+    /// The treatment of late gradients.
     #[serde(default)]
     pub algorithm: AlgorithmConfig,
     /// When a lock-step round closes.
@@ -66,26 +67,29 @@ pub struct ServerJob {
     pub schedule: ScheduleConfig,
     /// Clipping of gradients.
     pub clip: ClipConfig,
-    /// Where the weights come from when the seed does not give them: a checkpoint, a model file or another job.
+    /// The source of the weights if it is not the seed: a checkpoint, a model file or another job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
-    /// Parameters with rates and decays of their own, in the order of the flat vector: all parameters, or none (then all have
-    /// the optimizer's).
+    /// Parameter groups with their own rate and decay, in the order of the flat vector. They cover all
+    /// parameters, or the list is empty and all parameters use the optimizer's rate and decay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParamGroup>,
-    /// Where each worker is several processes that hold a stage of the model each: the values of each stage, in the order of the flat
-    /// vector. Each has shards of its own: there are at least as many. Empty: all is one.
+    /// For workers of several processes that each hold a pipeline stage: the number of values of each
+    /// stage, in the order of the flat vector. Each stage has its own shards, so there are at least as
+    /// many shards as stages. Empty: one stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
-    /// What parameters are held to behind each update; in the order of the flat vector, those of one tensor in the order of the entries' names.
+    /// Constraints on parameters after each update, in the order of the flat vector. Those of one
+    /// tensor are in the order of the entries' names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub constraints: Vec<Constraint>,
-    /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.
+    /// With the leased sampler: the chunks that shard 0 leases. Without it, every worker knows its
+    /// share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkPlan>,
 }
 
-/// What the leased sampler gives out.
+/// The chunks of the leased sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkPlan {
@@ -95,44 +99,46 @@ pub struct ChunkPlan {
     pub epochs: u64,
 }
 
-/// What a job begins with, beside the bulk that the workers send.
+/// The initial state of a job, without the bulk data that the workers send.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
-    /// Which file, by its content: workers that read different files do not train together. `job:NAME`: another job of the fleet.
+    /// Hash of the source file: workers that read different files do not train together. `job:NAME`
+    /// names another job of the fleet.
     pub from: String,
-    /// Steps that are done: workers go on from here.
+    /// Finished steps: workers resume from here.
     pub step: u64,
-    /// Epochs that are done, where the leased sampler counts them.
+    /// Finished epochs, with the leased sampler.
     #[serde(default)]
     pub epochs: u64,
-    /// Early stopping, as far as it had come.
+    /// The state of early stopping.
     #[serde(default)]
     pub stopping: Stopping,
 }
 
-/// What [`Start::from`], and `train.init` of a job file, begin with where they name a job.
+/// The prefix of [`Start::from`], and of `train.init` in a job file, that names a job.
 pub const OF_JOB: &str = "job:";
 
 impl Start {
-    /// With the weights of another job of the fleet, which the servers copy; everything else begins anew.
+    /// Starts with the weights of another job of the fleet, which the servers copy. All other state
+    /// starts fresh.
     pub fn of_job(name: &str) -> Self {
         Self { from: format!("{OF_JOB}{name}"), step: 0, epochs: 0, stopping: Stopping::default() }
     }
 
-    /// The job whose weights it begins with.
+    /// The job whose weights this one starts with.
     pub fn job(&self) -> Option<&str> {
         self.from.strip_prefix(OF_JOB).filter(|name| !name.is_empty())
     }
 }
 
-/// How far a job's early stopping has come, and its latest complete evaluation.
+/// The state of a job's early stopping, and its latest complete evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stopping {
     /// The best mean held-out loss so far; infinity before the first.
     pub best_loss: f64,
-    /// Evaluations since.
+    /// Evaluations since the best loss.
     pub bad: u32,
     /// The rule has fired.
     pub stop: bool,
@@ -151,17 +157,17 @@ impl Default for Stopping {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LastEvaluation {
-    /// Which epoch.
+    /// The epoch.
     pub epoch: u64,
     /// Sum of the loss.
     pub loss_sum: f64,
-    /// Samples classified right.
+    /// Samples classified correctly.
     pub correct: u64,
     /// Samples seen.
     pub count: u64,
 }
 
-/// Stop when the held-out loss has not fallen for a while.
+/// Stops the job after the held-out loss has not fallen for some evaluations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EarlyStop {
@@ -172,14 +178,14 @@ pub struct EarlyStop {
     pub min_delta: f64,
 }
 
-/// Why a text is no server job.
+/// Why a text is not a valid server job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the job that was sent is not valid: {0}")]
 pub struct ServerJobError(String);
 
 impl ServerJob {
-    /// A job of one worker that trains by plain SGD at rate 1, without buffers; everything else as where a job file is
-    /// silent. For who has no job file.
+    /// A job with one worker, plain SGD at rate 1 and no buffers. All other values are the defaults of
+    /// a job file. For callers without a job file.
     pub fn new(name: &str, mode: Mode, params_len: usize, bucket_len: usize) -> Self {
         Self {
             name: name.into(),
@@ -209,17 +215,18 @@ impl ServerJob {
         }
     }
 
-    /// Reads and checks the text; afterwards [`Self::layout`] cannot fail. For who admits a job: what is in the log
-    /// already is read by [`Self::decode`].
+    /// Parses and validates the text; afterwards [`Self::layout`] cannot fail. Use it to admit a job.
+    /// Use [`Self::decode`] for a job that is already in the log.
     pub fn from_toml(text: &str) -> Result<Self, ServerJobError> {
         let job = Self::decode(text)?;
         job.validate()?;
         Ok(job)
     }
 
-    /// Reads the text without asking whether such a job should be admitted: it was. What it refuses is no job at all: a
-    /// text that names what this version does not know, or lengths that no layout has. Nothing is added to this by a later
-    /// release: what one replica has applied, another must be able to.
+    /// Parses a job that was admitted earlier, without today's admission rules. It refuses only a text
+    /// that is no job: one with names that this version does not know, or with lengths that no layout
+    /// has. No later release may refuse more: what one replica has applied, every replica must be able
+    /// to apply.
     pub fn decode(text: &str) -> Result<Self, ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
         let job: ServerJob = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
@@ -244,7 +251,7 @@ impl ServerJob {
         Ok(job)
     }
 
-    /// Whether the job may begin, by all rules of this version.
+    /// Whether this version admits the job.
     pub fn validate(&self) -> Result<(), ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
         let failed = |e: &dyn std::fmt::Display| ServerJobError(e.to_string());
@@ -302,8 +309,9 @@ impl ServerJob {
         Ok(())
     }
 
-    /// How pushes of such a bucket carry their values. Running statistics are sent as they are: they are few, and what a
-    /// push loses of them would stay lost (a gradient that is rounded goes the same way down at the next step).
+    /// The encoding of pushes to a bucket of this kind. Running statistics are sent as `f32`: they are
+    /// few, and a rounding error in them would remain (a rounded gradient is corrected by the next
+    /// step).
     pub fn encoding(&self, kind: TensorKind) -> Encoding {
         match kind {
             TensorKind::Param => self.encoding,
@@ -311,24 +319,24 @@ impl ServerJob {
         }
     }
 
-    /// A member's lease: it is renewed by every message of the member, and when it ends the member is taken out. It is
-    /// `grace_ms`, and for a connection that is open but silent at least [`MIN_LEASE`].
+    /// A member's lease. Every message of the member renews it; when it expires, the member is removed.
+    /// It is `grace_ms`, and at least [`MIN_LEASE`] for a connection that is open but silent.
     pub fn lease(&self) -> Duration {
         Duration::from_millis(self.grace_ms).max(MIN_LEASE)
     }
 
-    /// How often a worker that has nothing to say gives a sign of life: eight times in a lease, twice as often
-    /// as leaders look.
+    /// How often an idle worker sends a heartbeat: eight times per lease, twice as often as leaders
+    /// check.
     pub fn heartbeat(&self) -> Duration {
         self.lease() / 8
     }
 
-    /// The mode that the job begins with.
+    /// The mode at the start of the job.
     pub fn first_mode(&self) -> Mode {
         self.mode.first(&self.auto)
     }
 
-    /// Whether the job may go on in another mode.
+    /// Whether the job may switch to `mode`.
     pub fn may_switch(&self, mode: Mode) -> Result<(), durability::DurabilityError> {
         if self.all_reduce {
             let message = "an all-reduce job's ranks apply their gradients themselves, in lock-step".into();
@@ -338,7 +346,7 @@ impl ServerJob {
         durability::check(mode, self.durability, self.leader_window)
     }
 
-    /// What the algorithm keeps of a bucket of trained values.
+    /// What the algorithm stores for a bucket of trained values.
     pub fn keeps(&self) -> Keeps {
         self.algorithm.algorithm().keeps()
     }
@@ -351,20 +359,20 @@ impl ServerJob {
         names
     }
 
-    /// How many they are.
+    /// The number of state vectors.
     pub fn slots(&self) -> usize {
         let optimizer = if self.keeps().own_slots { 0 } else { self.on_shard().slots() };
         optimizer + self.keeps().slots.len()
     }
 
-    /// They, for a bucket of `len` trained values that nothing was applied to.
+    /// The initial state vectors of a bucket of `len` trained values.
     pub fn new_slots(&self, len: usize) -> Vec<Vec<f32>> {
         let mut slots = if self.keeps().own_slots { Vec::new() } else { self.on_shard().new_slots(len) };
         slots.extend(self.keeps().slots.iter().map(|_| vec![0.0; len]));
         slots
     }
 
-    /// The job's optimizer as a group of parameters has it, before the algorithm.
+    /// The optimizer of a parameter group, before the algorithm.
     pub fn optimizer_of(&self, group: u16) -> OptimizerConfig {
         match self.groups.get(usize::from(group)) {
             Some(g) => self.optimizer.with(g.lr, g.weight_decay),
@@ -372,27 +380,27 @@ impl ServerJob {
         }
     }
 
-    /// Holds the values of a bucket to the job's constraints.
+    /// Applies the job's constraints to the values of a bucket.
     pub fn constrain(&self, bucket: BucketSpec, values: &mut [f32]) {
         constraint::apply(&self.constraints, bucket, values);
     }
 
-    /// The parts of the flat vector whose edges no bucket crosses.
+    /// The parts of the flat vector. No bucket crosses the edge of a part.
     pub(crate) fn parts(&self) -> impl Iterator<Item = layout::Part> {
         layout::parts(self.params_len, self.buffers_len, self.cuts())
     }
 
-    /// How many buckets it has.
+    /// The number of buckets.
     pub fn buckets(&self) -> usize {
         self.parts().map(|part| part.values.div_ceil(part.bucket_len(self.bucket_len))).sum()
     }
 
-    /// How its parameters are divided.
+    /// How the parameters are divided into stages, groups and constrained rows.
     pub fn cuts(&self) -> Cuts<'_> {
         Cuts { groups: &self.groups, stages: &self.stages, constraints: &self.constraints }
     }
 
-    /// The optimizer that the shards apply.
+    /// The optimizer that the shards run.
     pub fn on_shard(&self) -> OptimizerConfig {
         self.algorithm.algorithm().on_shard(&self.optimizer)
     }
@@ -405,7 +413,8 @@ impl ServerJob {
     /// The buckets, as every process of the job computes them. The servers know lengths, not tensors.
     ///
     /// # Panics
-    /// Never for a job that came from [`Self::from_toml`].
+    ///
+    /// Never for a job that [`Self::from_toml`] returned.
     pub fn layout(&self) -> Layout {
         let mut tensors = vec![TensorSpec::param("params", &[self.params_len])];
         if self.buffers_len > 0 {
@@ -415,38 +424,42 @@ impl ServerJob {
     }
 }
 
-/// No job has more steps; a clock beyond it could not be counted on.
+/// The largest step of any job: `f64` holds step numbers exactly up to here.
 pub const MAX_STEP: u64 = 1 << 53;
-/// A busy host may hold a process up for a good part of a second; that is not death.
+/// A busy host may pause a process for a large part of a second; that is not a failure.
 pub const MIN_LEASE: Duration = Duration::from_secs(1);
-/// A lease of more than a day is none. In milliseconds.
+/// One day in milliseconds: a longer lease would detect no failure.
 pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
 /// The longest name of a job.
 pub const MAX_NAME_CHARS: usize = 128;
-/// What a worker derives from its job file has a few hundred bytes.
+/// A worker's fingerprint has a few hundred bytes.
 const MAX_FINGERPRINT: usize = 4096;
 
-/// The facts of one fingerprint that another has not, for people. It is a text of a worker's choice: so much of it is shown.
+/// The facts of the fingerprint `of` that `from` lacks, for people. A worker chooses this text, so its
+/// length is bounded.
 pub fn facts_missing(of: &str, from: &str) -> String {
-    const MOST: usize = 8;
-    const CHARS: usize = 120;
+    const MAX_FACTS: usize = 8;
+    const MAX_CHARS: usize = 120;
     let others: Vec<&str> = from.split(", ").collect();
     let facts = of.split(", ").filter(|f| !others.contains(f));
-    let facts: Vec<String> = facts.take(MOST).map(|f| f.chars().take(CHARS).collect()).collect();
+    let facts: Vec<String> = facts.take(MAX_FACTS).map(|f| f.chars().take(MAX_CHARS).collect()).collect();
     facts.join(", ")
 }
 /// Values of the longest bucket: 1 MiB.
 pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
-/// As many as a data set may have samples.
+/// The maximal number of samples in a data set.
 const MAX_CHUNKS: u64 = 1 << 32;
-/// 2^34 values are 64 GiB of weights. Whether a fleet can hold them is asked of its servers ([`crate::need`]).
+/// 2^34 values are 64 GiB of weights. Whether the fleet's memory suffices is a separate check
+/// ([`crate::need`]).
 const MAX_VALUES: usize = 1 << 34;
 
-/// Whether it may be the name of a job. It stands in paths, labels, roles of certificates (`worker:NAME`, `worker:BEGINNING*`), flags and logs, so
-/// it has nothing that means something else in one of them. Every beginning of a name is a name.
+/// Checks the name of a job. The name is part of paths, labels, certificate roles (`worker:NAME`,
+/// `worker:PREFIX*`), flags and logs, so it contains no character that is special there. Every prefix
+/// of a valid name is valid.
 ///
 /// # Errors
-/// What a name may have, for people.
+///
+/// The rule that the name breaks, for people.
 pub fn check_name(name: &str) -> Result<(), String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
@@ -466,10 +479,11 @@ pub fn check_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// Whether a certificate may name jobs so: a name, the beginning of names with a `*` behind it, or `*`.
+/// Checks a job pattern of a certificate: a name, a prefix with `*` behind it, or `*`.
 ///
 /// # Errors
-/// What it may be, for people.
+///
+/// The allowed patterns, for people.
 pub fn check_names(pattern: &str) -> Result<(), String> {
     let beginning = pattern.strip_suffix('*');
     match beginning.unwrap_or(pattern) {
@@ -583,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_to_the_log_names_every_key_so_that_a_later_default_changes_nothing() {
+    fn a_logged_job_names_every_key_so_defaults_may_change() {
         let text = job().to_toml().expect("written");
         let table: toml::Table = toml::from_str(&text).expect("a table");
         for key in [

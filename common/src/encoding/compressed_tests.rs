@@ -31,7 +31,7 @@ fn whole_numbers(step: u64, count: usize) -> Vec<f32> {
 /// The identity of error feedback: nothing is lost and nothing comes from nowhere. All sums are whole numbers far below
 /// 2^24, so that not a bit may differ.
 #[test]
-fn what_was_sent_and_the_residual_are_together_what_was_computed() {
+fn sent_values_plus_residual_equal_the_gradient() {
     const COUNT: usize = 2500;
     let encoding = top_k(10_000);
     let mut encoder = Encoder::new(encoding, COUNT, Vec::new(), 5);
@@ -141,7 +141,7 @@ fn of_rank(true_rank: usize, rows: usize, columns: usize) -> Vec<f32> {
 }
 
 #[test]
-fn power_sgd_of_no_lower_rank_than_the_gradient_gives_the_gradient_back() {
+fn power_sgd_of_full_rank_returns_the_gradient() {
     let (rows, columns) = (30, 50);
     let stretches = vec![Stretch::Plain(3), Stretch::Matrix { rows, columns }, Stretch::Plain(5)];
     for (true_rank, sent_rank) in [(0, 1), (1, 1), (1, 3), (2, 2), (3, 3), (3, 8)] {

@@ -1,17 +1,18 @@
-//! A worker's side of an encoding: what it keeps of a bucket from one push to the next.
+//! The worker's side of an encoding: its state for a bucket between pushes.
 //!
 //! ```text
 //!  p = gradient + residual        send C(p)        residual = p - decoded(C(p))
 //! ```
 //!
-//! Where an encoding leaves most of a gradient out ([`Encoding::feeds_back`]), that stays in the *residual* and goes with
-//! a later push (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019):
-//! everything sent and the residual are together everything that was computed, up to the rounding of the two sums.
+//! If an encoding leaves out most of a gradient ([`Encoding::feeds_back`]), the rest is the *residual*,
+//! which a later push sends (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
+//! Karimireddy et al., ICML 2019). All sent values plus the residual equal all computed gradients, up
+//! to the rounding of the two sums.
 //!
-//! For powersgd it also keeps the factor Q of each matrix, with which the next push begins (the warm start): one power
-//! iteration a push is then enough (Vogels et al., 2019, section 3).
+//! For powersgd it also keeps the factor Q of each matrix as the warm start of the next push. One power
+//! iteration per push then suffices (Vogels et al., 2019, section 3).
 //!
-//! Nothing of it is replicated: it dies with its worker. docs/consistency.md says what that costs.
+//! This state is not replicated: it is lost with its worker. docs/consistency.md describes the cost.
 
 use super::{
     BadPayload, Encoding, Rank, Values,
@@ -26,26 +27,28 @@ use bytes::Bytes;
 #[derive(Clone, Debug)]
 pub struct Encoder {
     encoding: Encoding,
-    /// Of what it draws.
+    /// The seed of the random factors.
     seed: u64,
     /// Values of the bucket.
     len: usize,
-    /// What was not sent, where the encoding feeds back; as long as the bucket once something was pushed.
+    /// The unsent rest, if the encoding feeds back; as long as the bucket after the first push.
     residual: Option<Vec<f32>>,
     stretches: Vec<Stretch>,
-    /// The factor Q of each stretch, column by column; empty before its first push, and of a stretch that is no matrix.
+    /// The factor Q of each stretch, column by column; empty before its first push, and for a stretch
+    /// that is no matrix.
     warm: Vec<Vec<f32>>,
-    /// Memory to work in.
+    /// Scratch memory.
     order: Vec<u32>,
     factor: Vec<f32>,
 }
 
 impl Encoder {
-    /// For a bucket of `len` values. `stretches` are its matrices, where powersgd is to find some: together `len` values, or
-    /// none. `seed` should be another one for each worker and bucket.
+    /// An encoder for a bucket of `len` values. `stretches` are its matrices for powersgd: together
+    /// `len` values, or none. Each worker and bucket should have its own `seed`.
     ///
     /// # Panics
-    /// When the stretches are not as long as the bucket.
+    ///
+    /// If the lengths of the stretches do not add up to the bucket.
     pub fn new(encoding: Encoding, len: usize, stretches: Vec<Stretch>, seed: u64) -> Self {
         let stretches = match (stretches.is_empty(), len) {
             (true, 1..) => vec![Stretch::Plain(len)],
@@ -66,7 +69,7 @@ impl Encoder {
         }
     }
 
-    /// How it writes.
+    /// Its encoding.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
@@ -79,12 +82,12 @@ impl Encoder {
         }
     }
 
-    /// What it holds back for later pushes; empty before the first one, and where it feeds nothing back.
+    /// The residual; empty before the first push, and without error feedback.
     pub fn residual(&self) -> &[f32] {
         self.residual.as_deref().unwrap_or_default()
     }
 
-    /// Lets go of what it keeps, as a worker does that begins anew.
+    /// Clears the state, as for a worker that restarts.
     pub fn forget(&mut self) {
         if let Some(residual) = &mut self.residual {
             residual.clear();
@@ -95,7 +98,8 @@ impl Encoder {
     /// Appends the push of a step to `out`: [`Self::encoded_len`] bytes.
     ///
     /// # Panics
-    /// When `gradient` is not as long as the bucket.
+    ///
+    /// If `gradient` is not as long as the bucket.
     pub fn encode(&mut self, step: Step, gradient: &[f32], out: &mut Vec<u8>) {
         assert_eq!(gradient.len(), self.len, "gradient and bucket differ in length");
         let Some(mut residual) = self.residual.take() else {
@@ -108,7 +112,7 @@ impl Encoder {
         );
         let from = out.len();
         self.write(step, &residual, out);
-        // As the servers decode it. The bytes are lent to a payload and come back.
+        // Decode as the servers do. The payload borrows the bytes for this.
         let sent = Bytes::from(std::mem::take(out));
         let subtracted = subtract(&sent.slice(from..).into(), self.encoding, &mut residual);
         *out = Vec::from(sent);
@@ -150,7 +154,8 @@ fn subtract(sent: &Payload, encoding: Encoding, from: &mut [f32]) -> Result<(), 
     Values::new(sent, encoding, values)?.subtract_from(from).map_err(short)
 }
 
-/// One power iteration: P = M Q, its columns made orthonormal, Q = Mᵀ P. `q` is the one of the last push, or empty.
+/// One power iteration: P = M Q with orthonormal columns, Q = Mᵀ P. `q` is that of the last push, or
+/// empty.
 fn iterate(
     m: &[f32],
     (rows, columns): (usize, usize),
@@ -183,7 +188,7 @@ fn iterate(
     }
 }
 
-/// Draws columns of zeros anew: nothing would ever come of them.
+/// Replaces columns of zeros by random ones: an iteration would keep them at zero.
 fn begin(q: &mut [f32], columns: usize, seed: u64) {
     for (i, column) in (0u64..).zip(q.chunks_mut(columns)) {
         if column.iter().all(|v| *v == 0.0) {
@@ -193,9 +198,9 @@ fn begin(q: &mut [f32], columns: usize, seed: u64) {
     }
 }
 
-/// Gram-Schmidt, each column twice ("twice is enough": what rounding leaves of the others after the first pass is gone after
-/// the second). Of a matrix of a lower rank that makes columns of rounding, orthogonal to the others as they are: they do no
-/// harm. What is not finite stays so: 0 times it is NaN.
+/// Gram-Schmidt, each column twice ("twice is enough": the second pass removes the rounding errors of
+/// the first). A matrix of a lower rank gives columns of rounding noise, which are orthogonal to the
+/// others and harmless. Values that are not finite stay so, since 0 times them is NaN.
 fn orthonormal(p: &mut [f32], rows: usize) {
     for i in 0..p.len() / rows {
         let (before, rest) = p.split_at_mut(i * rows);
@@ -215,7 +220,7 @@ fn orthonormal(p: &mut [f32], rows: usize) {
     }
 }
 
-/// In eight running sums, of doubles: a product of two f32 is exact.
+/// Eight running sums of doubles: a product of two f32 is exact in a double.
 #[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let (a8, a_rest) = a.as_chunks::<8>();
@@ -234,12 +239,12 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 mod tests {
     use super::*;
 
-    /// One power iteration a push with a warm start comes to the best approximation of a matrix that does not change;
-    /// cold starts stay where one iteration comes to. (Vogels et al., 2019, 4.2.)
+    /// With a warm start, one power iteration per push converges to the best approximation of a
+    /// constant matrix; cold starts keep the error of one iteration. (Vogels et al., 2019, 4.2.)
     #[test]
     fn a_warm_start_comes_nearer_with_every_push() {
         let (rows, columns) = (30, 50);
-        // Singular values that fall slowly.
+        // Slowly decaying singular values.
         let m: Vec<f32> = (0..rows * columns).map(|i| between(1, i as u64)).collect();
         let (mut p, mut q, mut off) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..30 {

@@ -1,19 +1,19 @@
 //! The encoding `powersgd`: matrices as products of two narrow ones.
 //!
-//! A bucket is a row of *stretches*. One is a matrix (rows of a tensor that lie whole in the bucket), or values that are
-//! written as they are: vectors, rows that are cut by the bucket's edge, and matrices for which two factors would be no
-//! fewer bytes.
+//! A bucket is a sequence of *stretches*. A stretch is a matrix (rows of a tensor that lie whole in the
+//! bucket) or plain values: vectors, rows cut by the bucket's edge, and matrices that two factors would
+//! not shorten.
 //!
 //! ```text
 //!  a matrix M of m rows and n columns | m, u32 | n, u32 | P: R columns of m values | Q: R columns of n values |
 //!  n values                           | 0, u32 | n, u32 | the values |
 //! ```
 //!
-//! M is decoded as P Qᵀ. Each worker's factors travel by themselves: the servers add up products, where ranks that reduce
-//! among themselves would have to add up P first and compute Q of the sum (Vogels et al., 2019, algorithm 1).
+//! M is decoded as P Qᵀ. The servers receive each worker's factors and add the products. (Ranks with an
+//! all-reduce would sum P first and compute Q of the sum: Vogels et al., 2019, algorithm 1.)
 //!
-//! What it promises: a payload that [`check`] lets through holds as many values as asked for; what decoding takes in memory
-//! is no more than the payload.
+//! A payload that passes [`check`] holds the expected number of values, and decoding needs no more
+//! memory than the payload.
 
 use super::{Rank, Word};
 use crate::{
@@ -26,10 +26,10 @@ use crate::{
 /// The two lengths before each stretch.
 const HEAD_BYTES: usize = 8;
 
-/// What a part of a bucket is, for [`super::Encoding::PowerSgd`].
+/// A part of a bucket, for [`super::Encoding::PowerSgd`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {
-    /// So many values that are written as they are.
+    /// This many plain values.
     Plain(usize),
     /// A matrix, row by row.
     Matrix {
@@ -41,7 +41,7 @@ pub enum Stretch {
 }
 
 impl Stretch {
-    /// Its values.
+    /// The number of its values.
     pub fn values(self) -> usize {
         match self {
             Stretch::Plain(values) => values,
@@ -49,7 +49,7 @@ impl Stretch {
         }
     }
 
-    /// Its bytes where matrices have factors of this rank.
+    /// Its length in bytes, with factors of this rank.
     pub fn bytes(self, rank: Rank) -> usize {
         HEAD_BYTES
             + F32_BYTES
@@ -60,13 +60,14 @@ impl Stretch {
     }
 }
 
-/// The most bytes of so many values: those of one stretch that is no matrix.
+/// The largest length in bytes of `values` values: those of one plain stretch.
 pub(super) fn most_bytes(values: usize) -> usize {
     if values == 0 { 0 } else { HEAD_BYTES + values * F32_BYTES }
 }
 
-/// The stretches of a bucket: rows of tensors of two dimensions and more that lie whole in it are matrices, where that saves
-/// bytes. As in the paper a tensor's first dimension are the rows, and all others together the columns.
+/// The stretches of a bucket. Whole rows of tensors with at least two dimensions form matrices if that
+/// saves bytes. As in the paper, the first dimension gives the rows and all others together the
+/// columns.
 pub fn stretches(layout: &Layout, bucket: BucketSpec, rank: Rank) -> Vec<Stretch> {
     let mut all = Vec::new();
     let mut plain = 0;
@@ -79,7 +80,7 @@ pub fn stretches(layout: &Layout, bucket: BucketSpec, rank: Rank) -> Vec<Stretch
         let columns: usize = tensor.shape.iter().skip(1).product();
         let (first, last) = ((from - of.start).div_ceil(columns), (to - of.start) / columns);
         let matrix = Stretch::Matrix { rows: last.saturating_sub(first), columns };
-        // Behind a matrix another head is needed, for what follows it.
+        // After a matrix, the next stretch needs another head.
         if tensor.shape.len() < 2 || matrix.bytes(rank) + HEAD_BYTES > matrix.values() * F32_BYTES {
             plain += to - from;
             continue;
@@ -107,7 +108,7 @@ pub(super) fn put_head(stretch: Stretch, out: &mut Vec<u8>) {
     [rows, columns].iter().for_each(|n| out.extend_from_slice(&(*n as u32).to_le_bytes()));
 }
 
-/// Writes values of which nothing is known.
+/// Writes plain values.
 pub(super) fn put_plain(values: &[f32], out: &mut Vec<u8>) {
     if !values.is_empty() {
         put_head(Stretch::Plain(values.len()), out);
@@ -123,7 +124,7 @@ fn head(reader: &mut Reader<'_>) -> Result<(usize, usize), Short> {
     Ok((rows, u32::from_le_bytes(word) as usize))
 }
 
-/// Whether a payload's stretches are `values` values, to the last byte.
+/// Checks that a payload's stretches hold exactly `values` values, to the last byte.
 pub(super) fn check(payload: &Payload, rank: Rank, values: usize) -> Result<(), &'static str> {
     const SHORT: &str = "it ends within a stretch";
     let mut reader = payload.reader();
@@ -141,33 +142,33 @@ pub(super) fn check(payload: &Payload, rank: Rank, values: usize) -> Result<(), 
     if left > 0 { Err("its stretches are not the whole bucket") } else { Ok(()) }
 }
 
-/// The stretch that is being decoded.
+/// A decoder, with its current stretch.
 #[derive(Clone, Debug)]
 pub(super) struct Matrices {
     rank: usize,
-    /// The factors, column by column; of a stretch that is no matrix there are none.
+    /// The factors, column by column; empty for plain values.
     p: Vec<f32>,
     q: Vec<f32>,
     rows: usize,
     columns: usize,
-    /// Values of it that are decoded, and that are not.
+    /// The number of decoded values of the stretch, and of the remaining ones.
     at: usize,
     left: usize,
 }
 
 impl Matrices {
-    /// Before the first one.
+    /// A decoder at the start of a payload.
     pub fn new(rank: Rank) -> Self {
         Self { rank: rank.columns(), p: Vec::new(), q: Vec::new(), rows: 0, columns: 0, at: 0, left: 0 }
     }
 
-    /// Fills `out` with the next values of a payload that was checked.
+    /// Fills `out` with the next values of a checked payload.
     pub fn decode(&mut self, reader: &mut Reader<'_>, mut out: &mut [Word]) -> Result<(), Short> {
         while !out.is_empty() {
             if self.left == 0 {
                 self.begin(reader)?;
             }
-            // Of a matrix a part of one row.
+            // For a matrix, at most the rest of one row.
             let most = if self.rows == 0 { self.left } else { self.columns - self.at % self.columns };
             let count = most.min(out.len());
             let (now, later) = out.split_at_mut(count);
@@ -192,11 +193,12 @@ impl Matrices {
             reader.values(&mut self.p)?;
             reader.values(&mut self.q)?;
         }
-        // Of a checked payload no stretch is empty.
+        // In a checked payload no stretch is empty.
         if self.left == 0 { Err(Short { wanted: F32_BYTES, left: 0 }) } else { Ok(()) }
     }
 
-    /// A part of a row: the products of the row's values in P with the columns of Q, added in rising order.
+    /// Computes part of a row: the products of the row of P with the columns of Q, summed in ascending
+    /// order.
     fn product(&self, out: &mut [Word]) {
         let (row, column) = (self.at / self.columns, self.at % self.columns);
         for r in 0..self.rank {

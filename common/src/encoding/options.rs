@@ -75,7 +75,7 @@ pub enum ParseEncodingError {
     /// There is none of that name.
     #[error("`{0}` is no encoding; write one of {list}", list = NAMES.join(", "))]
     Name(String),
-    /// What stands behind the colon.
+    /// The part after the colon.
     #[error(
         "`{0}`: the fraction of a bucket's values that is sent is above 0 and at most 0.5, with up to six digits behind the point, for example `top-k:0.001`"
     )]

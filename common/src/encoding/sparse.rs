@@ -4,7 +4,7 @@
 //!  | k places, u32, rising | k values, f32 |
 //! ```
 //!
-//! How many there are follows from the bucket's length, so nobody says it.
+//! How many there are follows from the bucket's length, so it is not transmitted.
 
 use super::Word;
 use crate::{

@@ -29,7 +29,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Equal bits, or both NaN: the payload of a NaN is nobody's business.
+/// Equal bits, or both NaN: the payload of a NaN does not matter.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -101,7 +101,7 @@ fn published_numbers_have_their_published_bits() {
 }
 
 #[test]
-fn what_is_too_large_becomes_the_largest_and_what_is_not_finite_stays_so() {
+fn narrow_encoding_saturates_and_keeps_non_finite_values() {
     for (encoding, largest) in [(Encoding::Bf16, bf16::MAX.to_f32()), (Encoding::F16, 65504.0)] {
         let back = there_and_back(encoding, &[f32::MAX, -f32::MAX, largest, -largest]);
         assert_eq!(back, [largest, -largest, largest, -largest], "{encoding}");
@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_comes_back_is_the_nearest_that_the_encoding_has(values in gradient()) {
+    fn decoding_gives_the_nearest_encodable_value(values in gradient()) {
         prop_assert_eq!(bits(&there_and_back(Encoding::F32, &values)), bits(&values));
         for (encoding, significand, smallest) in
             [(Encoding::Bf16, 8, 2f64.powi(-133)), (Encoding::F16, 11, 2f64.powi(-24))]

@@ -36,9 +36,9 @@ use serde::{Deserialize, Serialize};
 pub struct Diloco {
     /// Minibatches between two pushes: H, 1 to 1000000. Default 50.
     pub steps: u64,
-    /// The model is pushed and pulled in so many fragments, each in its turn: 1 to `steps`. Default 1.
+    /// The number of fragments in which the model is pushed and pulled: 1 to `steps`. Default 1.
     pub fragments: u64,
-    /// The optimizer of the servers. Default: Nesterov's, rate 0.7, momentum 0.9.
+    /// The servers' optimizer. Default: Nesterov, rate 0.7, momentum 0.9.
     pub outer: OptimizerConfig,
 }
 

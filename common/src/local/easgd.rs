@@ -28,7 +28,8 @@ use serde::{Deserialize, Serialize};
 pub struct Easgd {
     /// Minibatches between two pushes: tau, 1 to 1000000. Default 10.
     pub steps: u64,
-    /// How far worker and center go towards each other, above 0, at most 1. Default 0.3.
+    /// The share of the distance by which worker and center approach each other, above 0, at most 1.
+    /// Default 0.3.
     pub alpha: f64,
 }
 

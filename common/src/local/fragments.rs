@@ -1,4 +1,4 @@
-//! The parts in which a model goes to the servers and comes back, each in its turn.
+//! The parts of a model that are pushed and pulled in turn.
 
 use crate::{BucketId, Layout};
 use std::ops::Range;

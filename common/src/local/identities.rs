@@ -66,7 +66,7 @@ fn outer_nesterov() -> OptimizerConfig {
 }
 
 #[test]
-fn an_outer_sgd_shrinks_a_quadratic_by_the_factor_of_its_inner_steps() {
+fn outer_sgd_shrinks_a_quadratic_by_its_inner_factor() {
     for (h, eta, steps, a) in
         [(1.0f32, 0.1f64, 1u64, 1.0f64), (1.0, 0.1, 20, 1.0), (0.5, 0.2, 7, 0.7), (2.0, 0.3, 50, 1.5)]
     {
@@ -106,7 +106,7 @@ fn radius(q: f64, lr: f64, mu: f64) -> f64 {
 }
 
 #[test]
-fn an_outer_nesterov_has_the_spectral_radius_of_its_two_by_two_matrix() {
+fn outer_nesterov_has_the_spectral_radius_of_its_matrix() {
     for (q, published) in [(0.1, 0.915), (0.5, 0.765), (0.9, 0.577), (1.0, 0.520)] {
         let expected = radius(q, 0.7, 0.9);
         assert!((expected - published).abs() < 6e-4, "{q}: {expected}");
@@ -141,7 +141,7 @@ fn an_outer_nesterov_has_the_spectral_radius_of_its_two_by_two_matrix() {
 }
 
 #[test]
-fn one_local_step_of_sgd_and_an_outer_sgd_at_rate_one_are_a_lock_step_round() {
+fn one_local_step_with_outer_sgd_equals_a_lock_step_round() {
     let start: Vec<f32> = (0..50).map(|i| (i as f32 - 20.0) / 7.0).collect();
     let config = diloco(1, OptimizerConfig::sgd(1.0));
     let job = job(OptimizerConfig::sgd(0.1));
@@ -171,7 +171,7 @@ fn one_local_step_of_sgd_and_an_outer_sgd_at_rate_one_are_a_lock_step_round() {
 }
 
 #[test]
-fn the_inner_state_and_clock_go_on_from_push_to_push() {
+fn the_inner_state_and_clock_persist_between_pushes() {
     let schedule =
         ScheduleConfig { shape: Shape::Step { every: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
     let adam = OptimizerConfig::Adam(Adam { lr: 0.05, ..Adam::default() });
@@ -199,7 +199,7 @@ fn the_inner_state_and_clock_go_on_from_push_to_push() {
 }
 
 #[test]
-fn downpour_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() {
+fn downpour_at_every_minibatch_is_adagrad_bit_for_bit() {
     let adagrad = OptimizerConfig::Adagrad(Adagrad { lr: 0.1, ..Adagrad::default() });
     let config = LocalConfig::Downpour(Downpour { n_push: 1, lr: 0.3 });
     let job = job(adagrad);
@@ -231,7 +231,7 @@ fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
         for g in [1.0, 2.0, 4.0] {
             worker.step(0, &[g, -g]).expect("finite");
         }
-        // Nothing is pulled in between: the weights go on from where they are, and the sum begins anew.
+        // Nothing is pulled in between: the weights continue, and the sum restarts at zero.
         assert_eq!(worker.push(&[8.0, 0.0]), [7.0, -7.0]);
         assert_eq!(worker.weights(), [8.0 - 3.5 * round as f32, 3.5 * round as f32]);
     }
@@ -265,7 +265,7 @@ fn elastic_is_stable(eta: f64, alpha: f64, p: usize) -> bool {
 }
 
 #[test]
-fn elastic_averaging_is_stable_up_to_the_bound_of_the_paper_and_no_further() {
+fn elastic_averaging_is_stable_up_to_the_papers_bound() {
     for p in [1, 3] {
         for eta in [0.2, 0.5, 1.0, 1.5, 1.9] {
             let bound = (4.0 - 2.0 * eta) / (4.0 - eta);
@@ -276,7 +276,7 @@ fn elastic_averaging_is_stable_up_to_the_bound_of_the_paper_and_no_further() {
 }
 
 #[test]
-fn a_lock_step_round_of_elastic_averaging_moves_the_center_by_the_sum_of_all_pulls() {
+fn an_easgd_round_moves_the_center_by_the_sum_of_pulls() {
     let config = LocalConfig::Easgd(Easgd { steps: 2, alpha: 0.25 });
     let job = job(OptimizerConfig::sgd(0.0));
     let mut servers = Servers::new(&config, &job, &[0.0]);

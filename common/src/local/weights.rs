@@ -1,4 +1,4 @@
-//! A worker's own weights, and what it pushes of them.
+//! The worker's side of local steps.
 
 use super::{LocalConfig, LocalRule, Notes};
 use crate::{
@@ -8,31 +8,32 @@ use crate::{
 use bytes::Bytes;
 use std::ops::Range;
 
-/// The weights that a worker moves between two pushes, with the state of what moves them.
+/// The local weights of a worker, with the state of their optimizer.
 ///
-/// Takes the memory of the model once for the weights, once for what is pushed, once for a gradient, once for each state vector
-/// of the optimizer on the worker, and once more where fragments stream.
+/// It needs the memory of the model once for the weights, once for the push, once for a gradient, once
+/// for each state vector of the optimizer, and once more with several fragments.
 #[derive(Debug)]
 pub struct LocalWeights {
     config: LocalConfig,
     descent: Descent,
-    /// Trained values; running statistics are behind them.
+    /// Number of trained values; running statistics follow them.
     params_len: usize,
     weights: Vec<f32>,
     slots: Vec<Vec<f32>>,
-    /// Updates of the local weights since the slots were new.
+    /// Updates of the local weights since the slots were reset.
     t: u64,
     push: Vec<f32>,
-    /// What is in `push` was pushed.
+    /// The content of `push` was pushed.
     pushed: bool,
     gradient: Vec<u8>,
-    /// Where fragments stream: the center as each was taken over; else empty, and the center is what was pulled last.
+    /// With several fragments, the center at each fragment's last pull; otherwise empty, and the center
+    /// is the last pull.
     center: Vec<f32>,
 }
 
 impl LocalWeights {
-    /// For a job that moves its weights so, of `params_len` trained values among `len`; `None` where its workers have no
-    /// weights of their own. [`Self::begin`] comes first.
+    /// For a job with this optimizer, with `params_len` trained values among `len`; `None` if its
+    /// workers have no local weights. Call [`Self::begin`] first.
     pub fn new(config: &LocalConfig, job: &Descent, params_len: usize, len: usize) -> Option<Self> {
         let descent = config.rule().on_worker(job);
         config.is_local().then(|| Self {
@@ -49,12 +50,12 @@ impl LocalWeights {
         })
     }
 
-    /// What it follows.
+    /// The rule.
     pub fn rule(&self) -> &dyn LocalRule {
         self.config.rule()
     }
 
-    /// Begins at the center, with new state: at first, and where the worker goes on from elsewhere.
+    /// Resets to the center, with fresh state: at the start, and after the worker resumes elsewhere.
     pub fn begin(&mut self, center: &[f32]) {
         self.weights.copy_from_slice(center);
         if !self.center.is_empty() {
@@ -64,14 +65,14 @@ impl LocalWeights {
         (self.t, self.pushed) = (0, true);
     }
 
-    /// The center was pulled.
+    /// Handles a pull of the center.
     pub fn pulled(&mut self, center: &[f32]) {
         if self.rule().follows() && self.center.is_empty() {
             self.weights.copy_from_slice(center);
         }
     }
 
-    /// Takes over a fragment of the center, which was pulled behind its push.
+    /// Handles a pull of one fragment, which followed its push.
     pub fn take_over(&mut self, center: &[f32], range: Range<usize>) {
         self.weights[range.clone()].copy_from_slice(&center[range.clone()]);
         self.center[range.clone()].copy_from_slice(&center[range]);
@@ -110,7 +111,7 @@ impl LocalWeights {
             Notes::Sum => self.push.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
         }
         let applied = self.descent.apply(&hyper, self.params_len, &mut self.weights, &mut self.slots, &bytes);
-        // Nobody else has them any more: the same memory serves the next gradient.
+        // No other owner is left, so the memory is reused for the next gradient.
         self.gradient = bytes.into();
         applied?;
         self.t += 1;
@@ -118,7 +119,7 @@ impl LocalWeights {
         Ok(())
     }
 
-    /// Somebody else has moved these of the weights.
+    /// The caller has moved this range of the weights.
     ///
     /// # Panics
     /// When there are not as many.

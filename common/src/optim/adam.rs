@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 pub struct Adam {
     /// Base rate, 0 or more. Default 0.001.
     pub lr: f64,
-    /// What remains of the mean after an update, in `[0, 1)`. Default 0.9.
+    /// Decay of the mean, in `[0, 1)`. Default 0.9.
     pub beta1: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.999.
+    /// Decay of the mean square, in `[0, 1)`. Default 0.999.
     pub beta2: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
@@ -38,9 +38,9 @@ pub struct Adam {
 pub struct AdamW {
     /// Base rate, 0 or more. Default 0.001.
     pub lr: f64,
-    /// What remains of the mean after an update, in `[0, 1)`. Default 0.9.
+    /// Decay of the mean, in `[0, 1)`. Default 0.9.
     pub beta1: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.999.
+    /// Decay of the mean square, in `[0, 1)`. Default 0.999.
     pub beta2: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
@@ -85,15 +85,15 @@ impl AdamW {
 /// be wrong in its fifth digit.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamRule {
-    /// What remains of a weight.
+    /// The factor of decoupled weight decay.
     pub shrink: f32,
-    /// What enters the mean.
+    /// The weight of the gradient in the mean.
     pub enter1: f32,
-    /// What remains of the mean square.
+    /// The decay of the mean square.
     pub keep2: f32,
-    /// What enters it.
+    /// The weight of the squared gradient in the mean square.
     pub enter2: f32,
-    /// The rate, without the mean's bias.
+    /// The bias-corrected rate.
     pub step: f32,
     /// `1 / sqrt(1 - beta2^t)`. Multiplying saves one of three slow operations; PyTorch divides, which can
     /// differ in the last bit.
@@ -128,8 +128,9 @@ impl AdamRule {
     }
 }
 
-/// `a` moved towards `b` by `weight`, exactly `b` for weight 1: PyTorch's `lerp`, which changes formula at one
-/// half. The choice is the same for a whole bucket, so the compiler takes it out of the loop.
+/// `a` moved towards `b` by `weight`, exactly `b` for weight 1: PyTorch's `lerp`, which changes its
+/// formula at one half. The branch is the same for a whole bucket, so the compiler hoists it out of the
+/// loop.
 #[inline(always)]
 pub(super) fn lerp(a: f32, b: f32, weight: f32) -> f32 {
     if weight < 0.5 { a + weight * (b - a) } else { b - (b - a) * (1.0 - weight) }

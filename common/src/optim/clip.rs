@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_norm_above_the_bound_is_brought_to_it_and_one_below_is_left_alone() {
+    fn clipping_scales_only_a_norm_above_the_bound() {
         assert_eq!(norm_factor(1.0, 0.25), 1.0);
         assert_eq!(norm_factor(1.0, 0.0), 1.0);
         let f = f64::from(norm_factor(1.0, 16.0));

@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 pub struct DelayedNesterov {
     /// Base rate, 0 or more. Default 0.7.
     pub lr: f64,
-    /// What remains of the buffer when it changes, in `(0, 1)`. Default 0.9.
+    /// Decay of the buffer when it changes, in `(0, 1)`. Default 0.9.
     pub momentum: f64,
     /// Updates between two changes of the buffer, 1 to 1000000; best the number of workers. Default 4.
     pub n: u64,
-    /// The share of the momentum that each update between applies, from 0 to `1 / n`. Default 0.
+    /// The share of the momentum that each intermediate update applies, from 0 to `1 / n`. Default 0.
     pub c: f64,
     /// L2 penalty, 0 or more. Default 0.
     pub weight_decay: f64,
@@ -68,13 +68,13 @@ impl DelayedNesterov {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct DelayedNesterovRule {
-    /// What remains of the buffer when it changes.
+    /// Decay of the buffer when it changes.
     pub mu: f32,
-    /// What of the buffer this update applies.
+    /// The share of the buffer that this update applies.
     pub share: f32,
     /// Updates between two changes.
     pub n: f32,
-    /// The buffer changes with this update.
+    /// Whether the buffer changes with this update.
     pub turns: bool,
     /// The rate.
     pub lr: f32,

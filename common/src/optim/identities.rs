@@ -96,7 +96,7 @@ fn a_vector_cut_in_buckets_gives_the_same_bits_as_the_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_payload_in_pieces_and_encoded_gives_the_bits_of_its_values_in_one(
+    fn an_encoded_payload_in_pieces_gives_the_bits_of_one_piece(
         at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..1300,
     ) {
         for (config, encoding) in all_kinds().into_iter().flat_map(|c| Encoding::ALL.map(|e| (c.clone(), e))) {
@@ -196,7 +196,7 @@ fn constant_gradients_do_not_break_centred_rmsprop() {
 /// The promise of equal replicas, pinned: if this hash changes, so do the bits of every running job, and a
 /// server of one version cannot follow a leader of another.
 #[test]
-fn the_bits_are_the_same_on_every_host_and_version_and_vector_unit() {
+fn optimizer_bits_are_equal_on_every_host_and_vector_unit() {
     for level in levels() {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         let mut after = Vec::new();
@@ -264,7 +264,7 @@ fn a_payload_of_another_length_is_a_bug_of_the_caller() {
 }
 
 #[test]
-fn delayed_nesterov_that_waits_for_nobody_is_nesterov_and_its_n_steps_are_one_of_the_mean() {
+fn delayed_nesterov_equals_nesterov_on_the_mean_of_n_steps() {
     let (lr, momentum, weight_decay) = (0.1, 0.9, 0.0);
     let nesterov = OptimizerConfig::Nesterov(Nesterov { lr, momentum, weight_decay });
     let delayed =

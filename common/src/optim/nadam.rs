@@ -9,7 +9,7 @@
 //!  w <- w - lr * ((1 - mu_t) / (1 - M_t) * g + mu_{t+1} / (1 - M_{t+1}) * m) / d
 //! ```
 //!
-//! PyTorch keeps `M_t` beside the state. Here it is a function of `t`, computed anew for each update, so that there is
+//! PyTorch keeps `M_t` beside the state. Here it is a function of `t`, computed for each update, so that there is
 //! nothing more to replicate: the product shrinks with every factor, and once it is below 2^-60, `1 - M` is 1
 //! and the rest of the factors is left out. With the default options that takes some 60 of them.
 
@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 pub struct NAdam {
     /// Base rate, 0 or more. Default 0.002.
     pub lr: f64,
-    /// What remains of the mean after an update, in `[0, 1)`. Default 0.9.
+    /// Decay of the mean, in `[0, 1)`. Default 0.9.
     pub beta1: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.999.
+    /// Decay of the mean square, in `[0, 1)`. Default 0.999.
     pub beta2: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
@@ -35,7 +35,7 @@ pub struct NAdam {
     pub momentum_decay: f64,
     /// L2 penalty, 0 or more. Default 0.
     pub weight_decay: f64,
-    /// The decay shrinks the weights, as AdamW's, and is not added to the gradient. Default false.
+    /// Whether decay shrinks the weights, as AdamW's, rather than enters the gradient. Default false.
     pub decoupled_weight_decay: bool,
 }
 
@@ -101,13 +101,13 @@ impl NAdam {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct NAdamRule {
-    /// What remains of a weight.
+    /// The factor of decoupled weight decay.
     pub shrink: f32,
-    /// What enters the mean.
+    /// The weight of the gradient in the mean.
     pub enter1: f32,
-    /// What remains of the mean square.
+    /// The decay of the mean square.
     pub keep2: f32,
-    /// What enters it.
+    /// The weight of the squared gradient in the mean square.
     pub enter2: f32,
     /// The rate of the gradient itself.
     pub of_gradient: f32,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_product_is_that_of_all_factors_however_many_updates_there_were() {
+    fn nadam_product_after_many_updates_covers_all_factors() {
         for (beta1, momentum_decay) in [(0.9, 4e-3), (0.99, 0.5), (0.0, 0.0), (0.5, 40.0)] {
             let nadam = NAdam { beta1, momentum_decay, ..NAdam::default() };
             let mut product = 1.0;

@@ -23,15 +23,15 @@ use serde::{Deserialize, Serialize};
 pub struct RAdam {
     /// Base rate, 0 or more. Default 0.001.
     pub lr: f64,
-    /// What remains of the mean after an update, in `[0, 1)`. Default 0.9.
+    /// Decay of the mean, in `[0, 1)`. Default 0.9.
     pub beta1: f64,
-    /// What remains of the mean square after an update, in `[0, 1)`. Default 0.999.
+    /// Decay of the mean square, in `[0, 1)`. Default 0.999.
     pub beta2: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
     /// L2 penalty, 0 or more. Default 0.
     pub weight_decay: f64,
-    /// The decay shrinks the weights, as AdamW's, and is not added to the gradient. Default false.
+    /// Whether decay shrinks the weights, as AdamW's, rather than enters the gradient. Default false.
     pub decoupled_weight_decay: bool,
 }
 
@@ -82,17 +82,17 @@ impl RAdam {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct RAdamRule {
-    /// What remains of a weight.
+    /// The factor of decoupled weight decay.
     pub shrink: f32,
-    /// What enters the mean.
+    /// The weight of the gradient in the mean.
     pub enter1: f32,
-    /// What remains of the mean square.
+    /// The decay of the mean square.
     pub keep2: f32,
-    /// What enters it.
+    /// The weight of the squared gradient in the mean square.
     pub enter2: f32,
-    /// The rate, without the mean's bias and rectified.
+    /// The bias-corrected and rectified rate.
     pub step: f32,
-    /// The mean square is known well enough to be divided by.
+    /// Whether the mean square is known well enough to divide by.
     pub adaptive: bool,
     /// Added to the root.
     pub eps: f32,
@@ -106,7 +106,7 @@ impl RAdamRule {
             let g = grad.value(word, w0);
             let m1 = lerp(m0, g, self.enter1);
             let v1 = self.keep2 * v0 + self.enter2 * g * g;
-            // The same for a whole bucket, as in `lerp`.
+            // The branch is the same for a whole bucket, as in `lerp`.
             let divisor = if self.adaptive { v1.sqrt() + self.eps } else { 1.0 };
             (*m, *v, *w) = (m1, v1, w0 * self.shrink - self.step * m1 / divisor);
         }

@@ -24,13 +24,13 @@ use std::ops::Range;
 pub struct RmsProp {
     /// Base rate, 0 or more. Default 0.01.
     pub lr: f64,
-    /// What remains of the averages after an update, in `[0, 1)`. Default 0.99.
+    /// Decay of the averages, in `[0, 1)`. Default 0.99.
     pub alpha: f64,
     /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
     pub eps: f64,
-    /// What remains of the momentum buffer after an update, in `[0, 1)`. Default 0: no buffer.
+    /// Decay of the momentum buffer, in `[0, 1)`. Default 0: no buffer.
     pub momentum: f64,
-    /// Divide by the standard deviation rather than by the root mean square. Default false.
+    /// Divides by the standard deviation rather than by the root mean square. Default false.
     pub centered: bool,
     /// L2 penalty, 0 or more. Default 0.
     pub weight_decay: f64,
@@ -56,7 +56,7 @@ impl RmsProp {
         1 + usize::from(self.centered) + usize::from(self.momentum > 0.0)
     }
 
-    /// As PyTorch names them, in the order that `apply` takes.
+    /// PyTorch's names, in the order that `apply` expects.
     pub(super) fn slot_names(&self) -> Vec<&'static str> {
         let mut names = vec!["square_avg"];
         names.extend(self.centered.then_some("grad_avg"));
@@ -75,7 +75,7 @@ impl RmsProp {
 pub struct RmsPropRule {
     /// The rate.
     pub lr: f32,
-    /// What remains of the momentum buffer.
+    /// Decay of the momentum buffer.
     pub mu: f32,
     /// The averages' constants.
     pub n: Norm,
@@ -92,7 +92,8 @@ impl RmsPropRule {
         at: Range<usize>,
         grad: Prepared<'_>,
     ) {
-        // One loop for each set of slots: a branch or an absent slice inside would keep the loop scalar.
+        // One loop for each set of slots: a branch or an optional slice inside would prevent
+        // vectorization.
         let Self { lr, mu, n, centered } = self;
         match (slots, centered) {
             ([v], false) => {
@@ -139,12 +140,12 @@ impl RmsPropRule {
     }
 }
 
-/// The averages, and the divisor that they give: the last of what is returned.
+/// The constants of the averages. Its methods return the divisor last.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    /// What remains of an average.
+    /// Decay of an average.
     pub keep: f32,
-    /// What enters it.
+    /// The weight of the new value in an average.
     pub enter: f32,
     /// Added to the root.
     pub eps: f32,

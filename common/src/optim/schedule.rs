@@ -1,21 +1,21 @@
-//! The rate's course over a run.
+//! Learning rate schedules.
 //!
 //! ```text
 //!  lr of an update = base lr * factor(clock, contributions)
 //!  factor          = shape(clock) * warmup(clock) * scale(contributions)
 //! ```
 //!
-//! The *clock* is the fleet's progress in steps, an `f64`: each update adds `contributions / members`, so it
-//! grows by 1 when every member has pushed one step, whether their pushes were averaged into one update (BSP)
-//! or applied one by one (SSP, ASP). One job file then means the same course in every mode and for every number
-//! of workers. The first update is at clock 0, as in PyTorch: `optimizer.step()` before `scheduler.step()`.
-//! Sums of fractions round, so with ten members a step of the shape may come one update early or late; all
-//! replicas round alike.
+//! The *clock* is the fleet's progress in steps, an `f64`. Each update adds `contributions / members`.
+//! So it grows by 1 when every member has pushed one step, whether the pushes were averaged into one
+//! update (BSP) or applied one by one (SSP, ASP). One job file therefore has the same schedule in every
+//! mode and for every number of workers. The first update is at clock 0, as in PyTorch:
+//! `optimizer.step()` before `scheduler.step()`. Sums of fractions round, so with ten members a change
+//! of the rate may come one update early or late; all replicas round alike.
 //!
-//! Shapes: `torch.optim.lr_scheduler.StepLR` and `CosineAnnealingLR` (Loshchilov, Hutter 2017, "SGDR", without
-//! restarts; it stays at its end after `steps`, where PyTorch's would rise again). Warm-up and linear scaling:
-//! Goyal et al. 2017, "Accurate, Large Minibatch SGD". The warm-up multiplies the shape and does not move it:
-//! `steps` counts from the start of the run.
+//! Shapes: `torch.optim.lr_scheduler.StepLR` and `CosineAnnealingLR` (Loshchilov, Hutter 2017, "SGDR",
+//! without restarts; after `steps` it keeps its last value, where PyTorch's rises again). Warm-up and
+//! linear scaling: Goyal et al. 2017, "Accurate, Large Minibatch SGD". The warm-up multiplies the shape
+//! and does not shift it: `steps` counts from the start of the run.
 
 use super::exact::{cos_pi, pow};
 use super::{Check, OptimError};
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(into = "Table")]
 pub struct ScheduleConfig {
-    /// The course after the warm-up.
+    /// The shape after the warm-up.
     pub shape: Shape,
     /// Ticks of the clock over which the rate rises linearly from `1 / warmup` to 1. Default 0: none.
     pub warmup: u64,
@@ -40,7 +40,7 @@ pub struct ScheduleConfig {
     pub scale: LrScale,
 }
 
-/// A course over the clock.
+/// A function of the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Shape {
     /// Always 1.
@@ -48,14 +48,14 @@ pub enum Shape {
     Constant,
     /// `gamma ^ floor(clock / every)`.
     Step {
-        /// Ticks between two changes, 1 or more.
+        /// Ticks between two changes, from 1.
         every: u64,
-        /// What the rate is multiplied by at each change, 0 or more. Default 0.1.
+        /// The factor of each change, from 0. Default 0.1.
         gamma: f64,
     },
-    /// Half a cosine from 1 at clock 0 to `min_factor` at `steps`, and `min_factor` from there on.
+    /// Half a cosine from 1 at clock 0 to `min_factor` at `steps`, and `min_factor` afterwards.
     Cosine {
-        /// Ticks to the end, 1 or more.
+        /// Ticks to the end, from 1.
         steps: u64,
         /// The factor at the end, in `[0, 1]`. Default 0.
         min_factor: f64,
@@ -74,7 +74,7 @@ pub enum LrScale {
 }
 
 impl LrScale {
-    /// What the rate of an update of so many pushes is multiplied by.
+    /// The factor on the rate of an update with this many contributions.
     pub fn factor(self, contributions: usize) -> f64 {
         match self {
             LrScale::None => 1.0,
@@ -101,7 +101,7 @@ impl ScheduleConfig {
         }
     }
 
-    /// What the base rate is multiplied by for an update at `clock` (in steps of the fleet, 0 for the first)
+    /// The factor on the base rate of an update at `clock` (in steps of the fleet, 0 for the first)
     /// that averages `contributions` pushes.
     pub fn factor(&self, clock: f64, contributions: usize) -> f64 {
         let clock = clock.max(0.0); // and 0 for NaN

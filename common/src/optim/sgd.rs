@@ -105,9 +105,9 @@ impl Momentum {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentumRule {
-    /// What remains of the buffer.
+    /// Decay of the buffer.
     pub mu: f32,
-    /// The gradient enters the buffer times this.
+    /// The weight of the gradient in the buffer.
     pub enter: f32,
     /// The rate.
     pub lr: f32,
@@ -146,7 +146,7 @@ impl Nesterov {
 /// One update's constants.
 #[derive(Clone, Copy, Debug)]
 pub struct NesterovRule {
-    /// What remains of the buffer.
+    /// Decay of the buffer.
     pub mu: f32,
     /// The rate.
     pub lr: f32,

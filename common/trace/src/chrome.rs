@@ -44,7 +44,7 @@ impl Group {
 }
 
 /// A span and its track.
-struct Placed<'a> {
+struct PlacedSpan<'a> {
     span: &'a Span,
     pid: usize,
     tid: usize,
@@ -76,7 +76,7 @@ pub(crate) fn write(out: &mut impl Write, lives: &[Incarnation]) -> io::Result<(
 }
 
 /// Gives each span a track; the tracks' names, in the order in which they are shown.
-fn place(pid: usize, spans: &[Span]) -> (Vec<Placed<'_>>, Vec<String>) {
+fn place(pid: usize, spans: &[Span]) -> (Vec<PlacedSpan<'_>>, Vec<String>) {
     let mut groups: BTreeMap<Group, Vec<&Span>> = BTreeMap::new();
     for span in spans {
         groups.entry(Group::of(span)).or_default().push(span);
@@ -93,16 +93,16 @@ fn place(pid: usize, spans: &[Span]) -> (Vec<Placed<'_>>, Vec<String>) {
                 free_at.len() - 1
             });
             free_at[lane] = span.end;
-            placed.push(Placed { span, pid, tid: before + lane + 1 });
+            placed.push(PlacedSpan { span, pid, tid: before + lane + 1 });
         }
     }
     (placed, tracks)
 }
 
 /// From each push over the apply of its update, on the leader, to the pull that brings it back.
-fn arrows<W: Write>(events: &mut Events<'_, W>, all: &[Placed<'_>]) -> io::Result<()> {
+fn arrows<W: Write>(events: &mut Events<'_, W>, all: &[PlacedSpan<'_>]) -> io::Result<()> {
     let key = |s: &Span| Some((s.step, s.bucket?, s.worker?));
-    let mut pulls: HashMap<Key, &Placed<'_>> = HashMap::new();
+    let mut pulls: HashMap<Key, &PlacedSpan<'_>> = HashMap::new();
     // The leader is who has replicated it; an update of several workers has none for its worker.
     let mut leaders: HashMap<(Step, BucketId, Option<WorkerId>), usize> = HashMap::new();
     for p in all {
@@ -112,11 +112,11 @@ fn arrows<W: Write>(events: &mut Events<'_, W>, all: &[Placed<'_>]) -> io::Resul
             _ => {}
         }
     }
-    let mut applies: HashMap<(Step, BucketId, Option<WorkerId>), &Placed<'_>> = HashMap::new();
+    let mut applies: HashMap<(Step, BucketId, Option<WorkerId>), &PlacedSpan<'_>> = HashMap::new();
     for p in all.iter().filter(|p| p.span.stage == Stage::Apply) {
         let Some(bucket) = p.span.bucket else { continue };
         let of = (p.span.step, bucket, p.span.worker);
-        // With state deltas nobody replicates a bucket, and only the leader applies it.
+        // With state deltas no replica receives a single bucket, and only the leader applies it.
         if leaders.get(&of).is_none_or(|pid| *pid == p.pid) {
             applies.insert(of, p);
         }
@@ -163,7 +163,7 @@ impl<W: Write> Events<'_, W> {
             "args": {"sort_index": order}}))
     }
 
-    fn slice(&mut self, p: &Placed<'_>) -> io::Result<()> {
+    fn slice(&mut self, p: &PlacedSpan<'_>) -> io::Result<()> {
         let s = p.span;
         let mut args = json!({"step": s.step, "shard": s.shard, "bytes": s.bytes});
         if let Some(bucket) = s.bucket {
@@ -182,7 +182,7 @@ impl<W: Write> Events<'_, W> {
     }
 
     /// A point of an arrow, in the slice at its place.
-    fn flow(&mut self, ph: &str, id: u64, at: &Placed<'_>, when: Moment) -> io::Result<()> {
+    fn flow(&mut self, ph: &str, id: u64, at: &PlacedSpan<'_>, when: Moment) -> io::Result<()> {
         let mut event = json!({"ph": ph, "name": "gradient", "cat": "gradient", "id": id, "pid": at.pid,
             "tid": at.tid, "ts": self.micros(when)});
         if ph == "f" {

@@ -1,7 +1,7 @@
-//! The file that a process writes its spans to, one JSON object a line.
+//! The trace file of a process, one JSON object per line.
 //!
-//! A thread of its own writes. Who notes a span puts it into a bounded queue and never waits: what finds the queue full is
-//! counted and missing.
+//! A separate thread writes. A caller that records a span puts it into a bounded queue and never waits:
+//! a full queue drops and counts the span.
 
 use crate::{
     Span,
@@ -21,39 +21,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Steps that are recorded where nobody says how many.
+/// The default number of steps to trace.
 pub const DEFAULT_STEPS: u64 = 50;
-/// More cannot be asked for: a trace is for looking at.
+/// The maximal number: a trace is for a person to look at.
 pub const MAX_STEPS: u64 = 100_000;
-/// Spans that one process records, at most: about 70 MB of lines. A model of 1 G parameters has 20,000 spans a step and
-/// worker.
+/// Maximal spans of one process: about 70 MB of lines. A model of 1 G parameters has 20,000 spans per
+/// step and worker.
 pub const MAX_SPANS: u64 = 1 << 19;
-/// Spans that wait for the writer, of 64 bytes each: those of a step of a large model.
+/// Spans in the writer's queue, of 64 bytes each: those of a step of a large model.
 const QUEUE: usize = 1 << 15;
-/// The writer looks for spans this often, rather than being woken: that would cost who notes one a system call. What was
-/// recorded before is in the file then, so that a process that is killed leaves its trace.
-const PAUSE: Duration = Duration::from_millis(10);
-/// The end of a process waits this long for a disk that hangs.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
+/// The writer polls at this interval. A wake-up would cost the recording thread a system call. Older
+/// spans are in the file, so a killed process leaves its trace.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long the end of a process waits for a hung disk.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Line {
-    /// The first of each life of the process.
+    /// The first line of each start of the process.
     Process(Process),
     Span(Span),
-    /// Spans that this incarnation has not recorded, so far.
+    /// The number of dropped spans of this incarnation so far.
     Missing(u64),
 }
 
-/// Whose spans follow.
+/// The process of the following spans.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Process {
     /// `server-0`, `worker-1`.
     pub name: String,
     pub pid: u32,
-    /// Of its host, since that was started.
+    /// The boot id of its host.
     pub boot: String,
     /// Unix time of the host's monotonic zero, in nanoseconds.
     pub epoch: i64,
@@ -64,12 +64,12 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// A trace that is being written.
+/// A trace in progress.
 #[derive(Debug)]
 pub struct Tracing {
     queue: SyncSender<Message>,
     missing: Arc<AtomicU64>,
-    /// The first step that was pushed; `NONE` before.
+    /// The first pushed step; `NONE` before it.
     first: AtomicU64,
     steps: u64,
 }
@@ -85,7 +85,7 @@ impl Tracing {
         let missing = Arc::new(AtomicU64::new(0));
         let process = Process { name: process.into(), pid: std::process::id(), boot: boot(), epoch: epoch() };
         let mut out = BufWriter::new(file);
-        writeln!(out)?; // ends a line that an earlier incarnation may have left half written
+        writeln!(out)?; // ends a line that an earlier incarnation may have written in part
         line(&mut out, &Line::Process(process))?;
         out.flush()?;
         let writer = Writer { out, path, messages, missing: missing.clone(), told: 0, spans: 0 };
@@ -99,7 +99,8 @@ impl Tracing {
         }
     }
 
-    /// The first step that is pushed, or goes forward through a rank's stages, opens the window of steps.
+    /// The first step that is pushed, or that passes forward through a rank's stages, opens the window
+    /// of steps.
     fn wants(&self, span: &Span) -> bool {
         let mut first = self.first.load(Relaxed);
         if first == NONE && !span.stage.is_of_weights() {
@@ -113,16 +114,16 @@ impl Tracing {
 
     pub(crate) fn flush(&self) {
         let (done, wait) = sync_channel(1);
-        let deadline = Instant::now() + FLUSH_PATIENCE;
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
         let mut message = Message::Flush(done);
         while let Err(TrySendError::Full(again)) = self.queue.try_send(message) {
             if Instant::now() >= deadline {
                 return;
             }
             message = again;
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
-        let _ = wait.recv_timeout(FLUSH_PATIENCE);
+        let _ = wait.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
@@ -136,7 +137,7 @@ struct Writer {
     path: PathBuf,
     messages: Receiver<Message>,
     missing: Arc<AtomicU64>,
-    /// How many missing spans the file tells of.
+    /// The number of dropped spans that the file reports.
     told: u64,
     spans: u64,
 }
@@ -144,7 +145,7 @@ struct Writer {
 impl Writer {
     fn run(mut self) {
         if let Err(e) = self.write() {
-            // Training goes on without.
+            // Training continues without the trace.
             tracing::warn!(path = %self.path.display(), error = %e, "the trace cannot be written; it ends here");
         }
     }
@@ -159,11 +160,11 @@ impl Writer {
                 Ok(Message::Span(_)) => _ = self.missing.fetch_add(1, Relaxed),
                 Ok(Message::Flush(done)) => {
                     self.flush()?;
-                    let _ = done.send(()); // who waits may have given up
+                    let _ = done.send(()); // the caller may have given up
                 }
                 Err(TryRecvError::Empty) => {
                     self.flush()?;
-                    thread::sleep(PAUSE);
+                    thread::sleep(POLL_INTERVAL);
                 }
                 Err(TryRecvError::Disconnected) => return self.flush(),
             }

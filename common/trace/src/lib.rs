@@ -8,7 +8,7 @@
 //! - [`Stage`]: the names, and what each begins and ends with.
 //! - [`Stages`]: where a process notes its spans. The sums are always kept: a span costs the two clock reads of who
 //!   notes it and two additions. A trace is written only where one was asked for, by a thread of its own.
-//! - [`Span`]: one bucket of one step on its way through one stage.
+//! - [`Span`]: one bucket of one step in one stage.
 //! - [`merge`]: the files of several processes as one file in Chrome's Trace Event format. [`otlp`]: as OpenTelemetry has them.
 //!
 //! What is noted here is looked at by people and never by the program: nothing depends on it.

@@ -1,4 +1,4 @@
-//! The files of several processes, read.
+//! Reads and merges the trace files of several processes.
 
 use crate::{
     Span, TRACE_FILE, TRACE_FOLDER, chrome,
@@ -11,43 +11,43 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why there is no merged trace.
+/// Why the merge failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file cannot be read or written.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
-    /// A file is something else.
+    /// A file is not a trace file.
     #[error(
         "{path}:{line}: this is no trace of Paraft ({why}); leave only what `--trace` wrote in the folder"
     )]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which line of it, from 1.
+        /// The line in the file, from 1.
         line: usize,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
-    /// Nothing to merge.
+    /// No files to merge.
     #[error("{0} holds no trace: start the processes with --trace")]
     Empty(PathBuf),
 }
 
-/// What was merged.
+/// The result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merged {
-    /// The file.
+    /// The merged file.
     pub path: PathBuf,
-    /// Processes that have recorded anything; one that was started again counts twice.
+    /// Processes in the trace; a restarted process counts twice.
     pub processes: usize,
     /// Their spans.
     pub spans: usize,
-    /// Spans that they could not record.
+    /// Spans that were dropped.
     pub missing: u64,
 }
 
-/// An incarnation of a process, with times since the first host's monotonic zero.
+/// An incarnation of a process. Times count from the monotonic zero of the first host.
 #[derive(Clone, Debug)]
 pub(crate) struct Incarnation {
     pub process: Process,
@@ -55,13 +55,13 @@ pub(crate) struct Incarnation {
     pub missing: u64,
 }
 
-/// Merges the files of `folder` into one that chrome://tracing and ui.perfetto.dev open. `folder` may also be a run's
-/// folder, which holds the folder of the traces.
+/// Merges the files of `folder` into one that chrome://tracing and ui.perfetto.dev open. `folder` may
+/// also be a run's folder, which contains the folder of the traces.
 ///
-/// Processes of one host have one clock. Those of other hosts are laid over them by the hosts' wall clocks, and lie as well
-/// as these agree.
+/// Processes of one host share a clock. Other hosts are aligned by their wall clocks, so their
+/// alignment is as good as the wall clocks agree.
 ///
-/// Without `to`, it is written beside the folder of the traces, as [`TRACE_FILE`].
+/// Without `to`, the result is beside the folder of the traces, as [`TRACE_FILE`].
 pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
     let (folder, incarnations) = gather(folder)?;
     let to = to.map_or_else(|| folder.with_file_name(TRACE_FILE), Path::to_path_buf);
@@ -80,7 +80,8 @@ fn io(path: &Path) -> impl FnOnce(io::Error) -> TraceError {
     move |e| TraceError::Io(path, e)
 }
 
-/// What the processes have recorded whose files are in `folder`, or in that of the traces there, on one clock; and where.
+/// The spans of the processes with files in `folder`, or in its folder of traces, on one clock; with
+/// that folder.
 pub(crate) fn gather(folder: &Path) -> Result<(PathBuf, Vec<Incarnation>), TraceError> {
     let inner = folder.join(TRACE_FOLDER);
     let folder = if inner.is_dir() { inner } else { folder.to_path_buf() };
@@ -97,7 +98,7 @@ pub(crate) fn gather(folder: &Path) -> Result<(PathBuf, Vec<Incarnation>), Trace
         incarnations.extend(read(path)?);
     }
     incarnations.retain(|l| !l.spans.is_empty() || l.missing > 0);
-    // Who looks at a trace begins with a worker's step.
+    // Worker steps come first, where a reader starts.
     incarnations.sort_by_key(|l| !l.process.name.starts_with("worker"));
     if incarnations.is_empty() {
         return Err(TraceError::Empty(folder));
@@ -106,10 +107,11 @@ pub(crate) fn gather(folder: &Path) -> Result<(PathBuf, Vec<Incarnation>), Trace
     Ok((folder, incarnations))
 }
 
-/// What one process has recorded, in all its lives, as its clock had it.
+/// The spans of one process, over all its restarts, on its own clock.
 ///
 /// # Errors
-/// The file can't be read, or is none of ours.
+///
+/// The file is unreadable, or not a trace file.
 pub fn spans(path: &Path) -> Result<Vec<Span>, TraceError> {
     Ok(read(path)?.into_iter().flat_map(|life| life.spans).collect())
 }
@@ -136,7 +138,7 @@ fn read(path: &Path) -> Result<Vec<Incarnation>, TraceError> {
             }
             (Ok(Line::Missing(n)), Some(incarnation)) => incarnation.missing = n,
             (Ok(_), None) => return Err(malformed("it does not begin with its process".into())),
-            // The last line of an incarnation that was killed may be cut off.
+            // A kill may truncate the last line of an incarnation.
             (Err(e), Some(_)) if torn.is_none() => torn = Some(malformed(e.to_string())),
             (Err(e), _) => return Err(malformed(e.to_string())),
         }
@@ -147,10 +149,10 @@ fn read(path: &Path) -> Result<Vec<Incarnation>, TraceError> {
     torn.map_or(Ok(incarnations), Err)
 }
 
-/// Puts everyone's times on the clock of the first host.
+/// Converts all times to the clock of the first host.
 fn align(incarnations: &mut [Incarnation]) {
     let Some(reference) = incarnations.first().map(|l| l.process.epoch) else { return };
-    // One epoch for each host: those that its processes have measured differ as its wall clock is set.
+    // One epoch per host: the processes' own measurements differ when the wall clock is adjusted.
     let mut epochs = BTreeMap::new();
     for incarnation in incarnations {
         let own = incarnation.process.epoch;
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_of_all_processes_lie_on_named_tracks_on_which_none_meets_another() {
+    fn spans_of_processes_lie_on_named_tracks_without_overlap() {
         let scratch = tempfile::tempdir().unwrap();
         let folder = scratch.path().join(TRACE_FOLDER);
         let spans = |list: &[(Stage, u64, u64)]| {
@@ -242,7 +244,8 @@ mod tests {
             assert_eq!(e["args"]["shard"], 1);
             assert_eq!(e["args"]["bytes"], 40);
         }
-        // Microseconds, from the first span on; processes of one host share a clock whatever they thought of the wall's.
+        // Microseconds from the first span on; processes of one host share a clock, whatever their wall
+        // clocks say.
         let at = |stage: &str| slices.iter().find(|e| e["name"] == stage).unwrap();
         assert_eq!((&at("pull")["ts"], &at("pull")["dur"]), (&json!(0.0), &json!(3.3)));
         assert_eq!((&at("apply")["ts"], &at("apply")["dur"]), (&json!(2.1), &json!(0.8)));
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_leads_from_a_push_over_its_apply_to_the_pull_that_brings_it() {
+    fn an_arrow_links_a_push_its_apply_and_the_next_pull() {
         let scratch = tempfile::tempdir().unwrap();
         let line = |s| json!({ "span": s });
         let worker = [span(Stage::Push, 10_000, 50_000), span(Stage::Pull, 9000, 70_000)].map(line).to_vec();
@@ -302,7 +305,7 @@ mod tests {
         let (s, t, f) = (of_kind(events, "s"), of_kind(events, "t"), of_kind(events, "f"));
         assert_eq!((s.len(), t.len(), f.len()), (1, 1, 1));
         assert!(s[0]["id"] == t[0]["id"] && t[0]["id"] == f[0]["id"]);
-        // Each lies in its slice.
+        // Each arrow's end lies in its slice.
         for (flow, stage, pids) in [(s[0], "push", 1), (t[0], "apply", 2), (f[0], "pull", 1)] {
             assert_eq!(flow["pid"], pids, "{flow}");
             let slice = events
@@ -332,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_killed_leaves_what_it_has_written_and_goes_on_behind_it() {
+    fn a_killed_process_keeps_its_spans_and_appends_after_restart() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("worker-0.jsonl");
         let one = json!({"span": span(Stage::Push, 1, 2)});

@@ -36,10 +36,10 @@ pub fn requests<E: From<TraceError>>(
 }
 
 /// A worker's push or pull of a bucket.
-type Road = (Step, ShardId, BucketId);
+type BucketPath = (Step, ShardId, BucketId);
 
 /// When it was, whose, and the id of its span.
-type Trip = (u64, u64, Option<WorkerId>, String);
+type SpanStart = (u64, u64, Option<WorkerId>, String);
 
 fn of<E>(
     incarnations: &[Incarnation],
@@ -54,7 +54,8 @@ fn of<E>(
 
     // A step in each worker, and its ways to the servers and back.
     let mut steps: BTreeMap<(Step, usize), (u64, u64)> = BTreeMap::new();
-    let (mut pushes, mut pulls) = (HashMap::<Road, Vec<Trip>>::new(), HashMap::<Road, Vec<Trip>>::new());
+    let (mut pushes, mut pulls) =
+        (HashMap::<BucketPath, Vec<SpanStart>>::new(), HashMap::<BucketPath, Vec<SpanStart>>::new());
     let number = |i: usize| i as u64 + 1;
     for (process, incarnation) in incarnations.iter().enumerate() {
         for (i, s) in incarnation.spans.iter().enumerate().filter(|(_, s)| is_of_worker(s.stage)) {
@@ -80,8 +81,8 @@ fn of<E>(
     let served = |s: &Span| {
         let trips = if s.stage == Stage::Publish { &pulls } else { &pushes };
         let trips = trips.get(&(s.step, s.shard, s.bucket?))?;
-        let while_it = |t: &&Trip| t.0 <= s.begin.0 && s.begin.0 <= t.1;
-        let of = |t: &&Trip| s.worker.is_none() || s.worker == t.2;
+        let while_it = |t: &&SpanStart| t.0 <= s.begin.0 && s.begin.0 <= t.1;
+        let of = |t: &&SpanStart| s.worker.is_none() || s.worker == t.2;
         trips.iter().filter(of).filter(while_it).max_by_key(|t| t.0).map(|t| t.3.clone())
     };
 
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn opentelemetry_reads_steps_with_their_stages_and_what_servers_did_for_a_push_in_it() {
+    fn otlp_export_nests_stages_and_server_spans_in_steps() {
         let worker = [Stage::Ready, Stage::Copy, Stage::Push, Stage::Pull, Stage::Forward];
         let at = |w: u32, step: u64| {
             worker.iter().enumerate().map(move |(i, s)| span(*s, step, Some(w), 100 * step + i as u64))

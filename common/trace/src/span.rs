@@ -30,7 +30,7 @@ pub struct Span {
     pub pass: Option<Pass>,
 }
 
-/// A micro-batch on its way through a stage of a model.
+/// A micro-batch in a stage of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     /// Of the step's, from 0.

@@ -3,51 +3,56 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A part of the road of one bucket of one step, from the worker's buffer to the replicated weights and back.
+/// A stage in the path of one bucket of one step, from the worker's buffer to the replicated weights
+/// and back.
 ///
-/// The first three and the last run on the worker's training thread; what is between their spans there is waiting.
+/// The first three and the last run on the worker's training thread; gaps between their spans are
+/// waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Worker: the model computes. From the step's begin, or from where the bucket before was handed to its link, until
-    /// the model reports the bucket. (Of buckets that are reported together all but the first take no time.)
+    /// Worker: the model computes. From the start of the step, or from the hand-over of the previous
+    /// bucket to its link, until the model reports the bucket. (If buckets are reported together, all
+    /// but the first take no time.)
     Ready,
-    /// Worker: the gradient is copied into the payload as it is. Only where the bucket's encoding is f32, which needs no
-    /// other pass.
+    /// Worker: the gradient is copied into the payload. Only for the encoding f32, which needs no other
+    /// pass.
     Copy,
-    /// Worker: the gradient is written into the payload in the job's encoding (bf16, f16, int8), in the same pass that
-    /// copies it.
+    /// Worker: the gradient is written into the payload in the job's encoding (bf16, f16, int8), in the
+    /// pass that copies it.
     Encode,
-    /// Worker: from the payload's being there until the ack. The wait for room in the push window is in it, and what is
-    /// sent again after a break.
+    /// Worker: from the complete payload until the acknowledgement. Includes the wait for the push
+    /// window, and a retransmission after a broken connection.
     Push,
-    /// Leader: from a push's having arrived whole until the coordinator proposes its update or applies it to its working copy.
-    /// In BSP that is when everyone's is in and added up; with clipping by norm, when the norm is known.
+    /// Leader: from the complete arrival of a push until the coordinator proposes its update or applies
+    /// it to its working copy. In BSP it ends when all pushes are in and summed; with clipping by norm,
+    /// when the norm is known.
     Queue,
-    /// Leader: from the proposal until the coordinator has its outcome: committed and applied here. Of a state delta: from the
-    /// cut's begin until its marker's outcome.
+    /// Leader: from the proposal until the coordinator has its outcome (committed and applied here).
+    /// For a state delta: from the start of the cut until its marker's outcome.
     Replicate,
-    /// Every replica: the state machine applies the entry. Entries that are applied together begin and end together.
-    /// Of a leader with state deltas: the update of its working copy.
+    /// Every replica: the state machine applies the entry. Entries of one batch share their start and
+    /// end. For a leader with state deltas: the update of its working copy.
     Apply,
-    /// Leader: from the moment at which the rule lets a bucket's weights go to a worker until that worker's stream takes
-    /// them to send.
+    /// Leader: from the moment the rule releases a bucket's weights for a worker until that worker's
+    /// stream takes them to send.
     Publish,
-    /// Worker: from asking for the weights until the bucket's have arrived. (In BSP it asks before the step's pushes.)
+    /// Worker: from the request for weights until the bucket's have arrived. (In BSP the request
+    /// precedes the step's pushes.)
     Pull,
     /// Worker: the bucket's bytes are written into the parameter buffer.
     Decode,
-    /// A rank that has stages of the model (`parallel.pipeline`): a micro-batch goes through them.
+    /// A rank with pipeline stages (`parallel.pipeline`): the forward pass of a micro-batch.
     Forward,
-    /// And back.
+    /// Its backward pass.
     Backward,
 }
 
 impl Stage {
-    /// How many there are.
+    /// The number of stages.
     pub const COUNT: usize = 12;
 
-    /// All of them, in the order of the road; then those of a micro-batch.
+    /// All stages in the order of the path, then those of a micro-batch.
     pub const ALL: [Stage; Self::COUNT] = [
         Stage::Ready,
         Stage::Copy,
@@ -63,7 +68,7 @@ impl Stage {
         Stage::Backward,
     ];
 
-    /// The word in code, metrics and traces.
+    /// The name in code, metrics and traces.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Ready => "ready",
@@ -81,7 +86,7 @@ impl Stage {
         }
     }
 
-    /// Whether it is of weights on their way back: their step is the one after which they are read.
+    /// Whether it concerns weights on the path back: its step is the one after which they are read.
     pub(crate) fn is_of_weights(self) -> bool {
         matches!(self, Stage::Publish | Stage::Pull | Stage::Decode)
     }

@@ -1,6 +1,6 @@
-//! What a person does on the page, by the same calls as the command line's.
+//! The actions of the page, which use the same calls as the command line.
 
-use crate::{facts::Facts, here::Here};
+use crate::{facts::Facts, local::LocalControl};
 use paraft_client::{Done, Order};
 use paraft_common::{ModeChoice, ServerId};
 use paraft_fleet::{
@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use std::{path::Path, time::Duration};
 
-/// Who waits at a page waits no longer; what was asked for may be done or not then, and the page shows it.
-const ANSWER: Duration = Duration::from_secs(15);
-/// What a slow link or disk costs, in milliseconds: for each piece of data, or fsync.
-const SLOW: u64 = 50;
+/// The timeout of an action's reply. After it, the action may still take effect, and the page shows
+/// that.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+/// The delay of a slow link or disk, in milliseconds: per piece of data, or per fsync.
+const SLOW_MS: u64 = 50;
 
-/// See the module.
+/// An action of the page.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(tag = "act", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Act {
@@ -24,7 +25,7 @@ pub enum Act {
     Mode {
         /// The job's name.
         job: String,
-        /// As the command line has it.
+        /// As on the command line.
         mode: String,
     },
     /// `paraft checkpoint save`.
@@ -34,26 +35,27 @@ pub enum Act {
     },
     /// `paraft drain`.
     Drain {
-        /// Its number.
+        /// The server's number.
         server: u64,
         /// Fill it again.
         #[serde(default)]
         undo: bool,
     },
-    /// `paraft fleet scale`, where the workers' launcher is on this host, or their engine can be told from it.
+    /// `paraft fleet scale`, if the workers' launcher is on this host or their engine is reachable from
+    /// it.
     Workers {
-        /// The job's number: its name may be another's too, by now.
+        /// The job's number: another job may have its name by now.
         job: u32,
-        /// How many.
+        /// The number of workers.
         workers: u32,
     },
-    /// What `paraft chaos` puts and takes back, where the fleet has fault points.
+    /// As `paraft chaos` sets and clears faults, if the fleet has fault points.
     Fault {
-        /// Its number.
+        /// The server's number.
         server: u32,
-        /// Which.
+        /// The fault.
         fault: Fault,
-        /// Take it back.
+        /// Clear it.
         #[serde(default)]
         undo: bool,
     },
@@ -70,13 +72,14 @@ pub enum Act {
 }
 
 impl Act {
-    /// Does it; what was done, in words. `here` is what can be reached by the files of this host.
+    /// Carries it out; returns a message. `here` is what this host's files give access to.
     ///
     /// # Errors
-    /// Why it was not; for people.
-    pub async fn carry_out(&self, facts: &Facts, here: &Here) -> Result<String, String> {
+    ///
+    /// The reason, for people.
+    pub async fn carry_out(&self, facts: &Facts, here: &LocalControl) -> Result<String, String> {
         let (act, facts, here) = (self.clone(), facts.clone(), here.clone());
-        // On a thread of its own: an order may wait for an election.
+        // On its own thread: an order may wait for an election.
         let carried_out = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
@@ -89,7 +92,7 @@ impl Act {
         carried_out.await.map_err(|e| e.to_string())?
     }
 
-    async fn done(&self, facts: &Facts, here: &Here) -> Result<String, String> {
+    async fn done(&self, facts: &Facts, here: &LocalControl) -> Result<String, String> {
         match self {
             Self::Mode { job, mode } => switch(facts, job, mode).await,
             Self::Save { job } => save(facts, job).await,
@@ -133,13 +136,13 @@ impl Act {
 }
 
 fn put(points: &Path, server: u32, fault: Fault, undo: bool) -> std::io::Result<()> {
-    // Two at once would each leave out what the other puts.
+    // Two concurrent changes of the faults file would overwrite each other.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
     let mut faults = Faults::read(points)?;
     match undo {
         true => faults.heal(fault, server),
-        false => faults.put(fault, server, SLOW),
+        false => faults.put(fault, server, SLOW_MS),
     }
     faults.write(points)
 }
@@ -149,19 +152,23 @@ async fn end(facts: &Facts, job: &str, delete: bool) -> Result<String, String> {
 }
 
 async fn order(facts: &Facts, order: Order) -> Result<Done, String> {
-    orders::give(&servers(facts), &order, orders::token(), ANSWER).await.map_err(|refused| refused.message)
+    orders::give(&servers(facts), &order, orders::token(), REPLY_TIMEOUT)
+        .await
+        .map_err(|refused| refused.message)
 }
 
 async fn save(facts: &Facts, job: &str) -> Result<String, String> {
-    let worker = orders::save(&servers(facts), job, ANSWER).await.map_err(|refused| refused.message)?;
+    let worker =
+        orders::save(&servers(facts), job, REPLY_TIMEOUT).await.map_err(|refused| refused.message)?;
     Ok(format!("w{worker} saves a checkpoint of {job}"))
 }
 
 async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> {
     let choice: ModeChoice =
         mode.parse().map_err(|e: paraft_common::auto::ParseChoiceError| e.to_string())?;
-    let now =
-        orders::switch(&servers(facts), job, choice, ANSWER).await.map_err(|refused| refused.message)?;
+    let now = orders::switch(&servers(facts), job, choice, REPLY_TIMEOUT)
+        .await
+        .map_err(|refused| refused.message)?;
     Ok(format!("{job} goes on in {} (switch {})", now.mode, now.number))
 }
 

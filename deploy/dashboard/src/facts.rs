@@ -1,4 +1,4 @@
-//! What a fleet is at a moment: asked of all its servers at once, and put together.
+//! A snapshot of a fleet, from the replies of all its servers.
 
 use futures::future::{join, join_all};
 use paraft_common::histogram::DelayHistogram;
@@ -11,38 +11,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who does not answer within this time is stopped, or gone.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// A server that does not answer in this time counts as stopped or gone.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// See the module. Times are Unix milliseconds by this host's clock.
+/// A snapshot of the fleet. Times are Unix milliseconds by this host's clock.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Facts {
-    /// When it was asked.
+    /// The time of the snapshot.
     pub at: u64,
-    /// The fleet is none of processes: nothing can be done to it, and times are its own.
+    /// The fleet is simulated: it takes no commands, and its times are simulated.
     pub simulated: bool,
-    /// Who leads the control group, by number; without, nothing can be agreed on.
+    /// The server that leads the control group; `None` if there is no leader, so no command can commit.
     pub leader: Option<u64>,
-    /// By number.
+    /// Sorted by number.
     pub servers: Vec<Server>,
-    /// By job and number.
+    /// Sorted by job and number.
     pub shards: Vec<Shard>,
-    /// The latest last.
+    /// The latest job last.
     pub jobs: Vec<Job>,
-    /// Which faults were put on which servers; none: the fleet has no fault points.
+    /// The faults that are set, by server; `None` if the fleet has no fault points.
     pub faults: Option<BTreeSet<(u32, Fault)>>,
-    /// Servers that have answered, by address.
+    /// Addresses of the servers that answered.
     #[serde(skip)]
     pub heard: BTreeSet<String>,
 }
 
 impl Facts {
-    /// Nobody answers: a [`History`](crate::history::History) that sees this shows all that it knew as silent.
-    pub fn of_nobody(self) -> Self {
+    /// No server answers: a [`History`](crate::history::History) that receives this shows all known
+    /// servers as silent.
+    pub fn without_replies(self) -> Self {
         Self { servers: Vec::new(), jobs: Vec::new(), leader: None, heard: BTreeSet::new(), ..self }
     }
 
-    /// Nobody leads the control group, so what it said last of servers and shards is not so any more: what is known is who answers.
+    /// Keeps only which servers answer: without a leader of the control group, its last view of servers
+    /// and shards is stale.
     pub(crate) fn only_heard(&mut self) {
         let Self { servers, shards, heard, .. } = self;
         for server in servers.iter_mut() {
@@ -68,121 +70,123 @@ impl Facts {
 pub struct Server {
     /// Its number.
     pub id: u64,
-    /// Where the others and the workers reach it.
+    /// The address for other servers and for workers.
     pub address: String,
     /// up, draining, silent, unreachable.
     pub state: String,
-    /// What keeps it from taking part.
+    /// Why the server does not take part.
     pub trouble: String,
-    /// Of weights and optimizer state.
+    /// Bytes of weights and optimizer state.
     pub bytes: u64,
-    /// Shards that it leads.
+    /// Shards led by this server.
     pub leads: u32,
-    /// Replicas that it holds.
+    /// Replicas on this server.
     pub holds: u32,
-    /// Of its process; none: it does not answer.
+    /// CPU time of its process; `None` if it does not answer.
     pub cpu_seconds: Option<f64>,
-    /// Likewise, at most so far.
+    /// Peak resident set of its process.
     pub peak_rss_bytes: Option<u64>,
-    /// Of the bound on its memory that leaves least.
+    /// Free bytes under the tightest memory limit.
     pub free: Option<u64>,
-    /// That bound.
+    /// That limit in bytes.
     pub limit: Option<u64>,
-    /// Where it serves this page; empty: nowhere.
+    /// The address where this server serves the page; empty if it does not.
     pub page: String,
 }
 
 /// A shard.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Shard {
-    /// Its job, by number.
+    /// The number of its job.
     pub job: u32,
-    /// Of its job.
+    /// The shard's number in its job.
     pub shard: u32,
     /// placing, serving, repairing, no-majority, storage-stopped, lost.
     pub state: String,
-    /// Why.
+    /// The reason for the state.
     pub trouble: String,
     /// The server that leads it.
     pub leader: Option<u64>,
     /// Its Raft term.
     pub term: u64,
-    /// Servers.
+    /// Servers that vote in the shard's Raft group.
     pub voters: Vec<u64>,
-    /// Servers whose replicas are being filled.
+    /// Servers whose replicas are catching up.
     pub learners: Vec<u64>,
-    /// Of the voters.
+    /// Voters that do not answer.
     pub silent: Vec<u64>,
-    /// Log entries that each server's replica is behind the furthest.
+    /// For each server, the log entries that its replica is behind the furthest one.
     pub lag: BTreeMap<u64, u64>,
     /// Updates applied to its buckets.
     pub version: u64,
-    /// Weights and optimizer state.
+    /// Bytes of weights and optimizer state.
     pub bytes: u64,
 }
 
-/// A job, as the leaders of its shards see it. Counts are of their processes: they go back when another server leads.
+/// A job, as the leaders of its shards report it. Counters belong to the leaders' processes: they may
+/// decrease when another server leads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Job {
     /// Its number.
     pub id: u32,
-    /// Its name; empty: no worker has begun it.
+    /// Its name; empty until a worker has started it.
     pub name: String,
     /// waiting, running, finished, stopped, lost.
     pub state: String,
-    /// A person has asked that it ends.
+    /// A user has requested the end of the job.
     pub stopping: bool,
-    /// In force.
+    /// The current mode.
     pub mode: String,
-    /// The loosest mode that the rule may choose; empty: none does.
+    /// The loosest mode that `auto` may choose; empty without `auto`.
     pub auto: String,
-    /// That it was made for.
+    /// Workers in the job file.
     pub workers: u32,
-    /// As many as it can be told to have; none: whoever started them is not on the page's host, or takes no number.
+    /// The largest number of workers that can be requested; `None` if the launcher is on another host
+    /// or cannot scale.
     pub most: Option<u32>,
     /// Raft groups.
     pub shards: u32,
-    /// Of each.
+    /// Replicas of each shard.
     pub replicas: u32,
     /// quorum-disk, quorum-memory, leader.
     pub durability: String,
-    /// On all servers.
+    /// Bytes on all servers together.
     pub bytes: u64,
-    /// Where its record is, HOST:FOLDER.
+    /// The folder of its record, HOST:FOLDER.
     pub run: String,
-    /// When it was first seen.
+    /// Time of the first observation.
     pub since: u64,
-    /// Nobody leads its first shard: what only that one's leader knows is as it was seen last.
+    /// The first shard has no leader: values that only this leader knows are from the last observation.
     pub stale: bool,
-    /// Who takes part.
+    /// The current members.
     pub members: Vec<Member>,
-    /// All expected workers have been here.
+    /// All expected workers have joined at least once.
     pub started: bool,
     /// Members that left without finishing.
     pub workers_lost: u64,
-    /// That applied pushes were computed from.
+    /// Samples that the applied pushes were computed from.
     pub samples: u64,
-    /// Pushes applied, of buckets.
+    /// Applied pushes, counted per bucket.
     pub pushes: u64,
-    /// Payload of them.
+    /// Payload bytes of the applied pushes.
     pub bytes_pushed: u64,
-    /// Payload of answered pulls.
+    /// Payload bytes of the answered pulls.
     pub bytes_pulled: u64,
-    /// Messages refused.
+    /// Refused messages.
     pub refused: u64,
-    /// Pushes that came again.
+    /// Duplicate pushes.
     pub duplicates: u64,
-    /// Acknowledged pushes that went down with a leader; at the level `leader` only.
+    /// Acknowledged pushes that were lost with a leader; only at durability `leader`.
     pub pushes_lost: u64,
-    /// Sum of the training losses that were said.
+    /// Sum of the reported training losses.
     pub loss_sum: f64,
-    /// How many.
+    /// Number of reported training losses.
     pub losses: u64,
-    /// Held-out.
+    /// The latest held-out evaluation.
     pub evaluated: Option<Evaluated>,
     /// `delays[d]` pushes were applied `d` versions after their weights were pulled.
     pub delays: Vec<u64>,
-    /// Who has waited for whom.
+    /// Which worker waited for which.
     pub waits: Vec<Wait>,
     /// The latest checkpoint: its step, and when it was written.
     pub checkpoint: Option<(u64, u64)>,
@@ -193,17 +197,17 @@ pub struct Job {
 pub struct Member {
     /// Its number.
     pub worker: u32,
-    /// Steps that it has done.
+    /// Finished steps.
     pub clock: u64,
-    /// With all of them.
+    /// The worker has finished all steps.
     pub finished: bool,
-    /// It has nothing to train at present.
+    /// The worker has nothing to train at present.
     pub idle: bool,
-    /// What is left of its lease.
+    /// Remaining time of its lease.
     pub lease_ms: Option<u64>,
-    /// Where it runs; empty: it has not said so to the one that leads now.
+    /// The worker's host; empty until it has reported it to the current leader.
     pub host: String,
-    /// What it computes on.
+    /// The worker's device.
     pub device: String,
 }
 
@@ -212,33 +216,35 @@ pub struct Member {
 pub struct Evaluated {
     /// Finished passes over the data.
     pub epoch: u64,
-    /// Mean.
+    /// Mean loss.
     pub loss: f64,
-    /// Share classified rightly; 0 where the model does not classify.
+    /// Share classified correctly; 0 if the model does not classify.
     pub accuracy: f64,
 }
 
-/// How long pulls of a worker were held up by another.
+/// How long one worker waited for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Wait {
-    /// Who.
+    /// The worker that waited.
     pub worker: u32,
-    /// For whom.
+    /// The worker that it waited for.
     pub of: u32,
-    /// Together.
+    /// Total seconds.
     pub seconds: f64,
 }
 
-/// Asks the servers at these addresses, and those that they name. `known` has the addresses of the whole fleet afterwards; none
-/// where nobody answers.
+/// Queries the servers at `known` and the servers that they name. Afterwards `known` holds the
+/// addresses of the whole fleet. `None` if no server answers.
 pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
-    let describe = |address: String| async move { paraft_client::describe(&address, PATIENCE).await.ok() };
-    // When each has answered: counts are of that moment, and one that hangs must not make others late. Where it is known at once that
-    // nobody is there, the control group will know it only later.
+    let describe =
+        |address: String| async move { paraft_client::describe(&address, REPLY_TIMEOUT).await.ok() };
+    // The query of all servers is concurrent, because a hung server must not delay the others. Counters
+    // carry the time of their own reply. A refused connection shows a dead server before the control
+    // group detects it.
     let status = |address: String| async move {
         let began = Instant::now();
-        let reply = paraft_client::status(&address, false, PATIENCE).await.ok();
-        let gone = reply.is_none() && began.elapsed() < PATIENCE / 2;
+        let reply = paraft_client::status(&address, false, REPLY_TIMEOUT).await.ok();
+        let gone = reply.is_none() && began.elapsed() < REPLY_TIMEOUT / 2;
         (address, unix_ms(), reply, gone)
     };
     let both =
@@ -252,7 +258,7 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     {
         described.extend(describe(leader.clone()).await);
     }
-    // Who has lost its majority does not know it yet; the one that can agree counts.
+    // A leader without a majority may not know it yet, so a leader that can commit takes precedence.
     let leads = described.iter().filter(|d| d.fleet != 0).max_by_key(|d| (d.can_agree(), d.generation));
     if let Some(fleet) = leads {
         *known = fleet.servers.iter().map(|s| s.address.clone()).filter(|a| !a.is_empty()).collect();
@@ -276,21 +282,25 @@ pub async fn ask(known: &mut Vec<String>) -> Option<Facts> {
     Some(facts)
 }
 
-/// The last lines that a worker has logged, as it has told the server at this address, which leads shard 0 of its job.
+/// The last log lines of a worker. The worker sends them to the leader of shard 0, which must be at
+/// `address`.
 pub async fn logged(address: &str, job: u32, worker: u32) -> Result<Vec<String>, String> {
-    let reply = paraft_client::status_with_logs(address, PATIENCE).await?;
+    let reply = paraft_client::status_with_logs(address, REPLY_TIMEOUT).await?;
     let shard = reply.shards.into_iter().find(|s| (s.job, s.shard) == (job, 0));
     let member = shard.and_then(|s| s.members.into_iter().find(|m| m.worker == worker));
     Ok(member.ok_or_else(|| format!("job {job} has no worker {worker} at present"))?.said)
 }
 
-/// What the fleet is, by what its control group's leader says of it and by what its servers say, by their addresses.
+/// Combines the reply of the control group's leader with the replies of all servers, which are keyed by
+/// address.
 pub fn put_together(at: u64, fleet: &DescribeReply, replies: &BTreeMap<String, StatusReply>) -> Facts {
-    // A fleet that was founded for no job has one without a name, which its first worker may still begin.
+    // A fleet that was started without a job has one unnamed job, which its first worker may still
+    // name.
     let begun = |j: &&JobInfo| !j.name.is_empty();
     let led = led(replies.values());
     let leader = fleet.servers.iter().find(|s| s.address == fleet.leader).map(|s| s.server);
-    // With the majority of the servers one that led has lost those that it led, which it may not know.
+    // A server without a majority of the servers has lost the shards that it led, which it may not know
+    // yet.
     let alone = |job: u32| {
         let first = fleet.shards.iter().find(|s| (s.job, s.shard) == (job, 0));
         !fleet.can_agree() && first.is_some_and(|s| s.leader.is_none())
@@ -320,7 +330,7 @@ fn server(info: &paraft_proto::ServerInfo, reply: Option<&StatusReply>) -> Serve
         state: info.state.clone(),
         trouble: info.trouble.clone(),
         bytes: info.bytes,
-        // What it said last is no longer so.
+        // The last reply of an absent server is stale.
         leads: if is_away { 0 } else { info.leads },
         holds: info.holds,
         cpu_seconds: reply.map(|r| r.cpu_seconds),
@@ -371,7 +381,7 @@ fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> Job {
         delays.merge(&DelayHistogram::from_counts(&s.delay_counts));
         for w in &s.waits {
             let seconds = waits.entry((w.worker, w.of)).or_default();
-            // A worker waits for all shards at once: the longest counts.
+            // A worker waits for all shards at the same time, so the longest wait counts.
             *seconds = seconds.max(w.seconds);
         }
     }

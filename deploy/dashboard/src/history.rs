@@ -1,117 +1,118 @@
-//! What has been seen of a fleet so far: points of each job's curves, and what has happened, both bounded.
+//! The history of a fleet: points of each job's curves, and events, both bounded.
 
 use crate::facts::{Evaluated, Facts, Job, Server, Shard};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Points of a job; where there are more, one goes that lies closest between its neighbours for its age.
-const POINTS: usize = 1200;
-/// Jobs whose curves are kept, the latest.
-const JOBS: usize = 100;
-/// Events that are kept.
-const EVENTS: usize = 500;
-/// Evaluations of a job.
-const EVALUATIONS: usize = 1000;
-/// Milliseconds without a look at a job after which nobody knows what it did meanwhile.
-const UNSEEN: u64 = 15_000;
+/// Maximal points of a job. Beyond it, the point that is closest to its neighbours relative to its age
+/// is removed.
+const MAX_POINTS: usize = 1200;
+/// Jobs whose curves are kept: the latest ones.
+const MAX_JOBS: usize = 100;
+/// Maximal number of events.
+const MAX_EVENTS: usize = 500;
+/// Maximal evaluations of a job.
+const MAX_EVALUATIONS: usize = 1000;
+/// After this many milliseconds without an observation, the job's progress in between is unknown.
+const UNSEEN_AFTER_MS: u64 = 15_000;
 
-/// A job at a moment. Rates are since the point before it.
+/// One point of a job's curves. Rates are since the previous point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
     /// Unix milliseconds.
     pub at: u64,
     /// Steps of the fastest worker.
     pub step: u64,
-    /// Steps that it is ahead of the slowest.
+    /// Steps between the fastest and the slowest worker.
     pub ahead: u64,
-    /// Samples a second.
+    /// Samples per second.
     pub samples: Option<f64>,
     /// Mean training loss.
     pub loss: Option<f64>,
     /// Mean delay of the pushes, in versions.
     pub delay: Option<f64>,
-    /// Payload a second that was pushed.
+    /// Pushed payload bytes per second.
     pub pushed: Option<f64>,
-    /// Payload a second that was pulled.
+    /// Pulled payload bytes per second.
     pub pulled: Option<f64>,
-    /// Share of the time that workers waited for others, their mean.
+    /// The mean share of the time that workers waited for other workers.
     pub waited: Option<f64>,
-    /// Nobody saw the job for a while before: no line leads here.
+    /// The job was not observed for a while before: no line leads here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub apart: bool,
 }
 
-/// An evaluation, when it was seen.
+/// An evaluation, with the time of its first observation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scored {
+pub struct EvaluationPoint {
     /// Unix milliseconds.
     pub at: u64,
     /// Steps of the fastest worker.
     pub step: u64,
-    /// What it came to.
+    /// The result.
     #[serde(flatten)]
     pub evaluated: Evaluated,
 }
 
-/// Something has happened.
+/// An event of the fleet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Happened {
-    /// Counts them.
+pub struct FleetEvent {
+    /// The number of the event.
     pub number: u64,
     /// Unix milliseconds.
     pub at: u64,
     /// server, election, repair, job, mode, worker, evaluation, checkpoint, action.
     pub kind: &'static str,
-    /// The job that it is of.
+    /// The job of the event, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<u32>,
-    /// In words.
+    /// The text of the event.
     pub what: String,
 }
 
-/// What is kept of a job.
+/// The curves of a job.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Curves {
     /// The oldest first.
     pub points: VecDeque<Point>,
-    /// Likewise.
-    pub evaluations: VecDeque<Scored>,
-    /// When the job was seen last; 0: never.
+    /// The oldest first.
+    pub evaluations: VecDeque<EvaluationPoint>,
+    /// Time of the last observation of the job; 0: never.
     #[serde(skip)]
     seen: u64,
-    /// Of the next point.
+    /// The number of the next point.
     #[serde(skip)]
     apart: bool,
 }
 
-/// See the module.
+/// The last snapshot of a fleet, its curves and its events.
 #[derive(Debug, Default)]
 pub struct History {
     last: Facts,
-    /// Servers and shards as the control group has said them last.
+    /// Servers and shards in the last reply of the control group's leader.
     told: (Vec<Server>, Vec<Shard>),
-    /// By a job's number.
+    /// By job number.
     pub curves: BTreeMap<u32, Curves>,
     /// The oldest first.
-    pub events: VecDeque<Happened>,
+    pub events: VecDeque<FleetEvent>,
     number: u64,
-    /// Of what was done here since the last look.
-    unsaid: Vec<Happened>,
+    /// Actions on this page since the last poll.
+    unsaid: Vec<FleetEvent>,
 }
 
-/// What has come since the look before.
+/// The changes since the previous poll.
 #[derive(Debug, Default, Serialize)]
-pub struct News {
-    /// By a job's number.
+pub struct Changes {
+    /// By job number.
     pub points: BTreeMap<u32, Point>,
-    /// Likewise.
-    pub evaluations: BTreeMap<u32, Scored>,
+    /// By job number.
+    pub evaluations: BTreeMap<u32, EvaluationPoint>,
     /// In their order.
-    pub events: Vec<Happened>,
+    pub events: Vec<FleetEvent>,
 }
 
 impl History {
-    /// What nobody says while a majority is away is as it was seen last.
+    /// Fills in the last known state where no majority can report it.
     fn remember(&self, facts: &mut Facts) {
         for shard in facts.shards.iter_mut().filter(|s| s.voters.is_empty() && s.learners.is_empty()) {
             let old = self.last.shards.iter().find(|o| (o.job, o.shard) == (shard.job, shard.shard));
@@ -127,9 +128,9 @@ impl History {
         }
     }
 
-    /// Takes in what the fleet is now.
-    pub fn see(&mut self, mut facts: Facts) -> News {
-        // While nobody leads the control group nobody says who is in the fleet: those who were.
+    /// Records a new snapshot of the fleet.
+    pub fn see(&mut self, mut facts: Facts) -> Changes {
+        // Without a leader of the control group, the last known servers count as members.
         if facts.leader.is_some() {
             self.told = (facts.servers.clone(), facts.shards.clone());
         } else if facts.servers.is_empty() {
@@ -138,14 +139,14 @@ impl History {
             if facts.jobs.is_empty() {
                 facts.jobs = self.last.jobs.iter().map(|j| Job { stale: true, ..j.clone() }).collect();
             }
-            // What says that it leads without a majority may not know better.
+            // A leader without a majority may report stale data.
             let Facts { jobs, shards, .. } = &mut facts;
             let is_lost =
                 |job: u32| shards.iter().any(|s| (s.job, s.shard) == (job, 0) && s.leader.is_none());
             jobs.iter_mut().for_each(|job| job.stale |= is_lost(job.id));
         }
         self.remember(&mut facts);
-        let mut news = News { events: std::mem::take(&mut self.unsaid), ..News::default() };
+        let mut news = Changes { events: std::mem::take(&mut self.unsaid), ..Changes::default() };
         let first = self.last.at == 0;
         let before = std::mem::replace(&mut self.last, facts);
         let now = self.last.clone();
@@ -162,31 +163,31 @@ impl History {
             let known = curves.evaluations.back().map(|e| e.evaluated.epoch);
             let step = fastest(job);
             if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e.epoch)) {
-                let scored = Scored { at: now.at, step, evaluated: evaluated.clone() };
-                push(&mut curves.evaluations, EVALUATIONS, scored.clone());
+                let scored = EvaluationPoint { at: now.at, step, evaluated: evaluated.clone() };
+                push(&mut curves.evaluations, MAX_EVALUATIONS, scored.clone());
                 news.evaluations.insert(job.id, scored);
             }
             if !job.stale {
-                curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN;
+                curves.apart |= curves.seen > 0 && now.at.saturating_sub(curves.seen) > UNSEEN_AFTER_MS;
                 curves.seen = now.at;
             }
-            // One that has ended has no more points.
+            // A job that has ended gets no more points.
             if let Some(old) = old.filter(|old| **old != *job && !job.stale) {
                 let mut point = point(job, old, before.at, now.at);
                 if old.stale || !same_leaders(&before, &now, job.id) {
-                    // Counts are of the leaders' processes, and as they were seen last.
+                    // Counters belong to the leaders' processes, and stale ones give no rates.
                     point = Point { at: point.at, step: point.step, ahead: point.ahead, ..Point::default() };
                 }
                 point.apart = std::mem::take(&mut curves.apart);
                 curves.points.push_back(point.clone());
-                if curves.points.len() > POINTS {
+                if curves.points.len() > MAX_POINTS {
                     thin(&mut curves.points);
                 }
                 news.points.insert(job.id, point);
             }
         }
-        while self.curves.len() > JOBS {
-            // Those that train are kept, whatever their number.
+        while self.curves.len() > MAX_JOBS {
+            // Running jobs are kept, whatever their number.
             let trains = |id: &u32| now.jobs.iter().any(|j| j.id == *id && j.state == "running");
             let ended = self.curves.keys().find(|id| !trains(id)).or_else(|| self.curves.keys().next());
             ended.copied().into_iter().for_each(|id| _ = self.curves.remove(&id));
@@ -194,33 +195,33 @@ impl History {
         news
     }
 
-    /// Notes that something was done here.
+    /// Records an action on this page.
     pub fn acted(&mut self, what: String) {
         let happened = self.happens("action", None, what);
         self.unsaid.push(happened);
     }
 
-    fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> Happened {
+    fn happens(&mut self, kind: &'static str, job: Option<u32>, what: String) -> FleetEvent {
         self.number += 1;
         let at = if kind == "action" { paraft_host::clock::unix_ms() } else { self.last.at };
-        let happened = Happened { number: self.number, at, kind, job, what };
-        // Evaluations come again and again, and are kept with the curves; what is rare outlasts them here.
-        if self.events.len() == EVENTS
+        let happened = FleetEvent { number: self.number, at, kind, job, what };
+        // Evaluations are frequent and are kept with the curves, so rarer events outlast them here.
+        if self.events.len() == MAX_EVENTS
             && let Some(evaluation) = self.events.iter().position(|e| e.kind == "evaluation")
         {
             self.events.remove(evaluation);
         }
-        push(&mut self.events, EVENTS, happened.clone());
+        push(&mut self.events, MAX_EVENTS, happened.clone());
         happened
     }
 
-    /// The fleet as it was last seen.
+    /// The last snapshot of the fleet.
     pub fn last(&self) -> &Facts {
         &self.last
     }
 }
 
-/// Takes one out, so that the further back the further apart they are; never the first.
+/// Removes one point, so that older points lie further apart; never the first.
 fn thin(points: &mut VecDeque<Point>) {
     let now = points.back().map_or(0, |p| p.at + 1);
     let apart = |i: usize| {
@@ -240,7 +241,7 @@ fn push<T>(to: &mut VecDeque<T>, most: usize, one: T) {
     to.push_back(one);
 }
 
-/// Whether the same servers have led all of a job's shards.
+/// Whether all of a job's shards have had the same leaders.
 fn same_leaders(before: &Facts, now: &Facts, job: u32) -> bool {
     let of = |facts: &Facts| -> Vec<_> {
         let own = facts.shards.iter().filter(|s| s.job == job);
@@ -255,11 +256,11 @@ fn fastest(job: &Job) -> u64 {
 
 fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let seconds = to.saturating_sub(from).max(1) as f64 / 1e3;
-    // Counts of another leader's process begin anew.
+    // Another leader's process counts from zero.
     let more = |now: u64, then: u64| now.checked_sub(then);
     let rate = |now: u64, then: u64| Some(more(now, then)? as f64 / seconds);
     let trains = || job.members.iter().filter(|m| !m.finished && !m.idle);
-    // Where nobody trains any more nobody is behind.
+    // Without training workers, no worker is behind.
     let slowest = trains().map(|m| m.clock).min().unwrap_or(u64::MAX);
     let losses = more(job.losses, old.losses).filter(|n| *n > 0);
     let sums = |counts: &[u64]| {
@@ -284,9 +285,9 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     }
 }
 
-type Said = Vec<(&'static str, Option<u32>, String)>;
+type Messages = Vec<(&'static str, Option<u32>, String)>;
 
-fn servers(before: &Facts, now: &Facts, said: &mut Said) {
+fn servers(before: &Facts, now: &Facts, said: &mut Messages) {
     for s in &now.servers {
         match before.servers.iter().find(|o| o.id == s.id) {
             None => said.push(("server", None, format!("s{} has joined, at {}", s.id, s.address))),
@@ -310,12 +311,12 @@ fn servers(before: &Facts, now: &Facts, said: &mut Said) {
     }
 }
 
-/// Of so many shards with the same news each is told of.
-const EACH: usize = 4;
+/// Up to this many shards with the same change get their own events.
+const MAX_SEPARATE_EVENTS: usize = 4;
 
-fn shards(before: &Facts, now: &Facts, said: &mut Said) {
+fn shards(before: &Facts, now: &Facts, said: &mut Messages) {
     let old: BTreeMap<_, _> = before.shards.iter().map(|o| ((o.job, o.shard), o)).collect();
-    // A server that fails has shards by the dozen: those with the same news are told of together.
+    // A failed server has dozens of shards: shards with the same change share one event.
     let mut led: BTreeMap<(u32, Option<u64>), Vec<&Shard>> = BTreeMap::new();
     let mut states: BTreeMap<(u32, &str, &str), Vec<&Shard>> = BTreeMap::new();
     for s in &now.shards {
@@ -333,7 +334,7 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
         let job_name = name(now, job);
         let mut say = |what: String| said.push(("election", Some(job), what));
         match leader {
-            _ if all.len() <= EACH => all.iter().for_each(|s| {
+            _ if all.len() <= MAX_SEPARATE_EVENTS => all.iter().for_each(|s| {
                 say(match leader {
                     Some(leader) => {
                         format!("s{leader} leads shard {} of {job_name}, in term {}", s.shard, s.term)
@@ -350,7 +351,7 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
     for ((job, state, was), all) in states {
         let job_name = name(now, job);
         let mut say = |what: String| said.push(("repair", Some(job), what));
-        if all.len() > EACH {
+        if all.len() > MAX_SEPARATE_EVENTS {
             say(format!("{} shards of {job_name} are {state}, and were {was}: {}", all.len(), list(&all)));
             continue;
         }
@@ -363,13 +364,13 @@ fn shards(before: &Facts, now: &Facts, said: &mut Said) {
 
 fn name(facts: &Facts, job: u32) -> String {
     match facts.jobs.iter().find(|j| j.id == job).map(|j| j.name.as_str()) {
-        // The group of shards that a fleet is founded with, until a worker begins a job.
+        // The initial shard group of a fleet, until a worker starts a job.
         Some("") | None => "no job".into(),
         Some(name) => name.to_string(),
     }
 }
 
-fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
+fn jobs(before: &Facts, now: &Facts, said: &mut Messages) {
     for j in &now.jobs {
         let (id, name) = (Some(j.id), name(now, j.id));
         let Some(o) = before.jobs.iter().find(|o| o.id == j.id) else {
@@ -382,7 +383,7 @@ fn jobs(before: &Facts, now: &Facts, said: &mut Said) {
         if o.mode != j.mode && !j.mode.is_empty() && !o.mode.is_empty() {
             said.push(("mode", id, format!("{name} goes on in {}, and was in {}", j.mode, o.mode)));
         }
-        // Where the shard has no leader nothing is known of its members.
+        // Without a leader, the members of the shard are unknown.
         if !j.members.is_empty() && !o.members.is_empty() {
             for m in j.members.iter().filter(|m| o.members.iter().all(|o| o.worker != m.worker)) {
                 said.push(("worker", id, format!("worker {} of {name} is there", m.worker)));
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_whose_first_shard_nobody_leads_is_as_it_was_seen_last_and_nothing_is_said_of_it() {
+    fn a_job_without_a_first_leader_keeps_its_last_observation() {
         let mut history = History::default();
         let mut first = facts(1000, 0, "up", [5, 4], 10);
         (first.jobs[0].mode, first.shards[0].voters) = ("ssp:4".into(), vec![0, 1]);
@@ -460,19 +461,19 @@ mod tests {
         history.see(facts(3500, 1, "silent", [9, 8], 60));
         let news = history.see(facts(3750, 1, "silent", [9, 9], 70));
         assert_eq!(news.points[&0].samples, Some(40.0));
-        // The counts of another leader begin anew; nothing is made of them.
+        // Another leader's counters start at zero, so they give no rates.
         let news = history.see(facts(4000, 1, "silent", [10, 10], 3));
         assert_eq!((news.events.len(), news.points[&0].samples), (0, None));
-        // Nor where they have gone on meanwhile, in a process that led before.
+        // The same holds if a former leader's counters have grown in the meantime.
         let news = history.see(facts(5000, 0, "silent", [11, 11], 9000));
         assert_eq!((news.points[&0].step, news.points[&0].samples), (11, None));
-        // A moment in which nobody leads the fleet takes nobody out of it.
+        // A moment without a leader of the control group removes no server from the fleet.
         let nobody = Facts { at: 6000, heard: ["h0".to_string()].into(), ..Facts::default() };
         let said: Vec<String> = history.see(nobody).events.into_iter().map(|e| e.what).collect();
         assert_eq!(said, ["the control group has no leader that can agree"]);
         assert_eq!(history.last().servers.len(), 2);
         assert_eq!(history.events.iter().map(|e| e.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        // Who does not answer meanwhile is back where it was as soon as it does.
+        // A server that was silent is back in its place as soon as it answers.
         let leads = |history: &History| history.last().shards[0].leader;
         let mut leaders = Vec::new();
         for heard in [vec![], vec!["h0".to_string(), "h1".to_string()]] {
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_to_many_shards_is_told_once_and_what_is_rare_outlasts_evaluations() {
+    fn events_of_many_shards_merge_and_rare_ones_outlast_others() {
         let mut history = History::default();
         let many = |at, shards: u32, leader, state: &str, epoch| {
             let shard = |shard| Shard { shard, leader, state: state.into(), term: 1, ..Shard::default() };
@@ -508,14 +509,15 @@ mod tests {
         said(many(4000, 2, Some(1), "serving", 0));
         let two = ["s0 leads shard 0 of t, in term 1", "s0 leads shard 1 of t, in term 1"];
         assert_eq!(said(many(5000, 2, Some(0), "serving", 0)), two);
-        (1..2 * EVENTS as u64).for_each(|epoch| _ = said(many(5000 + epoch, 2, Some(0), "serving", epoch)));
-        assert_eq!(history.events.len(), EVENTS);
+        (1..2 * MAX_EVENTS as u64)
+            .for_each(|epoch| _ = said(many(5000 + epoch, 2, Some(0), "serving", epoch)));
+        assert_eq!(history.events.len(), MAX_EVENTS);
         let rare = history.events.iter().filter(|e| e.kind == "election").count();
         assert_eq!(rare, 4, "{:?}", history.events.iter().take(9).collect::<Vec<_>>());
     }
 
     #[test]
-    fn no_line_leads_over_what_nobody_has_seen() {
+    fn no_line_spans_an_unobserved_time() {
         let mut history = History::default();
         let mut see = |at, stale| {
             let mut facts = facts(at, 0, "up", [at, at], at);
@@ -525,26 +527,26 @@ mod tests {
         };
         assert_eq!(see(1000, false), None);
         assert_eq!(see(2000, false), Some((false, true)));
-        // The page's server stood still.
+        // The page's server was paused.
         assert_eq!(see(62_000, false), Some((true, true)));
         assert_eq!(see(63_000, false), Some((false, true)));
-        // Nobody answered for it; what it did meanwhile is no rate of the last second.
+        // The job was not reachable: its progress in between is not a rate of the last second.
         (64..80).for_each(|at| assert_eq!(see(at * 1000, true), None));
         assert_eq!(see(80_000, false), Some((true, false)));
         assert_eq!(see(81_000, false), Some((false, true)));
-        // Kept while points go.
-        (82..20 * POINTS as u64).for_each(|at| _ = see(at * 1000, false));
+        // The first point stays while others are removed.
+        (82..20 * MAX_POINTS as u64).for_each(|at| _ = see(at * 1000, false));
         assert!(history.curves[&0].points.iter().any(|p| p.apart));
     }
 
     #[test]
     fn of_a_long_training_the_older_points_are_further_apart() {
         let mut history = History::default();
-        for at in 1..5 * POINTS as u64 {
+        for at in 1..5 * MAX_POINTS as u64 {
             history.see(facts(at * 1000, 0, "up", [at, at], at));
         }
         let at: Vec<u64> = history.curves[&0].points.iter().map(|p| p.at).collect();
-        assert!(at.len() <= POINTS && at.is_sorted());
+        assert!(at.len() <= MAX_POINTS && at.is_sorted());
         let (first, last) = (at[1] - at[0], at[at.len() - 1] - at[at.len() - 2]);
         assert!(first > last && at[0] < 60_000, "{first} {last} {}", at[0]);
     }

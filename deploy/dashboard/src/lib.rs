@@ -5,24 +5,26 @@
 //!          ◀── SwitchMode, Drain, EndJob ───────── act ◀───────────────── POST, with the token
 //! ```
 //!
-//! - [`facts`]: what the fleet is at a moment.
-//! - [`history`]: what has been seen so far, bounded.
-//! - [`here`]: what is reached by the files of the page's host: fault points, and the launcher of workers.
-//! - [`runs`]: runs that have ended, from their records.
-//! - [`act`]: what a person does there, by the command line's calls.
-//! - `own`: a page that a command serves itself. `serve`: HTTP. The page's files are in `page/`, charts and colours those of the report (`paraft-record`).
+//! - [`facts`]: a snapshot of the fleet.
+//! - [`history`]: bounded curves and events.
+//! - [`local`]: what the files of the page's host give access to: fault points, and the launcher of
+//!   workers.
+//! - [`runs`]: ended runs, from their records.
+//! - [`act`]: the actions of the page, which use the command line's calls.
+//! - `page`: a page that a command serves itself. `serve`: HTTP. The page's files are in `page/`;
+//!   charts and colours are those of the report (`paraft-record`).
 //!
-//! Whoever has the page's address with its token sees everything and may do everything that this process may. Nothing is asked of the
-//! servers' state machines: this is a client like any other, and a reader of files.
+//! A user with the page's address and token sees everything and may do everything that this process
+//! may. The servers treat the page like any other client.
 
 pub mod act;
 pub mod facts;
-pub mod here;
 pub mod history;
-mod own;
+pub mod local;
+mod page;
 pub mod runs;
 mod serve;
 
-pub use here::Here;
-pub use own::Page;
+pub use local::LocalControl;
+pub use page::Page;
 pub use serve::{Options, Source, TOKEN, Token, serve};

@@ -1,4 +1,4 @@
-//! Runs that lie in a folder, for comparison with the jobs that the fleet has: from their records, as they were written.
+//! Recorded runs in a folder, for comparison with the fleet's jobs.
 
 use paraft_record::{METRICS_FILE, Point, RecordError, Value, follow};
 use serde::Serialize;
@@ -9,52 +9,53 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The latest, so many.
-const RUNS: usize = 100;
-/// A record that is longer is not read while somebody trains here.
-const BYTES: u64 = 64 << 20;
+/// The maximal number of runs: the latest ones.
+const MAX_RUNS: usize = 100;
+/// A longer record is not read, to spare a training on this host.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
     /// Its folder's name.
     pub name: String,
-    /// When its record was written last; Unix milliseconds.
+    /// Unix milliseconds of the record's last change.
     pub at: u64,
 }
 
-/// What a run's record says, as the live page draws it. Times are Unix milliseconds.
+/// The curves of a record for the live page. Times are Unix milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Curves {
     /// The oldest first.
-    pub points: Vec<Trained>,
-    /// Likewise.
-    pub evaluations: Vec<Scored>,
+    pub points: Vec<TrainingPoint>,
+    /// The oldest first.
+    pub evaluations: Vec<EvaluationPoint>,
 }
 
-/// All workers, over a window.
+/// A training window over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Trained {
-    /// Its end.
+pub struct TrainingPoint {
+    /// The end of the window.
     pub at: u64,
     /// Mean training loss.
     pub loss: Option<f64>,
-    /// Samples a second.
+    /// Samples per second.
     pub samples: Option<f64>,
 }
 
 /// An evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Scored {
-    /// When it was.
+pub struct EvaluationPoint {
+    /// The time.
     pub at: u64,
-    /// On held-out samples.
+    /// Held-out loss.
     pub loss: Option<f64>,
-    /// Share of them that is right.
+    /// Share of held-out samples classified correctly.
     pub accuracy: Option<f64>,
 }
 
-/// Those that have a record, the latest first, but for one: the run of the fleet's own job, which is drawn as it trains.
+/// The runs with a record, the latest first, except the run of the fleet's own job, which the page
+/// draws live.
 pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     let of = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok().filter(|n| is_name(n))?;
@@ -66,14 +67,15 @@ pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
     };
     let mut runs: Vec<Run> = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(of).collect();
     runs.sort_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
-    runs.truncate(RUNS);
+    runs.truncate(MAX_RUNS);
     runs
 }
 
-/// The curves of one of them.
+/// The curves of one run.
 ///
 /// # Errors
-/// Why it has none; for people.
+///
+/// Why it has none, for people.
 pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     if !is_name(name) {
         return Err("that is no run's name".into());
@@ -81,7 +83,7 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     let dir = folder.join(name);
     let record = dir.join(METRICS_FILE);
     let bytes = fs::metadata(&record).map_err(|e| format!("{name}: {e}"))?.len();
-    if bytes > BYTES {
+    if bytes > MAX_RECORD_BYTES {
         return Err(format!(
             "the record of {name} has {bytes} bytes, more than a server reads while it serves"
         ));
@@ -90,19 +92,19 @@ pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
     Ok(of(&points))
 }
 
-/// That of a folder here: it leads to no other, and none is hidden.
+/// Whether it names a folder directly below, and not a hidden one.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
-/// What was said at one moment is one point.
+/// Points of the same time are one point.
 fn of(points: &[Point]) -> Curves {
     let (mut trained, mut scored) = (BTreeMap::new(), BTreeMap::new());
     for Point { tag, value, wall, .. } in points {
         let Value::Number(value) = value else { continue };
         let (at, value) = ((wall * 1e3) as u64, Some(*value).filter(|v| v.is_finite()));
-        let t = || Trained { at, ..Trained::default() };
-        let s = || Scored { at, ..Scored::default() };
+        let t = || TrainingPoint { at, ..TrainingPoint::default() };
+        let s = || EvaluationPoint { at, ..EvaluationPoint::default() };
         match *tag {
             "train/loss" => trained.entry(at).or_insert_with(t).loss = value,
             "perf/samples_per_s" => trained.entry(at).or_insert_with(t).samples = value,
@@ -136,9 +138,12 @@ mod tests {
             point("eval/accuracy", 2.0, 0.875),
         ];
         let curves = of(&all);
-        let trained = |at, loss, samples| Trained { at, loss, samples };
+        let trained = |at, loss, samples| TrainingPoint { at, loss, samples };
         assert_eq!(curves.points, [trained(1000, Some(0.5), Some(100.0)), trained(2000, None, None)]);
-        assert_eq!(curves.evaluations, [Scored { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]);
+        assert_eq!(
+            curves.evaluations,
+            [EvaluationPoint { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The page over HTTP. It is served under whatever path, so that it works behind a proxy that adds a prefix; all that it asks for is
+//! The HTTP server of the page. It works under any path, so a proxy may add a prefix: all links are
 //! relative.
 
-use crate::{act::Act, facts, facts::Facts, here::Here, history::History, runs};
+use crate::{act::Act, facts, facts::Facts, history::History, local::LocalControl, runs};
 use axum::{
     Router,
     body::Bytes,
@@ -37,33 +37,34 @@ use tokio::{
     time::Sleep,
 };
 
-/// The variable with the token: the same for all servers of a fleet, so that a page that has lost one server goes on with another.
+/// The environment variable with the token. All servers of a fleet share it, so a page that loses one
+/// server continues with another.
 pub const TOKEN: &str = "PARAFT_DASHBOARD_TOKEN";
 
-/// Between two looks while somebody looks at the page, and while nobody does.
-const SOON: Duration = Duration::from_millis(500);
-/// A browser takes something of what it is sent within this time.
+/// The poll interval while a page is open, and while no page is open.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A browser must read some of its data within this time.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const SELDOM: Duration = Duration::from_secs(5);
-/// A page that has nothing to hear hears so.
-const ALIVE: Duration = Duration::from_secs(1);
-/// After so many looks at which nobody answers nobody is there.
-const UNHEARD: u32 = 2;
-/// Looks that a page may be behind; then it is told everything anew.
-const BEHIND: usize = 16;
-/// Pages at a time, and connections.
-const PAGES: usize = 64;
-const CONNECTIONS: usize = 256;
-/// Of those so many may not have shown the token yet: the oldest goes for another.
-const STRANGERS: usize = 128;
-/// Letters and digits of a token that is drawn.
-const LENGTH: usize = 32;
-/// Bytes of what a page asks for.
-const ASKED: usize = 4096;
-/// Of those who are refused so many are logged in so long.
-const LOGGED: (u32, Duration) = (10, Duration::from_secs(10));
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval of keep-alive messages.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// After this many unanswered polls, the fleet counts as gone.
+const MAX_MISSED_POLLS: u32 = 2;
+/// Updates that a page may lag; beyond that it receives the full state again.
+const MAX_LAG: usize = 16;
+/// The maximal number of pages, and of connections.
+const MAX_PAGES: usize = 64;
+const MAX_CONNECTIONS: usize = 256;
+/// Connections that may be open without the token: a new one closes the oldest.
+const MAX_STRANGERS: usize = 128;
+/// Characters of a generated token.
+const TOKEN_LENGTH: usize = 32;
+/// Maximal bytes of a request's body.
+const MAX_BODY_BYTES: usize = 4096;
+/// At most this many refusals are logged in this time.
+const REFUSAL_LOG_LIMIT: (u32, Duration) = (10, Duration::from_secs(10));
 
-/// Who knows it may look and act.
+/// A client with this token may view and control the fleet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -74,10 +75,11 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// This one.
+    /// A token with this text.
     ///
     /// # Errors
-    /// It could be guessed, or stands in no address.
+    ///
+    /// The text is easy to guess, or is not valid in a URL.
     pub fn new(text: &str) -> Result<Self, String> {
         match text.len() >= 16 && text.chars().all(|c| c.is_ascii_alphanumeric()) {
             true => Ok(Self(text.into())),
@@ -85,81 +87,84 @@ impl Token {
         }
     }
 
-    /// That of the environment, where there is one.
+    /// The token from the environment, if there is one.
     pub fn given() -> Option<Result<Self, String>> {
         std::env::var(TOKEN).ok().filter(|t| !t.is_empty()).map(|given| Self::new(&given))
     }
 
-    /// One that nobody guesses.
+    /// A random token.
     ///
     /// # Errors
-    /// There are no random numbers.
+    ///
+    /// The system has no random numbers.
     pub fn draw() -> io::Result<Self> {
-        let mut bytes = [0u8; LENGTH / 2];
+        let mut bytes = [0u8; TOKEN_LENGTH / 2];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
     }
 
-    /// What to open in a browser, for the page at host:port: no server and no proxy sees what is behind `#`.
+    /// The link to the page at host:port. Browsers do not send the part after `#`, so no server or
+    /// proxy sees the token.
     pub fn link(&self, address: &str) -> String {
         format!("http://{address}/#token={}", self.0)
     }
 
-    /// As it stands in the page's address.
+    /// The token as it is in the link.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Takes as long for a wrong one as for the right one.
+    /// Compares in constant time.
     fn is(&self, shown: &str) -> bool {
         let differ = self.0.bytes().zip(shown.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
         self.0.len() == shown.len() && differ == 0
     }
 }
 
-/// Who says what the fleet is.
+/// The source of the fleet's state.
 #[derive(Debug)]
 pub enum Source {
-    /// Servers of it, host:port, which are asked; the others are found.
+    /// Addresses of servers, host:port; they name the others.
     Servers(Vec<String>),
-    /// Who puts facts together itself; as long as it does.
+    /// A channel of snapshots; the page ends with its sender.
     Facts(watch::Receiver<Facts>),
 }
 
-/// What is served.
+/// The options of the page.
 #[derive(Debug)]
 pub struct Options {
-    /// Whose fleet it is of.
+    /// The source of the fleet's state.
     pub source: Source,
-    /// See [`Token`].
+    /// The token of the page.
     pub token: Token,
-    /// Of a sweep on it, the trials so far, as `paraft_record::sweep::data` has them.
+    /// The trials of a sweep on the fleet, as `paraft_record::sweep::data` returns them.
     pub sweep: Option<watch::Receiver<serde_json::Value>>,
-    /// What its own host has of the fleet.
-    pub here: Here,
+    /// What this host controls of the fleet.
+    pub here: LocalControl,
 }
 
 struct Shared {
     sweep: Option<watch::Receiver<serde_json::Value>>,
-    here: Here,
-    /// One record is read at a time, however long: who trains here has the cores.
+    here: LocalControl,
+    /// One record is read at a time, because a training on this host needs the cores.
     reads: Arc<Semaphore>,
     token: Token,
     history: Mutex<History>,
-    /// How many were refused since then.
+    /// The number of logged refusals since this time.
     logged: Mutex<(u32, Instant)>,
-    /// What each look has brought.
+    /// The updates of each poll.
     news: broadcast::Sender<Arc<str>>,
-    /// The servers that were given; none of who puts facts together itself.
+    /// The given servers; empty for a channel of snapshots.
     listed: Vec<String>,
-    /// Somebody has come who looks.
+    /// Notified when a page opens.
     wakes: Notify,
 }
 
 /// Serves the page until `shutdown` resolves.
 ///
 /// # Errors
-/// The socket's.
+///
+/// The listener fails.
 pub async fn serve(
     listener: TcpListener,
     options: Options,
@@ -176,7 +181,7 @@ pub async fn serve(
         token: options.token,
         history: Mutex::default(),
         logged: Mutex::new((0, Instant::now())),
-        news: broadcast::channel(BEHIND).0,
+        news: broadcast::channel(MAX_LAG).0,
         listed,
         wakes: Notify::new(),
     });
@@ -184,49 +189,53 @@ pub async fn serve(
         Source::Servers(_) => tokio::spawn(look(shared.clone())),
         Source::Facts(told) => tokio::spawn(hear(told, shared.clone())),
     };
-    let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(ASKED)).with_state(shared);
+    let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).with_state(shared);
     let app = app.into_make_service_with_connect_info::<From>();
-    let listener =
-        Bounded { listener, room: Arc::new(Semaphore::new(CONNECTIONS)), strangers: VecDeque::new() };
+    let listener = BoundedListener {
+        listener,
+        room: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        strangers: VecDeque::new(),
+    };
     let served = axum::serve(listener, app).with_graceful_shutdown(shutdown).await;
     looks.abort();
     served
 }
 
-/// Whose connection it is.
+/// The client of a connection.
 #[derive(Clone, Debug)]
 struct From {
     address: SocketAddr,
-    /// It has shown the token.
+    /// The client has sent the token.
     is_known: Arc<AtomicBool>,
 }
 
-impl Connected<IncomingStream<'_, Bounded>> for From {
-    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+impl Connected<IncomingStream<'_, BoundedListener>> for From {
+    fn connect_info(stream: IncomingStream<'_, BoundedListener>) -> Self {
         Self { address: *stream.remote_addr(), is_known: stream.io().is_known.clone() }
     }
 }
 
-/// Lets so many connections in; the others wait. They are not those of the training, whose descriptors these would take.
-struct Bounded {
+/// A listener with a bounded number of connections; further clients wait. The bound protects the file
+/// descriptors of the training.
+struct BoundedListener {
     listener: TcpListener,
     room: Arc<Semaphore>,
-    /// Who has not shown the token, the oldest first, and what closes its connection when it is dropped.
+    /// Connections without the token, the oldest first, each with a sender that closes it when dropped.
     strangers: VecDeque<(Arc<AtomicBool>, oneshot::Sender<Infallible>)>,
 }
 
-impl Listener for Bounded {
-    type Io = Held;
+impl Listener for BoundedListener {
+    type Io = BoundedStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Held, SocketAddr) {
+    async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
         let (stream, from) = Listener::accept(&mut self.listener).await;
         self.strangers.retain(|(is_known, closes)| !is_known.load(Relaxed) && !closes.is_closed());
-        self.strangers.drain(..self.strangers.len().saturating_sub(STRANGERS - 1));
+        self.strangers.drain(..self.strangers.len().saturating_sub(MAX_STRANGERS - 1));
         let room = self.room.clone().acquire_owned().await.ok();
         let (is_known, (closes, closed)) = (Arc::new(AtomicBool::new(false)), oneshot::channel());
         self.strangers.push_back((is_known.clone(), closes));
-        (Held { stream, is_known, closed, stalls: None, _room: room }, from)
+        (BoundedStream { stream, is_known, closed, stalls: None, _room: room }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -234,23 +243,23 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection, and its place among them.
-struct Held {
+/// A connection, with its permit.
+struct BoundedStream {
     stream: TcpStream,
     is_known: Arc<AtomicBool>,
     closed: oneshot::Receiver<Infallible>,
-    /// While its browser takes nothing: until when it must take something.
+    /// While the browser reads nothing: the deadline for its next read.
     stalls: Option<Pin<Box<Sleep>>>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for BoundedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // Whoever is known may stay, and nobody waits for it any more.
+        // A client that has sent the token stays; its close signal is no longer polled.
         if !self.is_known.load(Relaxed) && Pin::new(&mut self.closed).poll(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
@@ -258,14 +267,14 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for BoundedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         if written.is_ready() {
             self.stalls = None;
             return written;
         }
-        // A browser that hangs must not keep the place of another one.
+        // A hung browser must not occupy a connection slot.
         let stalls = self.stalls.get_or_insert_with(|| Box::pin(tokio::time::sleep(TAKE_TIMEOUT)));
         stalls.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
@@ -279,7 +288,7 @@ impl AsyncWrite for Held {
     }
 }
 
-/// Looks at the fleet again and again.
+/// Polls the fleet until shutdown.
 async fn look(shared: Arc<Shared>) {
     let mut known = shared.listed.clone();
     let mut unheard = 0;
@@ -292,22 +301,23 @@ async fn look(shared: Arc<Shared>) {
                 shared.sees(facts);
             }
             None => {
-                // Perhaps those answer that were given.
+                // The servers that were given may answer again.
                 shared.add_listed(&mut known);
-                // A fault may be why, which can be taken back.
+                // A fault may be the cause, and the page must be able to clear it.
                 let last = shared.history.lock().last().clone();
                 let faults = last.faults.clone();
-                let mut facts = last.of_nobody();
+                let mut facts = last.without_replies();
                 shared.here.add(&mut facts);
                 unheard += 1;
-                if facts.faults != faults || unheard == UNHEARD {
+                if facts.faults != faults || unheard == MAX_MISSED_POLLS {
                     shared.sees(facts);
                 }
             }
         }
-        let doubts = (1..UNHEARD).contains(&unheard);
-        let pause = if doubts || shared.news.receiver_count() > 0 { SOON } else { SELDOM };
-        tokio::time::sleep(SOON / 5).await;
+        let doubts = (1..MAX_MISSED_POLLS).contains(&unheard);
+        let pause =
+            if doubts || shared.news.receiver_count() > 0 { POLL_INTERVAL } else { IDLE_POLL_INTERVAL };
+        tokio::time::sleep(POLL_INTERVAL / 5).await;
         tokio::select! {
             () = tokio::time::sleep(pause.saturating_sub(began.elapsed())) => {}
             () = shared.wakes.notified() => {}
@@ -315,7 +325,7 @@ async fn look(shared: Arc<Shared>) {
     }
 }
 
-/// Takes what it is told, as it comes.
+/// Forwards each snapshot to the pages.
 async fn hear(mut told: watch::Receiver<Facts>, shared: Arc<Shared>) {
     while told.changed().await.is_ok() {
         let facts = told.borrow_and_update().clone();
@@ -387,22 +397,22 @@ fn page() -> Response {
 }
 
 impl Shared {
-    /// The fleet is like this now; who looks is told.
+    /// Records the new state of the fleet and sends the changes to all pages.
     fn sees(&self, facts: Facts) {
         let said = {
             let mut history = self.history.lock();
             let news = history.see(facts);
-            // Who looks from here on is told all, under the same lock.
+            // A page that subscribes after this point receives the full state, under the same lock.
             let looks = self.news.receiver_count() > 0;
             looks.then(|| json!({ "facts": history.last(), "news": news }).to_string())
         };
         said.into_iter().for_each(|said| _ = self.news.send(said.into()));
     }
 
-    /// What is said to who does not know the token, or asks from a page of another site.
+    /// The refusal for a client without the token, or for a request from another site's page.
     fn refuses(&self, headers: &HeaderMap, from: &From, what: &str) -> Option<Response> {
         let text = |name| headers.get(name).and_then(|v: &header::HeaderValue| v.to_str().ok());
-        // A page of another site: a browser says so. A proxy says by which name it was asked.
+        // Browsers name the page's site in `Origin`; a proxy names the requested host.
         let ours = [text(header::HOST), headers.get("x-forwarded-host").and_then(|v| v.to_str().ok())];
         let is_ours =
             |origin: &str| origin.split_once("://").is_some_and(|(_, host)| ours.contains(&Some(host)));
@@ -419,33 +429,34 @@ impl Shared {
         };
         let from = from.address;
         let mut logged = self.logged.lock();
-        if logged.1.elapsed() >= LOGGED.1 {
+        if logged.1.elapsed() >= REFUSAL_LOG_LIMIT.1 {
             *logged = (0, Instant::now());
         }
         logged.0 += 1;
-        if logged.0 <= LOGGED.0 {
+        if logged.0 <= REFUSAL_LOG_LIMIT.0 {
             tracing::warn!(%from, what, "refused on the dashboard: {why}");
         }
         Some((StatusCode::FORBIDDEN, format!("refused: {why}")).into_response())
     }
 
-    /// To the servers that are known those that were given.
+    /// Adds the given servers to the known ones.
     fn add_listed(&self, known: &mut Vec<String>) {
         let more: Vec<_> = self.listed.iter().filter(|a| !known.contains(a)).cloned().collect();
         known.extend(more);
     }
 
-    /// The fleet as it is now: what was seen last may be of seconds ago, where nobody looks.
+    /// The current state of the fleet: without open pages, the last poll may be seconds old.
     async fn now(&self) -> Facts {
         let last = self.history.lock().last().clone();
-        let is_new = paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * SOON.as_millis() as u64;
+        let is_new =
+            paraft_host::clock::unix_ms().saturating_sub(last.at) < 2 * POLL_INTERVAL.as_millis() as u64;
         if self.listed.is_empty() || is_new {
             return last;
         }
         let mut known = last.servers.iter().map(|s| s.address.clone()).collect();
         self.add_listed(&mut known);
-        // Who knows nothing yet asks servers again that are slow to answer.
-        let until = Instant::now() + SELDOM;
+        // The first query retries servers that answer slowly.
+        let until = Instant::now() + IDLE_POLL_INTERVAL;
         loop {
             let now = facts::ask(&mut known).await;
             let knows_nothing = last.servers.is_empty() && Instant::now() < until;
@@ -454,14 +465,14 @@ impl Shared {
                     self.here.add(&mut now);
                     return now;
                 }
-                // Without a leader of the control group nobody knows more than was known.
+                // Without a leader of the control group, the last snapshot is the best known.
                 Some(_) | None if !knows_nothing => return last,
-                Some(_) | None => tokio::time::sleep(SOON / 5).await,
+                Some(_) | None => tokio::time::sleep(POLL_INTERVAL / 5).await,
             }
         }
     }
 
-    /// All that is known, and what comes from here on.
+    /// The full state, and a subscription to later changes.
     fn all(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
         let history = self.history.lock();
         let (curves, events) = (&history.curves, &history.events);
@@ -471,12 +482,12 @@ impl Shared {
 }
 
 fn live(shared: &Arc<Shared>) -> Response {
-    if shared.news.receiver_count() >= PAGES {
-        let why = format!("{PAGES} pages look at this server: close one, or look at another server");
+    if shared.news.receiver_count() >= MAX_PAGES {
+        let why = format!("{MAX_PAGES} pages look at this server: close one, or look at another server");
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
-    // Who hears nothing for some seconds knows that this server hangs.
-    Sse::new(told(shared.clone())).keep_alive(KeepAlive::new().interval(ALIVE)).into_response()
+    // A page that receives nothing for some seconds knows that this server hangs.
+    Sse::new(told(shared.clone())).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
 }
 
 fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -496,7 +507,7 @@ fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
     first.chain(rest)
 }
 
-/// What a worker of a job has logged last, `job=NUMBER&worker=NUMBER`: asked of the leader of shard 0, which it tells.
+/// The last log lines of a worker (`job=NUMBER&worker=NUMBER`), from the leader of shard 0.
 async fn log(shared: &Shared, query: &str) -> Response {
     let number = |name: &str| {
         query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('=')?.parse::<u32>().ok())
@@ -519,12 +530,12 @@ async fn log(shared: &Shared, query: &str) -> Response {
     }
 }
 
-/// What a page has put into its address.
+/// Decodes a URL-encoded text.
 fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-/// The runs whose records lie here; with `name=NAME` the curves of one.
+/// The runs with records on this host; with `name=NAME` the curves of one run.
 async fn recorded(shared: &Shared, query: &str) -> Response {
     let Some(folder) = shared.here.runs.clone() else { return StatusCode::NO_CONTENT.into_response() };
     let Ok(one) = shared.reads.clone().acquire_owned().await else {
@@ -533,7 +544,7 @@ async fn recorded(shared: &Shared, query: &str) -> Response {
     let name = query.strip_prefix("name=").map(decoded);
     let own = shared.here.run.clone();
     let read = move || {
-        // It is read to its end, also for a page that has gone.
+        // The read runs to its end even if the page has closed.
         let _one = one;
         match name {
             None => Ok(json!(runs::list(&folder, own.as_deref()))),

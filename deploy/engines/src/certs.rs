@@ -1,32 +1,32 @@
-//! How the processes on an engine come by connections: the one place that knows the flags that say so.
+//! How the processes on an engine authenticate. This module alone knows the flags for it.
 //!
-//! What it is not: the certificates. A folder has `ca.crt`, `tls.crt` and `tls.key`; who makes them, and what they mean, is
-//! elsewhere.
+//! A folder of certificates contains `ca.crt`, `tls.crt` and `tls.key`; other modules create and verify
+//! them.
 
 use crate::Role;
 
-/// By what they know each other.
+/// How processes authenticate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Certs {
-    /// By certificates that each finds in the run's folder, which they share.
+    /// With certificates in the run's folder, which all share.
     #[default]
     InRun,
-    /// By one for each role, which it is told of.
+    /// With one certificate per role.
     Each {
-        /// Of servers: a folder, or a Secret's name where the engine has Secrets.
+        /// For servers: a folder, or a Secret's name if the engine has Secrets.
         server: String,
-        /// Of workers, likewise.
+        /// For workers: likewise a folder or a Secret's name.
         worker: String,
     },
-    /// By nothing: they speak plain text.
+    /// Not at all: plain text.
     Insecure,
 }
 
-/// The files of a folder of certificates; the keys of a Secret of type kubernetes.io/tls.
+/// The files in a folder of certificates, and the keys of a Secret of type kubernetes.io/tls.
 pub(crate) const FILES: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
 
 impl Certs {
-    /// That of a role, where it is told of one.
+    /// The folder or Secret of a role, if it has its own.
     pub fn of(&self, role: Role) -> Option<&str> {
         match (self, role) {
             (Self::Each { server, .. }, Role::Server) => Some(server),
@@ -35,7 +35,7 @@ impl Certs {
         }
     }
 
-    /// The flags of a process that finds its own in this folder.
+    /// The flags of a process with its certificates in this folder.
     pub(crate) fn words(&self, folder: &str) -> Vec<String> {
         match self {
             Self::InRun => Vec::new(),

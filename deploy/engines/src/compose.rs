@@ -1,13 +1,14 @@
-//! Compose: servers and workers as services of one host, each started again by Docker or Podman where its end was a failure.
+//! Compose: servers and workers as services of one host, which Docker or Podman restarts after a
+//! failure.
 //!
-//! The run's folder is mounted at its own path, so that they find each other there as processes of any engine with a shared file
-//! system do: no port is taken on the host.
+//! The run's folder is mounted at its own path. Processes find each other in it, as on an engine with a
+//! shared file system, so the host's ports stay free.
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, all_said, run, tail},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, all_said, run, tail},
+    error::{EngineError, Kind},
     fleet::{Files, Fleet, inside},
-    wrong::{Kind, Wrong},
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -17,7 +18,7 @@ pub struct Compose;
 
 const FILE: &str = "compose.yaml";
 
-/// What runs containers, and what reads the file for it.
+/// The container program, and the program that reads the compose file.
 const TOOLS: [(&str, &[&str]); 2] = [("docker", &["docker", "compose"]), ("podman", &["podman-compose"])];
 
 impl Engine for Compose {
@@ -25,13 +26,15 @@ impl Engine for Compose {
         "compose"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         if fleet.image.is_none() {
-            return Err(Wrong::usage("which image? Compose runs nothing else")
+            return Err(EngineError::usage("which image? Compose runs nothing else")
                 .help("add --image NAME of an image that has `paraft` and what the job needs"));
         }
         if fleet.time.is_some() || fleet.disk.is_some() {
-            return Err(Wrong::usage("compose knows no --time and no --server-disk").help("leave them out"));
+            return Err(
+                EngineError::usage("compose knows no --time and no --server-disk").help("leave them out")
+            );
         }
         let mut services = Map::new();
         for role in fleet.roles() {
@@ -40,17 +43,18 @@ impl Engine for Compose {
             }
         }
         let all = json!({"name": project(&fleet.name), "services": services});
-        let text = serde_norway::to_string(&all).map_err(|e| Wrong::new(Kind::Io, format!("{FILE}: {e}")))?;
+        let text =
+            serde_norway::to_string(&all).map_err(|e| EngineError::new(Kind::Io, format!("{FILE}: {e}")))?;
         let what = "# `docker compose up` or `podman-compose up` starts all; what has done its part ends with 0 and stays so.";
         Ok(vec![Artifact { name: FILE.into(), text: format!("{what}\n{text}") }])
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let works = |(_, compose): &&(&str, &[&str])| {
             run(compose[0], &[&compose[1..], &["version"]].concat()).is_ok()
         };
         let Some((program, _)) = TOOLS.iter().find(works) else {
-            return Err(Wrong::new(
+            return Err(EngineError::new(
                 Kind::Unavailable,
                 "neither `docker compose` nor `podman-compose` works here",
             )
@@ -66,7 +70,7 @@ impl Engine for Compose {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
         let text = run(program(handle), &["ps", "--all", "--format", "{{.Names}}|{{.State}}|{{.Status}}"])?;
         let line = |line: &str| {
             let [name, state, why] = line.splitn(3, '|').collect::<Vec<_>>().try_into().ok()?;
@@ -79,20 +83,20 @@ impl Engine for Compose {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), EngineError> {
         compose(handle, dir, &["down"]).map(drop)
     }
 
-    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         let said = |(role, name): &(Role, String)| {
             let index = name.rsplit_once('-').map_or("?", |(_, n)| n);
             let text = all_said(program(handle), &["logs", &format!("--tail={lines}"), name])?;
-            Ok(Said { name: format!("{role}-{index}"), text: tail(&text, lines) })
+            Ok(ProcessOutput { name: format!("{role}-{index}"), text: tail(&text, lines) })
         };
         handle.parts.iter().map(said).collect()
     }
 
-    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, EngineError> {
         for (n, (_, name)) in handle.parts.iter().filter(|(role, _)| *role == Role::Worker).enumerate() {
             let what = if n < workers as usize { "start" } else { "stop" };
             run(program(handle), &[what, name])?;
@@ -101,12 +105,12 @@ impl Engine for Compose {
     }
 }
 
-/// What was found when it was submitted.
+/// The program found at the submission.
 fn program(handle: &Handle) -> &str {
     handle.args.first().map_or(TOOLS[0].0, |program| program)
 }
 
-fn compose(handle: &Handle, dir: &Path, words: &[&str]) -> Result<String, Wrong> {
+fn compose(handle: &Handle, dir: &Path, words: &[&str]) -> Result<String, EngineError> {
     let own = program(handle);
     let tool = TOOLS.iter().find(|(program, _)| *program == own).map_or(TOOLS[0].1, |(_, compose)| compose);
     let file = inside(dir, FILE);
@@ -121,7 +125,7 @@ fn compose(handle: &Handle, dir: &Path, words: &[&str]) -> Result<String, Wrong>
     run(tool[0], &args)
 }
 
-/// The name that compose takes: lower case.
+/// A valid compose name: lower case.
 fn project(name: &str) -> String {
     name.to_ascii_lowercase().trim_start_matches('-').to_string()
 }
@@ -130,7 +134,7 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
     let part = fleet.part(role);
     let run = fleet.run_dir.to_string_lossy();
     let files = Files { run: &run, job: &inside(&fleet.run_dir, "job.toml"), data: None, certs: "" };
-    // Compose reads `$` as the beginning of a variable.
+    // In compose files `$` starts a variable.
     let plain = |word: &str| word.replace('$', "$$");
     let folder = |what: &str, at: &str| json!({"type": "bind", "source": plain(what), "target": plain(at)});
     let volumes: Vec<_> =
@@ -154,7 +158,7 @@ fn service(fleet: &Fleet, role: Role, index: u32) -> Value {
         "environment": {"PARAFT_INDEX": index.to_string()},
         "image": fleet.image.as_deref().map(plain),
         "read_only": true,
-        // It knows no codes: what would fail again is tried again so often.
+        // Compose ignores exit codes, so a permanent failure is also retried this often.
         "restart": format!("on-failure:{}", fleet.restarts),
         "security_opt": ["no-new-privileges"],
         "stop_grace_period": format!("{}s", fleet.grace + 10),

@@ -1,6 +1,7 @@
-//! What is to be run on an engine, without the engine: how many servers and workers, what each needs, in which folder.
+//! The description of a fleet for any engine: how many servers and workers, what each needs, and the
+//! folder.
 
-use crate::{Role, certs::Certs, wrong::Wrong};
+use crate::{Role, certs::Certs, error::EngineError};
 use std::path::{Path, PathBuf};
 
 /// A fleet and its job.
@@ -8,64 +9,64 @@ use std::path::{Path, PathBuf};
 pub struct Fleet {
     /// The job's name; letters, digits and `-`.
     pub name: String,
-    /// The job file, as all its processes are given it.
+    /// The job file, for all processes.
     pub job: String,
     /// The program.
     pub program: String,
-    /// The image that has the program, for engines that run images.
+    /// The image with the program, for engines that run images.
     pub image: Option<String>,
-    /// The run's folder, which has the job file; the same path on all hosts.
+    /// The run's folder with the job file; the same path on all hosts.
     pub run_dir: PathBuf,
-    /// Whose the run's folder is, as user and group.
+    /// The owner of the run's folder, as user and group.
     pub owner: Option<(u32, u32)>,
     /// The servers.
     pub servers: Part,
-    /// The workers; none for a fleet that stands without a job.
+    /// The workers; none for a fleet that runs without a job.
     pub workers: Part,
     /// The servers end with the job.
     pub until_done: bool,
-    /// Seconds that a process has to hand over what it holds.
+    /// Seconds that a process may use to hand over its leaders and replicas.
     pub grace: u32,
-    /// How often the engine starts one of them again.
+    /// How often the engine restarts each process.
     pub restarts: u32,
-    /// A time limit as the engine writes it.
+    /// A time limit in the engine's notation.
     pub time: Option<String>,
     /// No two servers on one host.
     pub spread: bool,
-    /// A volume that follows each server wherever it is started, of so many bytes as the engine writes it; `None`: what a server has
-    /// on its disk goes with its host.
+    /// The size, in the engine's notation, of a volume that follows each server between hosts; `None`:
+    /// a server's disk stays with its host.
     pub disk: Option<String>,
-    /// What all processes see besides.
+    /// Further mounts of all processes.
     pub mounts: Vec<Mount>,
-    /// The hosts, for an engine that is only told them; the first ones have the servers.
+    /// The hosts, for an engine without a scheduler; the first ones run the servers.
     pub hosts: Vec<String>,
-    /// The first port of the servers, where they are known by names beforehand.
+    /// The first port of the servers, if their names are known in advance.
     pub port: u16,
-    /// By what its processes know each other.
+    /// The certificates of its processes.
     pub certs: Certs,
-    /// Handed to the engine unread.
+    /// Arguments that are passed to the engine unread.
     pub args: Vec<String>,
 }
 
 /// Processes of one role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// How many.
+    /// The number of processes.
     pub count: u32,
-    /// Processors of each.
+    /// CPUs of each.
     pub cpus: u32,
     /// GPUs of each.
     pub gpus: u32,
-    /// Memory of each, as the engine writes it.
+    /// Memory of each, in the engine's notation.
     pub memory: Option<String>,
 }
 
-/// A folder, a volume or a claim, and where processes see it.
+/// A folder, a volume or a claim, with its mount path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// As the engine names it.
+    /// The engine's name for it.
     pub what: String,
-    /// A path.
+    /// The mount path.
     pub at: String,
 }
 
@@ -82,20 +83,20 @@ impl std::str::FromStr for Mount {
     }
 }
 
-/// Where a process finds its files.
+/// The paths that a process receives.
 pub(crate) struct Files<'a> {
     /// The run's folder.
     pub run: &'a str,
     /// The job file.
     pub job: &'a str,
-    /// A server's own folder, where it is not in the run's.
+    /// A server's own folder, if it is not in the run's folder.
     pub data: Option<&'a str>,
-    /// The folder of certificates, for an engine that tells of one.
+    /// The folder of certificates, for an engine that passes it.
     pub certs: &'a str,
 }
 
 impl Fleet {
-    /// How many of a role, and what each needs.
+    /// The processes of a role.
     pub fn part(&self, role: Role) -> &Part {
         match role {
             Role::Server => &self.servers,
@@ -103,16 +104,18 @@ impl Fleet {
         }
     }
 
-    /// Refuses what an engine's file of lines would read as more lines: a value of its own, or one of these.
+    /// Refuses values with line breaks: a line-based file of an engine would read them as further
+    /// lines. Checks its own values and `more`.
     ///
     /// # Errors
-    /// Which.
-    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), Wrong> {
+    ///
+    /// The value.
+    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), EngineError> {
         let memory = [&self.servers.memory, &self.workers.memory];
         let own = memory.into_iter().chain([&self.time, &self.image, &self.disk]).flatten();
         match more.into_iter().chain(own.map(String::as_str)).find(|v| v.contains(char::is_control)) {
             None => Ok(()),
-            Some(value) => Err(Wrong::usage(format!(
+            Some(value) => Err(EngineError::usage(format!(
                 "`{}` has a line break, or another control character",
                 value.escape_debug()
             ))
@@ -120,13 +123,13 @@ impl Fleet {
         }
     }
 
-    /// The roles that it has.
+    /// Its roles.
     pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
         [Role::Server, Role::Worker].into_iter().filter(|role| self.part(*role).count > 0)
     }
 
-    /// What stands behind the program's name in a process of this role. `until_done`: a server ends when the job has, and nobody
-    /// starts it again then.
+    /// The arguments of the program for a process of this role. `until_done`: a server ends with the
+    /// job and is not restarted then.
     pub(crate) fn words(&self, role: Role, files: &Files<'_>, until_done: bool) -> Vec<String> {
         let mut words: Vec<String> = ["launch", "--role", &role.to_string(), "--run-dir", files.run]
             .into_iter()
@@ -143,7 +146,7 @@ impl Fleet {
     }
 }
 
-/// A word that a shell takes as it is.
+/// A word, quoted for a shell.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -152,7 +155,7 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
-/// A path of the run's folder, as text.
+/// A path in the run's folder, as text.
 pub(crate) fn inside(dir: &Path, name: &str) -> String {
     dir.join(name).to_string_lossy().into_owned()
 }

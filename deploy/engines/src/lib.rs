@@ -4,7 +4,7 @@
 //! - [`engine`]: the interface to one: its files rendered, submitted, asked for, ended. [`fleet`]: what is to be run, without an
 //!   engine; [`certs`]: by what its processes know each other. [`slurm`],
 //!   [`kubernetes`], [`compose`], [`systemd`], [`ssh`].
-//! - [`wrong`]: why that can't be, or an engine's command failed.
+//! - [`error`]: why that can't be, or an engine's command failed.
 //!
 //! What it is not: it starts and restarts nothing by itself, and knows neither servers nor workers. Engines place and restart; what
 //! a process then does with its place is `paraft-fleet`'s.
@@ -12,6 +12,7 @@
 pub mod certs;
 pub mod compose;
 pub mod engine;
+pub mod error;
 pub mod fleet;
 #[cfg(test)]
 mod golden;
@@ -20,13 +21,12 @@ pub mod place;
 pub mod slurm;
 pub mod ssh;
 pub mod systemd;
-pub mod wrong;
 
 pub use certs::Certs;
-pub use engine::{Artifact, Engine, Handle, Member, Said};
+pub use engine::{Artifact, Engine, Handle, Member, ProcessOutput};
+pub use error::{EngineError, Kind};
 pub use fleet::{Fleet, Mount, Part};
-pub use place::{Asked, Place, Role, Surroundings, place, variables};
-pub use wrong::{Kind, Wrong};
+pub use place::{HostContext, Place, PlaceFlags, Role, place, variables};
 
 /// The engine of this name, as [`Engine::name`] and a [`Handle`] have it.
 pub fn named(name: &str) -> Option<Box<dyn Engine>> {

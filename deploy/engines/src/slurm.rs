@@ -1,15 +1,16 @@
-//! Slurm: servers and workers as the elements of two job arrays, each a job of its own that Slurm requeues by itself while the
-//! others go on.
+//! Slurm: servers and workers as the elements of two job arrays. Slurm requeues each element alone
+//! while the others continue.
 //!
-//! What the scripts rest on, as seen with Slurm 22.05: a step gets the signals of preemption and of the time limit, a batch script
-//! none; a job whose script ends is over, whatever ended it; only the loss of a node, preemption and `scontrol requeue` start one
-//! again. So `paraft` runs as a step, and the script reads its exit code: again, or never.
+//! The scripts rely on this behaviour of Slurm 22.05. A step receives the signals of preemption and of
+//! the time limit; a batch script receives none. A job is over when its script ends, for any reason.
+//! Only the loss of a node, preemption and `scontrol requeue` restart a job. So `paraft` runs as a
+//! step, and the script decides by its exit code whether to requeue.
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, run, said_in},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, said_in},
+    error::{EngineError, Kind},
     fleet::{Files, Fleet, Part, inside, quoted},
-    wrong::{Kind, Wrong},
 };
 use std::{
     path::Path,
@@ -19,13 +20,14 @@ use std::{
 /// Slurm by `sbatch`, `squeue`, `scancel`.
 pub struct Slurm;
 
-/// What `squeue` calls an element that is ending, whatever comes then.
-const ENDING: &str = "COMPLETING";
+/// `squeue`'s state of an element that is ending.
+const ENDING_STATE: &str = "COMPLETING";
 
-/// How long an element may end until the workers' number is given up to be changed. By default Slurm kills what it has ended after 30 s.
-const SETTLES: Duration = Duration::from_secs(45);
+/// How long to wait for ending elements before a change of the workers' number fails. By default Slurm
+/// kills an ending element after 30 s.
+const END_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// The script of a role, in the run's folder.
+/// The name of a role's script, in the run's folder.
 fn script(role: Role) -> String {
     format!("{role}s.sbatch")
 }
@@ -35,11 +37,11 @@ impl Engine for Slurm {
         "slurm"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         let dir = fleet.run_dir.to_string_lossy();
-        // In the names of files a backslash turns Slurm's own symbols off.
+        // In file names a backslash disables Slurm's own symbols.
         if dir.contains('\\') {
-            return Err(Wrong::usage(format!("`{dir}`: Slurm takes no such path"))
+            return Err(EngineError::usage(format!("`{dir}`: Slurm takes no such path"))
                 .help("choose a --run-dir without backslashes"));
         }
         let one = |role| {
@@ -50,13 +52,13 @@ impl Engine for Slurm {
         fleet.roles().map(one).collect()
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let mut handle = Handle { engine: self.name().into(), ..Handle::default() };
         for role in fleet.roles() {
             match submitted(&fleet.run_dir.join(script(role)), &[]) {
                 Ok(id) => handle.parts.push((role, id)),
                 Err(e) => {
-                    // Half a fleet would wait for the other half.
+                    // An incomplete fleet would wait for the rest.
                     let _ = self.cancel(&handle, &fleet.run_dir);
                     return Err(e);
                 }
@@ -65,11 +67,11 @@ impl Engine for Slurm {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
         let mut members = Vec::new();
         for (role, id) in &handle.parts {
             let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
-                // One that has ended long ago.
+                // A job that ended long ago.
                 Err(e) if e.why.contains("Invalid job id") => String::new(),
                 said => said?,
             };
@@ -79,16 +81,16 @@ impl Engine for Slurm {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), EngineError> {
         let ids: Vec<&str> = handle.parts.iter().map(|(_, id)| &**id).collect();
         if ids.is_empty() { Ok(()) } else { run("scancel", &ids).map(drop) }
     }
 
-    fn logs(&self, _: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, _: &Handle, dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         said_in(dir, lines)
     }
 
-    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, EngineError> {
         let mut handle = handle.clone();
         let next = self.settled(&handle, dir)?.iter().filter_map(|m| m.index).max().map_or(0, |n| n + 1);
         if workers > next {
@@ -99,7 +101,7 @@ impl Engine for Slurm {
         }
         for (_, id) in handle.parts.iter().filter(|(role, _)| *role == Role::Worker) {
             for index in workers..next {
-                // Of several arrays, one has it.
+                // One of several arrays contains it.
                 let _ = run("scancel", &["--quiet", &format!("{id}_{index}")]);
             }
         }
@@ -108,17 +110,18 @@ impl Engine for Slurm {
 }
 
 impl Slurm {
-    /// Its workers, none of which is just ending: Slurm doesn't say then whether that one comes back.
-    fn settled(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
-        let until = Instant::now() + SETTLES;
+    /// Its workers, once none of them is ending: Slurm does not tell then whether the element is
+    /// requeued.
+    fn settled(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, EngineError> {
+        let until = Instant::now() + END_TIMEOUT;
         loop {
             let mut workers = self.members(handle, dir)?;
             workers.retain(|m| m.role == Role::Worker);
-            let Some(ending) = workers.iter().find(|m| m.state == ENDING) else { return Ok(workers) };
+            let Some(ending) = workers.iter().find(|m| m.state == ENDING_STATE) else { return Ok(workers) };
             if Instant::now() >= until {
                 let which = ending.index.map_or_else(String::new, |n| format!(" {n}"));
                 let why = format!("Slurm is still ending worker{which} on {}", ending.node);
-                return Err(Wrong::new(Kind::Unavailable, why)
+                return Err(EngineError::new(Kind::Unavailable, why)
                     .help("wait until `squeue` shows it no more, then ask again"));
             }
             std::thread::sleep(Duration::from_millis(500));
@@ -126,15 +129,15 @@ impl Slurm {
     }
 }
 
-fn submitted(file: &Path, more: &[&str]) -> Result<String, Wrong> {
+fn submitted(file: &Path, more: &[&str]) -> Result<String, EngineError> {
     let file = file.to_string_lossy();
     let args: Vec<&str> = ["--parsable"].iter().chain(more).copied().chain([&*file]).collect();
     let said = run("sbatch", &args)?;
-    // With the name of the cluster behind it, where there are several.
+    // With several clusters the cluster's name follows.
     Ok(said.lines().last().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_string())
 }
 
-/// A line as asked for in [`Slurm::members`].
+/// Parses a line of the format in [`Slurm::members`].
 fn member(role: Role, line: &str) -> Option<Member> {
     let [index, state, node, reason, start] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
     let why = match state {
@@ -145,8 +148,9 @@ fn member(role: Role, line: &str) -> Option<Member> {
     Some(Member { role, index: index.parse().ok(), state: state.into(), node: node.into(), why })
 }
 
-/// A word of a directive. `sbatch` ends one at a blank, and reads nothing behind a `#`; between double quotes it takes all but those
-/// and backslashes as they are. Releases before 18.08 read a `#` there, too.
+/// Quotes a word of a directive. `sbatch` ends a word at a blank and ignores text after a `#`. In
+/// double quotes it keeps all characters except quotes and backslashes. Releases before 18.08 honour a
+/// `#` even there.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -176,7 +180,7 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     );
     let mut add = |line: &str| text.push_str(&format!("#SBATCH {line}\n"));
     if role == Role::Server && fleet.spread {
-        // Arrays know no other way to keep two elements off one node.
+        // Arrays have no other way to keep two elements off one node.
         add("--exclusive");
     }
     if part.gpus > 0 {
@@ -187,7 +191,7 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     }
     if let Some(time) = &fleet.time {
         add(&word(&format!("--time={time}")));
-        // To the step, so long before the limit: it hands over, and the element is requeued.
+        // Signals the step this long before the limit: it hands over, and the element is requeued.
         add(&format!("--signal=USR1@{}", grace + 30));
     }
     add("--requeue --open-mode=append");
@@ -231,7 +235,7 @@ mod tests {
         }
     }
 
-    /// The words of the directives, as `sbatch` reads them (`_get_argument` in its `opt.c`).
+    /// The words of the directives, parsed as `sbatch` does (`_get_argument` in its `opt.c`).
     fn read(text: &str) -> Vec<String> {
         let mut words = Vec::new();
         for line in text.lines().filter_map(|line| line.strip_prefix("#SBATCH")) {

@@ -5,9 +5,9 @@
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, run, tail},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, tail},
+    error::EngineError,
     fleet::{Files, Fleet, inside},
-    wrong::Wrong,
 };
 use std::path::Path;
 
@@ -24,23 +24,23 @@ impl Engine for Systemd {
         "systemd"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         let dir = fleet.run_dir.to_string_lossy();
         fleet.one_line([&*dir, &fleet.program])?;
         // systemd itself refuses such a name, however it is quoted.
         if fleet.program.contains(['"', '\'', '\\']) {
-            return Err(Wrong::usage(format!("`{}`: systemd starts no such program", fleet.program))
+            return Err(EngineError::usage(format!("`{}`: systemd starts no such program", fleet.program))
                 .help("choose a --program without quotes and backslashes"));
         }
         if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
-            return Err(Wrong::usage("systemd knows no --image, --mount, --server-disk and --time")
+            return Err(EngineError::usage("systemd knows no --image, --mount, --server-disk and --time")
                 .help("leave them out; RuntimeMaxSec= and the like may be written into the units"));
         }
         let one = |role| Artifact { name: unit(&fleet.name, role, None), text: template(fleet, role) };
         Ok(fleet.roles().map(one).collect())
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let own = fleet.owner.is_some_and(|(user, _)| user != 0);
         let args = own.then(|| "--user".to_string()).into_iter().chain(fleet.args.clone()).collect();
         let all = fleet.roles().flat_map(|role| {
@@ -54,30 +54,30 @@ impl Engine for Systemd {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
         let show =
             ["show", "--property=Id,ActiveState,SubState,StateChangeTimestamp,NRestarts,ExecMainStatus"];
         let text = systemctl(handle, &[&show[..], &units(handle)].concat())?;
         Ok(text.split("\n\n").filter_map(|block| member(handle, block)).collect())
     }
 
-    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, _: &Path) -> Result<(), EngineError> {
         // Its links too, of instances and of templates.
         systemctl(handle, &[&["disable", "--now"][..], &units(handle)].concat()).map(drop)
     }
 
-    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         let many = format!("--lines={lines}");
         let said = |(role, unit): &(Role, String)| {
             let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
             let text = run("journalctl", &[&given[..], &["--unit", unit, &many, "--output=cat"]].concat())?;
             let index = index_of(unit).map_or("?".into(), |n| n.to_string());
-            Ok(Said { name: format!("{role}-{index}"), text: tail(&text, lines) })
+            Ok(ProcessOutput { name: format!("{role}-{index}"), text: tail(&text, lines) })
         };
         handle.parts.iter().map(said).collect()
     }
 
-    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, EngineError> {
         for (_, unit) in handle.parts.iter().filter(|(role, _)| *role == Role::Worker) {
             let what = if index_of(unit) < Some(workers) { "start" } else { "stop" };
             systemctl(handle, &[what, unit])?;
@@ -86,7 +86,7 @@ impl Engine for Systemd {
     }
 }
 
-fn systemctl(handle: &Handle, words: &[&str]) -> Result<String, Wrong> {
+fn systemctl(handle: &Handle, words: &[&str]) -> Result<String, EngineError> {
     let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
     run("systemctl", &[&given[..], words].concat())
 }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_units_are_as_in_the_golden_files_and_systemd_says_nothing_against_them() {
+    fn systemd_units_match_the_golden_files_and_verify() {
         for path in golden("systemd", &Systemd, &fleet()) {
             match said_of(&path) {
                 Some(said) => assert_eq!(said, "", "{}", path.display()),

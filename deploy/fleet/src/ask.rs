@@ -1,4 +1,4 @@
-//! What the servers of a fleet say: each of its own shards, and the leader of the control group of all.
+//! Queries of a fleet's servers: each about its own shards, and the control group's leader about all.
 
 use crate::failure::Failure;
 use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
@@ -9,21 +9,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A server that is asked what it knows has so long to answer.
+/// The timeout of a status query.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Asks every server at once; `Err` says why one did not answer.
+/// Queries every server at the same time; `Err` says why one did not answer.
 pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
     ask_within(addresses, digest, TIMEOUT)
 }
 
-/// Likewise, where what a slow one says can be done without.
+/// As [`ask_all`], with a shorter timeout for replies that are optional.
 pub fn ask_within(addresses: &[String], digest: bool, time: Duration) -> Vec<Result<StatusReply, String>> {
     block_on(statuses(addresses, digest, time))
         .unwrap_or_else(|| vec![Err("no runtime".into()); addresses.len()])
 }
 
-/// Likewise, in a runtime.
+/// As [`ask_within`], in an async runtime.
 pub(crate) async fn statuses(
     addresses: &[String],
     digest: bool,
@@ -32,12 +32,12 @@ pub(crate) async fn statuses(
     join_all(addresses.iter().map(|a| paraft_client::status(a, digest, time))).await
 }
 
-/// Who leads each shard, by job and number, as these servers say of themselves.
+/// The leader of each shard, by job and number, according to the servers themselves.
 pub fn led<'a>(replies: impl IntoIterator<Item = &'a StatusReply>) -> BTreeMap<(u32, u32), &'a ShardStatus> {
     let mut led: BTreeMap<(u32, u32), &ShardStatus> = BTreeMap::new();
     for s in replies.into_iter().flat_map(|r| &r.shards).filter(|s| s.role == "leader") {
         let known = led.entry((s.job, s.shard)).or_insert(s);
-        // One that was deposed and does not know it yet has the lower term.
+        // A deposed leader that does not know it yet has the lower term.
         if known.term < s.term {
             *known = s;
         }
@@ -45,17 +45,17 @@ pub fn led<'a>(replies: impl IntoIterator<Item = &'a StatusReply>) -> BTreeMap<(
     led
 }
 
-/// An answer that takes longer comes from a server that is stopped.
-const ASK: Duration = Duration::from_secs(2);
-/// Longer than an election in a fleet that is well.
-const ELECTION: Duration = Duration::from_secs(2);
+/// A slower reply means that the server is stopped.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longer than an election in a healthy fleet.
+const ELECTION_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) type Answers = Vec<(String, Result<DescribeReply, String>)>;
 
-/// Asks these servers at once what the control group knows, then those that they name, until `enough`.
+/// Queries these servers for the control group's state, then those that they name, until `enough`.
 async fn control_of(servers: &[String], enough: impl Fn(&DescribeReply) -> bool) -> Answers {
     let ask = async |a: String| {
-        let reply = paraft_client::describe(&a, ASK).await;
+        let reply = paraft_client::describe(&a, REPLY_TIMEOUT).await;
         (a, reply)
     };
     let mut asked: BTreeSet<String> = servers.iter().cloned().collect();
@@ -85,12 +85,12 @@ pub(crate) fn leads(answers: &Answers) -> Option<&DescribeReply> {
     known().find(|d| d.can_agree()).or_else(|| known().next())
 }
 
-/// What the leader of the control group knows; also that of one that has lost its majority.
+/// The state in the reply of the control group's leader, or of one that has lost its majority.
 pub fn describe(servers: &[String]) -> Option<DescribeReply> {
     block_on(described(servers))?
 }
 
-/// Likewise, in a runtime.
+/// As [`describe`], in an async runtime.
 pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
     let answers = control_of(servers, |d| d.fleet != 0 && d.can_agree()).await;
     leads(&answers).cloned()
@@ -100,7 +100,7 @@ pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
 /// on.
 ///
 /// # Errors
-/// Nobody answers, and why.
+/// No server answers, with the reason.
 pub fn jobs(servers: &[String]) -> Result<Vec<JobInfo>, Failure> {
     let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()));
     let answers = answers.ok_or_else(|| Failure::new(exit::IO, "no runtime"))?;
@@ -127,7 +127,7 @@ pub struct NoMajority {
 /// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
 /// while. One that is being elected is waited for.
 pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
-    let deadline = Instant::now() + ELECTION;
+    let deadline = Instant::now() + ELECTION_TIME;
     loop {
         let answers = block_on(everyone(servers)).unwrap_or_default();
         match leads(&answers) {

@@ -1,7 +1,8 @@
-//! The certificates of fleets that this process starts: made without a question, for as long as the fleet's folder is there.
+//! The certificates of the fleets that this process starts: created automatically, and valid while the
+//! fleet's folder exists.
 //!
-//! One authority for the process, which nobody writes down: when the process has ended, nobody can be let in who was not. Whoever
-//! reads the fleet's folder, which is its owner, is of it.
+//! The process has one authority, which is never written to disk: after its end no new certificate can
+//! be issued. A process that can read the fleet's folder (its owner's) belongs to the fleet.
 
 use crate::failure::Failure;
 use paraft_tls::{
@@ -18,10 +19,10 @@ use std::{
     time::Duration,
 };
 
-/// Their folder in a fleet's.
+/// The folder of certificates, in a fleet's folder.
 pub const FOLDER: &str = "certs";
-/// They last as long as a run may.
-const LASTING: Duration = Duration::from_secs(366 * 24 * 3600);
+/// Their validity: as long as a run may last.
+const VALIDITY: Duration = Duration::from_secs(366 * 24 * 3600);
 
 static AUTHORITY: Mutex<Option<Authority>> = Mutex::new(None);
 
@@ -29,25 +30,26 @@ fn not_made(e: impl Display) -> Failure {
     Failure::new(exit::IO, format!("certificates for this fleet: {e}"))
 }
 
-/// As what somebody comes by connections who takes those of this folder.
+/// The access of a process with the certificates of this folder.
 fn of(certs: &Path, shows: As) -> Result<Access, Failure> {
     Access::of(Some(certs), false, shows)
         .map_err(|e| Failure::new(exit::CONFIG, format!("the certificates of this fleet: {e}")))
 }
 
-/// How the processes of a fleet come by connections.
+/// How the processes of a fleet authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Certs {
-    /// In plain text.
+    /// Plain text.
     Insecure,
-    /// With those of this folder.
+    /// With the certificates of this folder.
     Folder(PathBuf),
-    /// As this process was told.
+    /// With this process's own certificates.
     Ours,
 }
 
 impl Certs {
-    /// Of a fleet that this process starts, in its folder; `job`: whom its workers are for, `None`: for any.
+    /// Of a fleet that this process starts in `dir`; `job`: the job of its workers' certificates,
+    /// `None`: any.
     pub fn of_own(dir: &Path, job: Option<&str>) -> Result<Self, Failure> {
         if matches!(Access::ours(), Access::Insecure) {
             return Ok(Self::Insecure);
@@ -59,13 +61,13 @@ impl Certs {
             none => none.insert(Authority::new("of one process").map_err(not_made)?),
         };
         let admin = make(authority, &certs, job.unwrap_or("*"))?;
-        // This process asks its fleets.
+        // This process also queries its fleets.
         Access::Certificates(Credentials::of_issued(&admin).map_err(not_made)?).set();
-        // Processes of the fleet may have another folder to work in.
+        // Processes of the fleet may have another working folder.
         Ok(Self::Folder(std::path::absolute(&certs).map_err(not_made)?))
     }
 
-    /// How a process of the fleet comes by connections.
+    /// The access of a process of the fleet.
     pub fn access(&self, shows: As) -> Result<Access, Failure> {
         match self {
             Self::Insecure => Ok(Access::Insecure),
@@ -74,7 +76,7 @@ impl Certs {
         }
     }
 
-    /// Whether processes that this one starts can be told of its certificates.
+    /// Checks that child processes can receive these certificates.
     pub fn can_be_told() -> Result<(), Failure> {
         match Access::ours() {
             Access::Certificates(ours) if ours.folder().is_none() => {
@@ -85,7 +87,7 @@ impl Certs {
         }
     }
 
-    /// What a process of the fleet is told. A folder's path and nothing of what it has.
+    /// Passes the certificates to a process of the fleet: only the path of the folder.
     pub fn tell(&self, command: &mut Command) {
         match self {
             Self::Insecure => _ = command.env(INSECURE, "1").env_remove(CERTS),
@@ -102,7 +104,8 @@ impl Certs {
     }
 }
 
-/// Makes the certificates of a fleet whose processes find them in its folder, unless they are there, or plain text is spoken.
+/// Creates the certificates of a fleet whose processes find them in its folder, unless they exist or
+/// plain text is used.
 pub fn make_shared(dir: &Path) -> Result<(), Failure> {
     let certs = dir.join(FOLDER);
     if certs.is_dir() || matches!(Access::ours(), Access::Insecure) {
@@ -110,7 +113,7 @@ pub fn make_shared(dir: &Path) -> Result<(), Failure> {
     }
     let new = dir.join(format!("{FOLDER}.{}", rand::random::<u64>()));
     let authority = Authority::new("of a shared folder").map_err(not_made)?;
-    // Whoever is first has made them; what is there is never replaced.
+    // The first process creates them; existing ones are never replaced.
     let placed = make(&authority, &new, "*").and_then(|_| match std::fs::rename(&new, &certs) {
         Err(e) if !certs.is_dir() => Err(not_made(e)),
         _ => Ok(()),
@@ -119,8 +122,8 @@ pub fn make_shared(dir: &Path) -> Result<(), Failure> {
     placed
 }
 
-/// Of such a fleet this process is one: it shows itself as that. One that was told of other certificates, where the folder has none,
-/// shows those.
+/// Gives this process the certificates of such a fleet's folder. If the folder has none, it keeps those
+/// that it was given.
 pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
     let certs = dir.join(FOLDER);
     match Access::ours() {
@@ -131,10 +134,10 @@ pub fn of_shared(dir: &Path, shows: As) -> Result<(), Failure> {
     of(&certs, shows).map(Access::set)
 }
 
-/// A certificate for each kind of process; that of whoever administers.
+/// Issues a certificate for each kind of process; returns the administrator's.
 fn make(authority: &Authority, certs: &Path, job: &str) -> Result<Issued, Failure> {
     let issue = |shows: As, role: Role| {
-        let issued = authority.issue(shows.name(), &[role], LASTING).map_err(not_made)?;
+        let issued = authority.issue(shows.name(), &[role], VALIDITY).map_err(not_made)?;
         issued.save(&certs.join(shows.name())).map_err(not_made)?;
         Ok(issued)
     };
@@ -144,7 +147,7 @@ fn make(authority: &Authority, certs: &Path, job: &str) -> Result<Issued, Failur
     issue(As::Admin, Role::Admin)
 }
 
-/// From now on this process asks the fleet of this folder as one of its own, where it was told nothing else.
+/// Makes this process use the certificates of this folder's fleet, unless it was given others.
 pub fn take(dir: &Path) -> Result<(), Failure> {
     let certs = dir.join(FOLDER);
     if !matches!(Access::ours(), Access::Closed) || !certs.is_dir() {

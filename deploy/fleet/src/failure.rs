@@ -1,6 +1,6 @@
-//! How a command ends: an exit code, and for errors one message with its remedy.
+//! The result of a failed command: an exit code and one message with its remedy.
 
-use paraft_engines::{Kind, Wrong};
+use paraft_engines::{EngineError, Kind};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
 use paraft_worker::{JobError, WorkerError};
@@ -12,40 +12,40 @@ pub struct Failure {
     code: i32,
     message: String,
     help: Option<String>,
-    /// What a process said that was ended by it, where the user has seen it and the message need not repeat it.
+    /// The output of a failed process, if the user has seen it and the message need not repeat it.
     cause: String,
 }
 
 impl Failure {
-    /// What went wrong, and the exit code that says so (`paraft_worker::exit`).
+    /// A failure with its exit code (`paraft_worker::exit`).
     pub fn new(code: i32, message: impl Display) -> Self {
         Self { code, message: message.to_string(), help: None, cause: String::new() }
     }
 
-    /// With what to do about it.
+    /// Adds the remedy.
     pub fn help(mut self, help: impl Display) -> Self {
         self.help = Some(help.to_string());
         self
     }
 
-    /// With what a process said, which is not printed.
+    /// Adds the output of a process, which is not printed.
     pub fn because(mut self, cause: String) -> Self {
         self.cause = cause;
         self
     }
 
-    /// The exit code that says so.
+    /// The exit code.
     pub fn code(&self) -> i32 {
         self.code
     }
 
-    /// What went wrong, without the help.
+    /// The message, without the remedy.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether training failed since the loss or a gradient became no number. Of a worker there is only what it said: an exit
-    /// code is for schedulers, who need not know why.
+    /// Whether training failed because the loss or a gradient became NaN or infinite. Only a worker's
+    /// output tells: exit codes are for schedulers, which need no reason.
     pub fn diverged(&self) -> bool {
         let words = ["training has diverged", "holds a NaN or an infinity"];
         self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w) || self.cause.contains(w))
@@ -73,8 +73,8 @@ impl From<JobError> for Failure {
     }
 }
 
-impl From<Wrong> for Failure {
-    fn from(e: Wrong) -> Self {
+impl From<EngineError> for Failure {
+    fn from(e: EngineError) -> Self {
         let code = match e.kind {
             Kind::Usage => exit::USAGE,
             Kind::Unavailable => exit::UNAVAILABLE,
@@ -103,12 +103,12 @@ impl From<paraft_record::RecordError> for Failure {
     }
 }
 
-/// Prints a failure to standard error; gives the exit code.
+/// Prints a failure to standard error; returns the exit code.
 pub fn report(result: Result<i32, Failure>) -> i32 {
     match result {
         Ok(code) => code,
         Err(f) => {
-            // Nobody may read it any more (`2>&1 | head`): the code still says it.
+            // The reader may be gone (`2>&1 | head`): the exit code still reports the failure.
             let mut said = std::io::stderr();
             if !f.message.is_empty() {
                 let _ = writeln!(said, "error: {}", f.message);

@@ -1,4 +1,4 @@
-//! The files of a run's folder, the time that is written in them, and how one is put where others may read it at once.
+//! The files of a run's folder, their timestamps, and atomic writes.
 
 use std::{
     fs::{self, File},
@@ -8,17 +8,17 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The job as it was resolved, in the run's folder.
+/// The resolved job, in the run's folder.
 pub const JOB_FILE: &str = "job.toml";
-/// Where a fleet's servers are, in the folder of its run: host:port, with commas between them.
+/// The servers' addresses, in the run's folder: host:port, comma-separated.
 pub const SERVERS_FILE: &str = "servers";
 
-/// Unix time, as lines of the record have it.
+/// Unix time, as in the record.
 pub(crate) fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// A file that only this call writes, with this text, whole and durable: to be renamed or linked.
+/// Writes a durable temporary file with this text, to be renamed or linked.
 fn written(dir: &Path, text: &str) -> io::Result<PathBuf> {
     let path = dir.join(format!(".new-{:016x}", token()));
     let mut file = File::create_new(&path)?;
@@ -28,7 +28,7 @@ fn written(dir: &Path, text: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Puts a file with this text at `path`, in one piece; it replaces what is there.
+/// Writes a file atomically; it replaces an existing one.
 pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let new = written(dir, text)?;
@@ -36,8 +36,8 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Puts a file with this text at `path` unless there is one, in one piece, so that of many at once one wins and nobody reads half of
-/// it; what is there afterwards.
+/// Writes a file atomically unless it exists. Of concurrent writers one wins, and no reader sees a
+/// part. Returns the final content.
 pub(crate) fn put_once(path: &Path, text: &str) -> io::Result<String> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let new = written(dir, text)?;
@@ -51,7 +51,7 @@ pub(crate) fn put_once(path: &Path, text: &str) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// What a file has; `None` where there is none.
+/// The content of a file; `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -60,7 +60,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// A number that nobody else has.
+/// A random number.
 pub(crate) fn token() -> u64 {
     RandomState::new().hash_one((std::process::id(), SystemTime::now()))
 }

@@ -1,11 +1,12 @@
-//! Servers and workers as processes of this machine: a job's ([`Fleet::servers`]), or servers alone that take their settings from
-//! flags ([`Fleet::of_flags`]). They end in order: workers, then servers.
+//! Servers and workers as processes of this machine: those of a job ([`Fleet::servers`]), or servers
+//! alone that take their settings from flags ([`Fleet::of_flags`]). Workers end before servers.
 
 mod part;
 
 pub use crate::files::{JOB_FILE, SERVERS_FILE};
 use crate::{
     certs::Certs,
+    existing::ExistingFleet,
     failure::Failure,
     faults::{
         FAULTS_FILE, Faults,
@@ -15,7 +16,6 @@ use crate::{
     pages,
     process::{self, Audience, Process},
     script::{self, Rendezvous},
-    standing::On,
 };
 use nix::sys::signal::Signal;
 use paraft_tls::{Access, access::As};
@@ -29,74 +29,75 @@ use std::{
     process::Command,
 };
 
-/// A running fleet. Dropping it ends everything.
+/// A running fleet. Drop ends all of its processes.
 pub struct Fleet {
     /// By rank.
     pub workers: Vec<Process>,
     /// By id.
     pub servers: Vec<Process>,
-    /// By which servers and workers reach the servers, in the order of their ids.
+    /// The servers' addresses for servers and workers, in the order of their ids.
     pub addresses: Vec<String>,
-    /// Where the servers listen themselves; with fault points it is these that stand behind `addresses`.
+    /// The addresses that the servers listen on; with fault points, `addresses` are proxies in front of
+    /// these.
     listens: Vec<String>,
     program: PathBuf,
     run_dir: PathBuf,
     settings: Settings,
-    /// What the workers go on from.
+    /// The checkpoint that the workers resume from.
     resume: Option<PathBuf>,
-    /// Steps to record.
+    /// Steps to trace.
     trace: Option<u64>,
-    /// Workers that are made slower, by how much.
+    /// Slow workers, with the factor on their step time.
     slow: BTreeMap<u32, f64>,
     straggle: Option<Straggle>,
     fault_points: Option<FaultPoints>,
-    /// What all workers are told alike, where they are scripts.
+    /// The variables that all scripts receive.
     rendezvous: Option<Rendezvous>,
-    /// What scripts say is kept and not passed on.
+    /// The output of scripts goes to files only.
     quiet: bool,
     certs: Certs,
 }
 
-/// From what servers take what they must agree on.
+/// The source of the settings that all servers must share.
 enum Settings {
-    /// The job as it was resolved, in the run's folder, so that servers and workers need no --set.
+    /// The resolved job in the run's folder, so servers and workers need no --set.
     Job,
-    /// Flags; of them, those of the founders alone.
+    /// Flags for all servers, and flags for the founding servers only.
     Flags { all: Vec<String>, founders: Vec<String> },
 }
 
-/// What a fleet has beside its job.
+/// Optional features of a fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
     /// Fault points.
     pub faults: bool,
-    /// Each process records the stages of so many steps, in [`TRACE_FOLDER`] of the run's folder.
+    /// Each process traces this many steps into [`TRACE_FOLDER`] of the run's folder.
     pub trace: Option<u64>,
-    /// Workers that are made slower, by how much: each step takes so many times as long.
+    /// Slow workers, with the factor on their step time.
     pub slow: BTreeMap<u32, f64>,
-    /// Steps of all workers that take longer than others, now and then.
+    /// Occasional slow steps of all workers.
     pub straggle: Option<Straggle>,
-    /// What the workers' connections to the servers are like; needs `cluster.transport = "tcp"`.
+    /// The simulated link between workers and servers; needs `cluster.transport = "tcp"`.
     pub link: Option<Link>,
-    /// What the servers' connections to each other are like.
+    /// The simulated link between servers.
     pub between: Option<Link>,
-    /// The servers are those of a fleet that stands already.
-    pub on: Option<On>,
-    /// It is one of many: its notes are the same each time, and not said.
+    /// The servers belong to an existing fleet.
+    pub on: Option<ExistingFleet>,
+    /// One of many runs of a command: its notes are the same each time and are omitted.
     pub of_many: bool,
-    /// The run is a trial of this sweep, for trackers.
+    /// The sweep that this run is a trial of, for trackers.
     pub of: Option<std::sync::Arc<crate::track::Sweep>>,
 }
 
-/// Proxies before the servers: for faults on purpose, or for a link of another kind.
+/// Proxies in front of the servers, for injected faults or simulated links.
 struct FaultPoints {
     proxies: Proxies,
-    /// The faults file; none: there are no faults to come.
+    /// The faults file; `None` for links alone.
     file: Option<PathBuf>,
 }
 
 impl Fleet {
-    /// Starts the job's servers; returns when all listen and know each other.
+    /// Starts the job's servers; returns when all of them listen and know each other.
     pub fn servers(job: &Job, run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
         let fault_points = FaultPoints::open(job.servers(), run_dir, &extras)?;
         let mut fleet = Self::empty(Settings::Job, run_dir, fault_points)?;
@@ -106,7 +107,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The workers alone: the servers are those of a fleet that stands already.
+    /// The workers alone; the servers belong to an existing fleet.
     pub fn on(servers: &[String], run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
         Certs::can_be_told()?;
         let mut fleet = Self::empty(Settings::Job, run_dir, None)?;
@@ -115,8 +116,8 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Starts so many servers with fault points for faults, which get these flags: `all` of them, and `founders` those that are
-    /// there from the start. One more may join ([`Self::join_server`]).
+    /// Starts servers with fault points. All get the flags `all`; the founding ones also get
+    /// `founders`. One more server may join ([`Self::join_server`]).
     pub fn of_flags(
         servers: u32,
         all: Vec<String>,
@@ -131,10 +132,11 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Starts so many servers that are founded for no job and take many. Other processes find its certificates in the folder.
+    /// Starts a fleet that runs without a job and accepts many. Other processes find its certificates
+    /// in the folder.
     pub fn standing(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
         crate::certs::of_shared(run_dir, As::Admin)?;
-        // Three replicas, as usual, where there are so many servers; two would survive no more than one does.
+        // Three replicas by default; two would survive no more failures than one.
         let replicas = if servers < 3 { "1" } else { "3" };
         let founders = ["--shards", "0", "--replicas", replicas].map(String::from).to_vec();
         let mut fleet = Self::empty(Settings::Flags { all: Vec::new(), founders }, run_dir, None)?;
@@ -163,7 +165,8 @@ impl Fleet {
         })
     }
 
-    /// Starts all, then hears where each listens; one that is killed before it says so is started again so often.
+    /// Starts all servers and reads their addresses. A server that is killed before it prints its
+    /// address is restarted up to `restarts` times.
     fn found(&mut self, servers: u32, restarts: u32) -> Result<(), Failure> {
         for id in 0..servers {
             let server = self.server(id, ANY_PORT, true)?;
@@ -189,7 +192,7 @@ impl Fleet {
         let list = self.addresses.join(",");
         for server in &mut self.servers {
             match server.tell(&list) {
-                // Who watches the fleet sees that it is gone.
+                // The watcher of the fleet handles the killed server.
                 Err(_) if server.was_killed() => {}
                 told => told?,
             }
@@ -197,7 +200,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// By which address others reach a server that listens there.
+    /// The address of the server that listens on `direct`, for other processes.
     fn reach(&self, id: u32, direct: &str) -> Result<String, Failure> {
         let Some(fault_points) = &self.fault_points else { return Ok(direct.to_string()) };
         let target = direct
@@ -207,17 +210,17 @@ impl Fleet {
         Ok(fault_points.proxies.addresses()[id as usize].clone())
     }
 
-    /// How a process of it comes by connections.
+    /// The access of a process of this fleet.
     pub fn access(&self, shows: As) -> Result<Access, Failure> {
         self.certs.access(shows)
     }
 
-    /// Where the servers listen themselves, without fault points.
+    /// The addresses that the servers listen on, behind the fault points.
     pub fn listens(&self) -> &[String] {
         &self.listens
     }
 
-    /// Starts a server that is there from the start, or one that joins.
+    /// Starts a founding server, or one that joins.
     fn server(&self, id: u32, listen: &str, founds: bool) -> Result<Process, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("server");
@@ -255,10 +258,10 @@ impl Fleet {
         }
     }
 
-    /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
+    /// Restarts a dead server at its address, with its folder. Returns before the server has rejoined.
     pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
-        // Behind a door any port will do, and somebody's connection may have its old one by now. A job's servers and those that
-        // stand have no door, or a person looks for them where they listened first.
+        // Behind a proxy any port is fine, and a client may hold the old port by now. Without a proxy
+        // the users' addresses must stay valid.
         let listen = match self.settings {
             Settings::Flags { .. } if self.fault_points.is_some() => ANY_PORT,
             _ => &self.listens[id],
@@ -272,8 +275,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// A server more, which joins the running fleet, behind the door that was left for it. It is in none of the fleet's
-    /// lists. Once.
+    /// Starts one more server, which joins the running fleet behind its reserved proxy. It is in none
+    /// of the fleet's lists. Call it once at most.
     pub fn join_server(&mut self) -> Result<(), Failure> {
         let id = self.servers.len() as u32;
         let mut server = self.server(id, ANY_PORT, false)?;
@@ -285,7 +288,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Replaces the faults of links and disks; of a fleet with fault points for them.
+    /// Replaces the faults of links and disks in a fleet with fault points.
     pub fn put_faults(&self, faults: &Faults) -> Result<(), Failure> {
         let Some((fault_points, file)) = self.fault_points.as_ref().and_then(|d| Some((d, d.file.as_ref()?)))
         else {
@@ -296,14 +299,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts a dead worker again; it joins in a new session.
+    /// Restarts a dead worker, which joins in a new session.
     pub fn restart_worker(&mut self, job: &Job, rank: usize) -> Result<(), Failure> {
         self.workers[rank] = self.worker(job, rank as u32)?;
         Ok(())
     }
 
-    /// Starts the job's workers, from a checkpoint where there is one. Of scripts the first one's output is for the user,
-    /// unless it is `quiet`.
+    /// Starts the job's workers, optionally from a checkpoint. The first script's output goes to the
+    /// user, unless `quiet`.
     pub fn start_workers(&mut self, job: &Job, resume: Option<&Path>, quiet: bool) -> Result<(), Failure> {
         self.resume = resume.map(Path::to_path_buf);
         self.quiet = quiet;
@@ -322,10 +325,10 @@ impl Fleet {
     fn worker(&self, job: &Job, rank: u32) -> Result<Process, Failure> {
         if let Some(at) = &self.rendezvous {
             let audience = match (rank, job.ranks()) {
-                _ if self.quiet => Audience::Nobody,
+                _ if self.quiet => Audience::LogFile,
                 (0, 1) if std::io::stdin().is_terminal() => Audience::Terminal,
                 (0, _) => Audience::User,
-                _ => Audience::Nobody,
+                _ => Audience::LogFile,
             };
             return self.script(job, rank, at, audience);
         }
@@ -344,7 +347,7 @@ impl Fleet {
         };
         let dir = &self.run_dir;
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
-        // The job file has what this process was told, by a flag or by the variable.
+        // The job file already contains the flag or variable of this process.
         command.env_remove("PARAFT_DEVICE").env_remove("PARAFT_GROUP_SIZE");
         self.certs.tell(&mut command);
         command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
@@ -367,7 +370,7 @@ impl Fleet {
         Process::start(name, command, dir)
     }
 
-    /// A worker that is a user's script.
+    /// Starts a user's script as a worker.
     fn script(&self, job: &Job, rank: u32, at: &Rendezvous, audience: Audience) -> Result<Process, Failure> {
         let (dir, name) = (&self.run_dir, format!("worker-{rank}"));
         let mut own: Vec<(_, OsString)> = vec![
@@ -388,22 +391,22 @@ impl Fleet {
         Process::script(name, command, dir, audience)
     }
 
-    /// Does to the links what the faults file says; nothing in a fleet without fault points.
+    /// Applies the faults file to the links; without fault points it does nothing.
     pub fn follow_faults(&self) {
         if let Some(fault_points) = &self.fault_points
-            // One that cannot be read says so in the servers' logs.
+            // The servers log an unreadable file.
             && let Some(Ok(faults)) = fault_points.file.as_ref().map(|f| Faults::read(f))
         {
             fault_points.proxies.set(&faults);
         }
     }
 
-    /// Ends everything that still runs: first kindly, workers before servers, then not.
+    /// Ends all processes: with SIGTERM first, workers before servers, then with SIGKILL.
     pub fn stop(&mut self) {
         self.stop_as(Signal::SIGTERM);
     }
 
-    /// As [`Self::stop`]; scripts get the signal that the user has sent.
+    /// As [`Self::stop`]; scripts get the user's signal.
     pub fn stop_as(&mut self, scripts: Signal) {
         process::end(&mut self.workers, scripts);
         process::end(&mut self.servers, scripts);
@@ -411,10 +414,10 @@ impl Fleet {
 }
 
 impl FaultPoints {
-    /// Where something needs them.
+    /// Creates fault points if a feature needs them.
     fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
         let links = Links { workers: extras.link, servers: extras.between };
-        // Of a run before, in a folder that is used again: this one's fault points follow none.
+        // A leftover of an earlier run in this folder would set its faults again.
         let _ = std::fs::remove_file(run_dir.join(FAULTS_FILE));
         if !extras.faults && links == Links::default() {
             return Ok(None);
@@ -435,15 +438,15 @@ impl Drop for Fleet {
     }
 }
 
-/// Where a server of a run keeps its identity and its logs.
+/// The folder of a server's identity and logs.
 pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
     run_dir.join(format!("server-{id}"))
 }
 
-/// Where a server that is launched here logs; it stays when the run has ended.
+/// The log file of a local server; it remains after the run.
 pub fn server_log(run_dir: &Path, id: u32) -> PathBuf {
     run_dir.join(format!("server-{id}.log"))
 }
 
-/// Any port that is free, of this machine alone.
+/// Any free port, on this machine only.
 const ANY_PORT: &str = "127.0.0.1:0";

@@ -1,8 +1,9 @@
-//! How the tasks of an engine become one fleet: each connects to the first, which waits for all of them, gives each the job,
-//! and passes on where the servers listen.
+//! The bootstrap of a fleet from an engine's tasks. Each task connects to the first task, which waits
+//! for all of them, sends each the job, and forwards the servers' addresses.
 //!
-//! Lines of JSON over TCP. It is needed until the servers know each other, and again at the end, so that no server goes before
-//! the last worker. In between nothing passes, and the first may go: the others train on.
+//! The protocol is lines of JSON over TCP. It runs until the servers know each other, and again at the
+//! end, so that no server exits before the last worker. In between no message passes, and the first
+//! task may fail: the others continue to train.
 
 use crate::failure::Failure;
 use paraft_engines::Place;
@@ -27,22 +28,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long tasks are waited for: engines start them when they have room.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long the first task waits for all tasks: an engine starts tasks when resources are free.
+const TASKS_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A task that waits so long says for what, and what is in the way: a name that nobody knows does not come by itself.
-const TELL_AFTER: Duration = Duration::from_secs(5);
+/// After this time a waiting task logs what it waits for and the last error: an unknown host name does
+/// not fix itself.
+const LOG_WAIT_AFTER: Duration = Duration::from_secs(5);
 
-/// A stranger may hold a connection so long.
-const HELLO: Duration = Duration::from_secs(10);
+/// An unauthenticated connection may last this long.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Of one line: the longest has the job file.
-const LINE: u64 = 1 << 20;
+/// Maximal bytes of a line: the longest contains the job file.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// Of whom the tasks' certificates must be.
-const TASK: Expected = Expected { need: Need::Worker, job: None };
+/// The certificate that a task must show.
+const TASK_CERTIFICATE: Expected = Expected { need: Need::Worker, job: None };
 
-/// What a task says to the first.
+/// A message from a task to the first task.
 #[derive(Serialize, Deserialize)]
 enum ToFirst {
     Hello {
@@ -50,40 +52,40 @@ enum ToFirst {
         rank: u32,
         tasks: u32,
     },
-    /// Its server listens there.
+    /// The address of its server.
     Listens(String),
-    /// Its worker has ended so; 128 and the number, where a signal ended it.
+    /// The exit code of its worker; 128 plus the signal after a signal.
     Ended(i32),
 }
 
-/// What the first says to a task.
+/// A message from the first task to a task.
 #[derive(Serialize, Deserialize)]
 enum FromFirst {
     Plan(Plan),
     Servers(Vec<String>),
-    /// All have ended, or one has failed with this code: nothing is left to do.
+    /// All workers have ended, or one has failed with this code: the task may end.
     Over(Option<(u32, i32)>),
     Refused(String),
 }
 
-/// What is the same for all tasks, and where one of them is.
+/// The plan of the fleet, and the address of one task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub run_dir: PathBuf,
     /// The job file.
     pub job: String,
     pub resume: Option<PathBuf>,
-    /// How many of the first tasks have a server.
+    /// The first tasks, up to this number, run a server.
     pub servers: u32,
-    /// A port of the first task's host, for what the script's processes open among themselves.
+    /// A port on the first task's host, for the script's own processes.
     pub port: u16,
-    /// By which address others reach this task.
+    /// The address of this task for other hosts.
     pub host: String,
-    /// The fleet stands: the task comes back, and brings no server.
+    /// The fleet already runs: the task rejoins and starts no server. These are its servers.
     pub founded: Vec<String>,
 }
 
-/// The first task's part in it. Dropping it closes all connections.
+/// The first task's side. Drop closes all connections.
 pub(crate) struct First {
     shared: Arc<Shared>,
 }
@@ -97,21 +99,21 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Connections of the tasks that are here.
+    /// Connections of the connected tasks.
     here: BTreeMap<u32, WriteHalf>,
-    /// Where others reach them; they have been here.
+    /// Addresses of all tasks that have connected so far.
     hosts: BTreeMap<u32, IpAddr>,
-    /// How those that are not on the first's host reach it.
+    /// The first task's address for other hosts.
     outside: Option<IpAddr>,
     listens: BTreeMap<u32, String>,
     ended: BTreeSet<u32>,
-    /// Why nothing comes of it.
+    /// Why the bootstrap failed.
     failed: Option<String>,
     over: bool,
 }
 
 impl First {
-    /// Listens for the other tasks, and for this one's own part.
+    /// Listens for the other tasks, and for this process's own task.
     pub(crate) fn listen(place: &Place, plan: Plan) -> Result<Self, Failure> {
         let at = (Ipv4Addr::UNSPECIFIED, place.port);
         let listener = TcpListener::bind(at).map_err(|e| {
@@ -128,11 +130,11 @@ impl First {
                 if accepts.state.lock().over {
                     return;
                 }
-                // One that cannot be had a thread for is closed, and dials again.
+                // Without a thread the connection closes, and the task dials again.
                 let _ = thread::Builder::new().name("task".into()).spawn(move || one.serve(stream));
             }
         };
-        let wait = move || gives_up.give_up(Instant::now() + PATIENCE);
+        let wait = move || gives_up.give_up(Instant::now() + TASKS_TIMEOUT);
         for (name, work) in
             [("tasks", Box::new(accept) as Box<dyn FnOnce() + Send>), ("patience", Box::new(wait))]
         {
@@ -147,7 +149,7 @@ impl First {
         self.shared.state.lock().ended.len() == self.shared.place.tasks as usize
     }
 
-    /// Says to all that they may go, or must, since this task has failed with this code.
+    /// Notifies all tasks that they may end, or must end since this task failed with this code.
     pub(crate) fn end(&self, failed: Option<i32>) {
         self.shared.over(failed.map(|code| (self.shared.place.rank, code)));
     }
@@ -162,13 +164,13 @@ impl Drop for First {
 }
 
 impl Shared {
-    /// One connection, to its end.
+    /// Serves one connection until it closes.
     fn serve(&self, stream: TcpStream) {
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_read_timeout(Some(HELLO));
-        let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK) {
+        let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT));
+        let (reader, stream) = match Wire::accept(stream, &Access::ours(), &TASK_CERTIFICATE) {
             Ok(wire) => wire.into_split(),
-            Err(error) => return tracing::warn!(%error, "somebody who is no task was refused"),
+            Err(error) => return tracing::warn!(%error, "refused a connection that is no task"),
         };
         let mut reader = BufReader::new(reader);
         let Ok(ToFirst::Hello { id, rank, tasks }) = hear(&mut reader) else { return };
@@ -190,7 +192,7 @@ impl Shared {
             if code != exit::OK && code < 128 {
                 self.over(Some((rank, code)));
             }
-            // Until it goes, or this does.
+            // Blocks until the task or this process closes the connection.
             let _ = hear::<ToFirst>(&mut reader);
         }
         self.gone(rank);
@@ -228,7 +230,7 @@ impl Shared {
         if let Some(why) = &state.failed {
             return Err(why.clone());
         }
-        // Those on the first's host came from where they went to.
+        // Tasks on the first task's host connect from the address that they dialed.
         let host = match state.outside.filter(|_| peer == local) {
             Some(outside) => outside,
             None => peer,
@@ -242,7 +244,7 @@ impl Shared {
         state.listens.len() == self.plan.servers as usize
     }
 
-    /// Hears where its server listens, and says where all do.
+    /// Reads the address of the task's server, and replies with all addresses.
     fn found(
         &self,
         stream: &WriteHalf,
@@ -270,14 +272,14 @@ impl Shared {
         say(stream, &all)
     }
 
-    /// Refuses what is not complete by then.
+    /// Fails the bootstrap if it is incomplete at the deadline.
     fn give_up(&self, deadline: Instant) {
         let mut state = self.state.lock();
         while !self.founded(&state) && !state.over {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 let tasks = self.place.tasks;
                 let missing: Vec<_> = (0..tasks).filter(|r| !state.hosts.contains_key(r)).take(8).collect();
-                let (here, after) = (state.hosts.len(), PATIENCE.as_secs());
+                let (here, after) = (state.hosts.len(), TASKS_TIMEOUT.as_secs());
                 state.failed =
                     Some(format!("{here} of {tasks} tasks came within {after} s; missing: {missing:?}"));
                 self.changed.notify_all();
@@ -304,25 +306,25 @@ impl Shared {
     }
 }
 
-/// A task's connection to the first.
+/// A task's connection to the first task.
 pub(crate) struct Meeting {
     stream: WriteHalf,
     reader: BufReader<ReadHalf>,
 }
 
-/// How it ends for a task.
+/// The end of a fleet, for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
-    /// All have ended.
+    /// All workers have ended.
     Well,
     /// Another task's worker has failed with this code.
     Failed(u32, i32),
-    /// The first task has gone.
+    /// The first task is gone.
     Alone,
 }
 
 impl Meeting {
-    /// Finds the first task, waits with it until all are there, and hears what is to be done.
+    /// Connects to the first task, waits with it for all tasks, and receives the plan.
     pub(crate) fn join(place: &Place, interrupted: &AtomicI32) -> Result<(Self, Plan), Failure> {
         let began = Instant::now();
         let at = (&*place.first, place.port);
@@ -330,13 +332,13 @@ impl Meeting {
         let stream = loop {
             let dialled = at.to_socket_addrs().and_then(|mut found| {
                 let found = found.find(|a| a.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-                TcpStream::connect_timeout(&found, HELLO)
+                TcpStream::connect_timeout(&found, HELLO_TIMEOUT)
             });
             match dialled {
                 Ok(stream) => break stream,
-                Err(e) if began.elapsed() < PATIENCE => {
-                    go_on(interrupted)?;
-                    if !told && began.elapsed() > TELL_AFTER {
+                Err(e) if began.elapsed() < TASKS_TIMEOUT => {
+                    check_interrupted(interrupted)?;
+                    if !told && began.elapsed() > LOG_WAIT_AFTER {
                         eprintln!(
                             "task {} waits for task 0 at {}:{}: {e}",
                             place.rank, place.first, place.port
@@ -351,7 +353,7 @@ impl Meeting {
                         place.rank,
                         place.first,
                         place.port,
-                        PATIENCE.as_secs()
+                        TASKS_TIMEOUT.as_secs()
                     );
                     let help = "MASTER_ADDR names the host of task 0, and the port after MASTER_PORT must be open there";
                     return Err(Failure::new(exit::UNAVAILABLE, why).help(help));
@@ -359,8 +361,8 @@ impl Meeting {
             }
         };
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_read_timeout(Some(HELLO));
-        let wire = Wire::dial(stream, &Access::ours(), &TASK).map_err(|e| lost(e.into()))?;
+        let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT));
+        let wire = Wire::dial(stream, &Access::ours(), &TASK_CERTIFICATE).map_err(|e| lost(e.into()))?;
         let _ = wire.socket().set_read_timeout(None);
         let (reader, stream) = wire.into_split();
         let mut meeting = Self { stream, reader: BufReader::new(reader) };
@@ -372,7 +374,7 @@ impl Meeting {
         }
     }
 
-    /// Says where this task's server listens, if it has one, and hears where all do.
+    /// Sends the address of this task's server, if it has one, and receives all addresses.
     pub(crate) fn servers(
         &mut self,
         own: Option<String>,
@@ -394,7 +396,7 @@ impl Meeting {
             if !matches!(e.kind(), WouldBlock | TimedOut | Interrupted) {
                 return Err(lost(e));
             }
-            go_on(interrupted)?;
+            check_interrupted(interrupted)?;
         }
         let _ = self.stream.socket().set_read_timeout(None);
         match hear(&mut self.reader).map_err(lost)? {
@@ -403,12 +405,13 @@ impl Meeting {
         }
     }
 
-    /// Says how this task's worker has ended. Where the first has gone nobody needs to know.
+    /// Reports the exit code of this task's worker. If the first task is gone, the report is not
+    /// needed.
     pub(crate) fn ended(&self, code: i32) {
         let _ = say(&self.stream, &ToFirst::Ended(code));
     }
 
-    /// Whether the end has come, without waiting for it.
+    /// Whether the end has come; does not block.
     pub(crate) fn over(&mut self) -> Option<Over> {
         let _ = self.stream.socket().set_read_timeout(Some(Duration::from_millis(1)));
         match hear(&mut self.reader) {
@@ -420,27 +423,27 @@ impl Meeting {
     }
 }
 
-/// Fails where the user wants this task to end.
-pub(crate) fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+/// Fails if the user has interrupted this task.
+pub(crate) fn check_interrupted(interrupted: &AtomicI32) -> Result<(), Failure> {
     match interrupted.load(Relaxed) {
         0 => Ok(()),
         number => Err(Failure::new(128 + number, "interrupted; this task has ended")),
     }
 }
 
-/// This is the first task, and nothing comes of it: tells the others why, as they come.
+/// The first task cannot bootstrap the fleet: notifies the others of the reason as they connect.
 pub(crate) fn refuse(place: &Place, why: &Failure) {
     let why = FromFirst::Refused(format!("task {}: {}", place.rank, why.message()));
     let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, place.port)) else { return };
     let Ok(()) = listener.set_nonblocking(true) else { return };
-    let (until, mut told) = (Instant::now() + HELLO, 1);
+    let (until, mut told) = (Instant::now() + HELLO_TIMEOUT, 1);
     while told < place.tasks && Instant::now() < until {
         match listener.accept() {
             Ok((stream, _)) => {
                 let told_so = || {
                     stream.set_nonblocking(false)?;
-                    stream.set_read_timeout(Some(HELLO))?;
-                    let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK)?.into_split();
+                    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+                    let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK_CERTIFICATE)?.into_split();
                     say(&stream, &why)
                 };
                 told += u32::from(told_so().is_ok());
@@ -462,10 +465,10 @@ fn say(mut stream: &WriteHalf, what: &impl Serialize) -> io::Result<()> {
     stream.flush()
 }
 
-/// What is waited for with a timeout is short, and comes whole or not at all.
+/// Messages with a read timeout are short and arrive in one piece.
 fn hear<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
     let mut line = String::new();
-    match reader.take(LINE).read_line(&mut line)? {
+    match reader.take(MAX_LINE_BYTES).read_line(&mut line)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(serde_json::from_str(&line)?),
     }

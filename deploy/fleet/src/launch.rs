@@ -1,16 +1,15 @@
-//! A job on a fleet of its own: launched, watched, ended, recorded.
+//! A job on its own fleet: launch, watch, end and record.
 
 use crate::{
     ask::ask_all,
+    existing::Submitted,
     failure::Failure,
     files::{SERVERS_FILE, put, wall},
     fleet::{Extras, Fleet, JOB_FILE, server_data},
     pages, process,
     progress::Progress,
     scale::Wanted,
-    script,
-    standing::Submitted,
-    table,
+    script, table,
     track::{Sweep, Tracked, mlflow::Status},
     watch::Watch,
 };
@@ -30,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prints summaries and where the report is; of a run on which nothing was trained there is nothing to print as a table.
+/// Prints the summaries and the path of the report. A run without a step has no table.
 pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
     if json {
         for s in summaries {
@@ -46,8 +45,8 @@ pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Fail
     Ok(())
 }
 
-/// Set to the signal's number when the user wants the end. Who finds that it was not for it may set it back. A second signal
-/// while the first one stands is for those that take their time.
+/// The number of the user's last signal, 0 without one. The handler that finds it was meant for another
+/// process may reset it. A second signal while one is pending acts on slow shutdowns.
 pub fn interrupts() -> Arc<AtomicI32> {
     let flag = Arc::new(AtomicI32::new(0));
     let set = flag.clone();
@@ -65,18 +64,19 @@ pub fn interrupts() -> Arc<AtomicI32> {
     flag
 }
 
-/// Whether the user wants the end: [`interrupts`] says so.
+/// Fails if the user has interrupted, as [`interrupts`] reports.
 ///
 /// # Errors
-/// The end, with its exit code.
-pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+///
+/// The interrupt, with its exit code.
+pub fn check_interrupted(interrupted: &AtomicI32) -> Result<(), Failure> {
     match interrupted.load(Relaxed) {
         0 => Ok(()),
         number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
     }
 }
 
-/// Trains one job on a fleet of its own in `dir`, from a checkpoint where there is one; returns the run's record.
+/// Trains one job on its own fleet in `dir`, optionally from a checkpoint; returns the run's record.
 pub fn launch(
     job: &Job,
     dir: &Path,
@@ -87,7 +87,7 @@ pub fn launch(
     launch_with(job, dir, resume, quiet, interrupted, Extras::default())
 }
 
-/// As [`launch`], with more.
+/// As [`launch`], with options.
 pub fn launch_with(
     job: &Job,
     dir: &Path,
@@ -113,7 +113,7 @@ pub fn launch_with(
     script::check(&resolved.cluster.script)?;
     checkpoints::try_out(&resolved, Some(dir))?;
     let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    // Wrong data and impossible models end here, before any process starts.
+    // Invalid data and impossible models fail here, before any process starts.
     let mut submitted = None;
     let (told, of) = (!extras.of_many, extras.of.clone());
     let mut record = Record::begin(&mut resolved, dir, resume, told, of, |job, run| {
@@ -129,7 +129,7 @@ pub fn launch_with(
     }
 
     if extras.trace.is_some() {
-        let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of the run before, in a folder that is used again
+        let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of an earlier run in this folder
     }
     let wanted = Wanted::of(&resolved, dir);
     let mut fleet = match &submitted {
@@ -149,7 +149,7 @@ pub fn launch_with(
         eprintln!("going on from step {step}, {}", path.display());
     }
     let leased = resolved.train.sampler == SamplerKind::Leased;
-    // What a script has to show it shows itself.
+    // A script prints its own progress.
     let scripts = !resolved.cluster.script.is_empty();
     let mut progress = Progress::new(&record.run, leased, quiet || scripts);
     let mut tail = Tail::new(dir.join(METRICS_FILE));
@@ -157,7 +157,8 @@ pub fn launch_with(
     loop {
         let number = interrupted.load(Relaxed);
         if number == Signal::SIGINT as i32 && fleet.workers.iter().any(|w| w.has_terminal()) {
-            // The terminal has told the script too, which may be in a debugger: its end is this one's.
+            // The terminal has sent the signal to the script too, which may run a debugger: the
+            // script's end decides.
             let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
         } else if number != 0 {
             fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
@@ -192,18 +193,19 @@ pub fn launch_with(
     if let Some(submitted) = submitted {
         submitted.finished();
     }
-    // The run is over: what it gave is in the record and in the weights. Logs stay for `paraft replay`.
+    // The run is over, and its results are in the record and in the weights. Logs remain for `paraft
+    // replay`.
     if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
         (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     }
     record.close(dir)
 }
 
-/// Why a job has ended before all of it was trained, if it has.
+/// Why a job ended early, if it did.
 fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
     let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
     let shards = servers.iter().flatten().flat_map(|reply| &reply.shards).filter(first);
-    // The rule may come true with the last evaluation too.
+    // The rule may also fire at the last evaluation.
     let is_before_the_end = |epoch: u64| job.train.max_steps.is_none() && epoch < job.train.epochs;
     let evaluated =
         shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
@@ -217,21 +219,21 @@ fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
     Some(format!("{} has stopped before its end, after epoch {} or later: {who}", job.name, evaluated.epoch))
 }
 
-/// The record of a run, as its launcher writes it.
+/// The launcher's record of a run.
 pub(crate) struct Record {
     writer: MetricsWriter,
     tracked: Tracked,
     /// Its first line.
     run: event::Run,
-    /// What the servers said when they stood.
+    /// The servers' replies after the bootstrap.
     before: Vec<Answer>,
 }
 
 type Answer = Result<paraft_proto::StatusReply, String>;
 
 impl Record {
-    /// Begins it, with the job file beside it. The job gets no shards that its model has no buckets for, and what `settle` makes
-    /// of it then, which is `told`. A trial is `of` a sweep.
+    /// Starts the record and writes the job file beside it. Reduces the job's shards to those with
+    /// buckets, and applies `settle` then; the result is `told`. A trial is `of` a sweep.
     pub(crate) fn begin(
         job: &mut Job,
         dir: &Path,
@@ -260,22 +262,22 @@ impl Record {
         self.tracked.status = Status::Killed;
     }
 
-    /// What the servers say before anybody has trained.
+    /// Stores the servers' replies from before the training.
     pub(crate) fn before(&mut self, answers: Vec<Answer>) {
         self.before = answers;
     }
 
-    /// What they say when all workers have ended.
+    /// Computes the totals from the servers' replies after the training.
     pub(crate) fn end(&mut self, after: &[Answer], job: &Job) -> Result<(), Failure> {
         // The servers may have other jobs.
         let ours = |s: &&paraft_proto::ShardStatus| s.job_name == job.name;
-        if !job.cluster.script.is_empty() && nobody_came(after, ours) {
+        if !job.cluster.script.is_empty() && holds_no_model(after, ours) {
             eprintln!(
                 "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
                 self.run.model
             );
         }
-        // Each replica that has led it has answered some.
+        // Each former leader of the shard has answered some pulls.
         let pulls = |shard: u32| {
             let all = after.iter().flatten().flat_map(|r| &r.shards);
             let of = all.filter(ours).filter(move |s| s.shard == shard);
@@ -316,7 +318,7 @@ impl Record {
         Ok(())
     }
 
-    /// Ends it with what it comes to.
+    /// Writes the summary and ends the record.
     pub(crate) fn close(mut self, dir: &Path) -> Result<RunRecord, Failure> {
         let record = RunRecord::load(dir)?;
         self.writer.write(&Event::Summary(record.summarize()))?;
@@ -325,8 +327,8 @@ impl Record {
     }
 }
 
-/// Whether the servers hold no model of the job: each of them says so.
-fn nobody_came(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
+/// Whether every server reports that it holds no model of the job.
+fn holds_no_model(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
     let none = |a: &Answer| a.as_ref().is_ok_and(|r| r.shards.iter().filter(&ours).all(|s| s.buckets == 0));
     !answers.is_empty() && answers.iter().all(none)
 }
@@ -351,12 +353,13 @@ fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
     }
 }
 
-/// The line that says why a run ended before its time.
+/// The line with the reason of an early end.
 pub fn diverged(wall: f64, why: &Failure) -> Event {
     Event::Diverged(event::Diverged { wall, reason: why.message().to_string() })
 }
 
-/// The resolved job lies in the run's folder; its paths must not depend on that, nor its experiment on the name that a fleet gives it.
+/// Makes paths absolute: the resolved job lies in the run's folder, and its paths and its experiment
+/// must not depend on that folder.
 pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     let base =
         fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
@@ -381,7 +384,7 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How the model is cut, and what that costs.
+/// Prints the stages of the model, and their cost.
 fn say_cut(job: &Job, stages: &Stages, steps: usize) {
     let all: f64 = stages.costs().iter().sum();
     for (i, ((layers, own), cost)) in stages.layers().iter().zip(stages.own()).zip(stages.costs()).enumerate()
@@ -406,8 +409,8 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
     );
 }
 
-/// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
-/// any process starts. The job gets no shards that its model has no buckets for.
+/// The run's first line. Loads the data and builds the model, so their errors appear before any process
+/// starts. Reduces the job's shards to those with buckets.
 pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
     let (parameters, budget, done) = if !job.cluster.own_program() {
@@ -428,12 +431,12 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| Failure::new(exit::CONFIG, e))?;
         job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?;
-        // The workers draw the weights of the seed.
+        // The workers draw the weights from the seed.
         let beginning = start::begin(job, resume, None, &layout, &plan, &std::env::temp_dir())?;
         let budget = plan.budget(job, beginning.start.as_ref());
         (layout.params_len() as u64, budget, beginning.step())
     } else {
-        // Only its own binary knows the model; its workers say what does not fit.
+        // Only the script knows the model; its workers report a mismatch.
         (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step))
     };
     tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");

@@ -1,26 +1,28 @@
-//! A fleet as processes of this machine, and how to ask one: what the commands of the product, the laboratory and the tests of
-//! the binary share.
+//! A fleet as processes of this machine, and queries of any fleet; shared by the commands of `paraft`,
+//! the laboratory and the tests of the binary.
 //!
-//! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such processes.
-//!   [`script`]: a worker that is a user's script.
-//! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
-//!   [`run_dir`]: the folder of a run; `files`: what lies in it. [`track`]: the run in TensorBoard and MLflow while it goes on.
-//! - [`pages`]: where the servers of a fleet serve their live page.
-//! - [`scale`]: how many workers of a run train.
-//! - [`task`]: the part of an engine's task of the fleet that the tasks are together; `gather`: how they meet.
-//! - [`shared`]: what the processes of a fleet share that an engine has started one by one: found or join.
-//!   [`notice`]: that this host will be taken away.
-//! - [`standing`]: a job on a fleet that stands already.
-//! - [`submitted`]: a run that an engine has, by its folder. [`whose`]: which servers a command means.
-//! - [`ask`]: what servers say of themselves, and the control group of all; [`view`]: how the fleet is by that. [`orders`]: what they are
-//!   to do.
-//! - [`faults`]: the fault points, of a fleet that was started with them.
-//! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
+//! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such
+//!   processes. [`script`]: a user's script as a worker.
+//! - [`launch`]: a job on its own fleet, from its start to its record; `watch`: handles the end of its
+//!   processes. [`run_dir`]: the folder of a run; `files`: its files. [`track`]: exports the run to
+//!   TensorBoard and MLflow during training.
+//! - [`pages`]: the addresses of the servers' live pages.
+//! - [`scale`]: the number of workers that train in a run.
+//! - [`task`]: one of an engine's tasks, which together form a fleet; `gather`: their bootstrap.
+//! - [`shared`]: the shared state of processes that an engine starts one by one: bootstrap or join.
+//!   [`notice`]: the announced end of this host.
+//! - [`existing`]: a job on an existing fleet.
+//! - [`submitted`]: a run that was submitted to an engine, by its folder. [`targets`]: the servers that
+//!   a command addresses.
+//! - [`ask`]: queries of servers and of the control group; [`view`]: the health of a fleet. [`orders`]:
+//!   orders to a fleet.
+//! - [`faults`]: the fault points of a fleet that was started with them.
+//! - [`failure`]: the failure of a command. [`progress`], [`table`]: the output of a run.
 //!
-//! What it is not: fleets in one process are the tests' own, since they put servers and workers on threads and look into
-//! them.
+//! Tests build their own fleets inside one process, since they run servers and workers on threads and
+//! inspect them.
 
-/// `println!` to a reader that may close the pipe early (head): not an error worth a panic.
+/// `println!` for a reader that may close the pipe early (`head`), which is no error.
 #[macro_export]
 macro_rules! out {
     ($($t:tt)*) => {{
@@ -31,6 +33,7 @@ macro_rules! out {
 
 pub mod ask;
 pub mod certs;
+pub mod existing;
 pub mod failure;
 pub mod faults;
 mod files;
@@ -46,13 +49,12 @@ pub mod run_dir;
 pub mod scale;
 pub mod script;
 pub mod shared;
-pub mod standing;
 pub mod submitted;
 pub mod table;
+pub mod targets;
 pub mod task;
 pub mod track;
 pub mod view;
 mod watch;
-pub mod whose;
 
-pub use watch::RESTART_PAUSE;
+pub use watch::RESTART_DELAY;

@@ -1,5 +1,5 @@
-//! A notice that this host will be taken away, as spot instances get it: a file that appears, or a page that is there. It becomes the
-//! signal that an engine would send.
+//! A notice that this host will be taken away, as spot instances receive it: a file that appears, or a
+//! page that exists. It triggers the signal that an engine would send.
 
 use crate::failure::Failure;
 use nix::{
@@ -15,22 +15,22 @@ use std::{
     time::Duration,
 };
 
-/// Looks so often; clouds give 30 s to 2 min.
-const EVERY: Duration = Duration::from_secs(2);
+/// The poll interval; clouds give 30 s to 2 min.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Where it is looked for.
+/// The source of the notice.
 enum Source {
     File(PathBuf),
     /// Host with port, its name, path.
     Page(String, String, String),
 }
 
-/// From now on, sends SIGTERM to this process when the notice is there.
+/// Starts a thread that sends SIGTERM to this process when the notice appears.
 pub fn watch(notice: &str) -> Result<(), Failure> {
     let source = parse(notice)?;
     let look = move || {
         while !is_there(&source) {
-            thread::sleep(EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
         eprintln!("this host will be taken away: it has the notice");
         let _ = kill(Pid::this(), Signal::SIGTERM);
@@ -72,11 +72,11 @@ fn is_there(source: &Source) -> bool {
     }
 }
 
-/// The body of an answer with status 200.
+/// The body of a reply with status 200.
 fn ask(at: &str, request: &str) -> Option<String> {
     let to = at.to_socket_addrs().ok()?.next()?;
-    let mut stream = TcpStream::connect_timeout(&to, EVERY).ok()?;
-    stream.set_read_timeout(Some(EVERY)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&to, POLL_INTERVAL).ok()?;
+    stream.set_read_timeout(Some(POLL_INTERVAL)).ok()?;
     stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
     stream.take(64 << 10).read_to_end(&mut answer).ok()?;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use std::{io::BufRead, io::BufReader, net::TcpListener};
 
-    /// Answers each request by its first word and path.
+    /// Replies to each request by its method and path.
     fn page(answer: fn(&str) -> &'static str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let at = listener.local_addr().expect("an address");

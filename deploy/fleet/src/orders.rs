@@ -1,7 +1,9 @@
-//! Orders to a fleet: the one place that finds who takes one, and gives it again until it is done or refused for good.
+//! Orders to a fleet. This module alone finds the leader for an order, and retries until the order is
+//! done or finally refused.
 //!
-//! Final is what the order's leader refuses by its advice. A server that does not lead, one that is not reached, and one that does not
-//! answer say nothing about the order: it is given again, with the same token, until its time is over.
+//! Only the order's leader refuses finally, and its advice says so. A reply from another server, an
+//! unreachable server and a timeout say nothing about the order. The order is then sent again, with the
+//! same token, until its time is over.
 
 use crate::{ask, failure::Failure};
 use paraft_client::{Done, Order};
@@ -13,24 +15,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One try: a server takes up to 5 s to find that it has no majority.
-const TRY: Duration = Duration::from_secs(6);
-/// An order as a whole: some elections, each with a try that a leader has left unanswered.
-pub const WITHIN: Duration = Duration::from_secs(30);
-/// Before a leader is looked for again.
-const BETWEEN: Duration = Duration::from_millis(100);
-/// Where no server answers for longer than an election takes, nothing comes of waiting.
-const ANYBODY: Duration = Duration::from_secs(2);
+/// The timeout of one attempt: a server needs up to 5 s to notice that it has no majority.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(6);
+/// The time for an order: several elections, each with an attempt that a failed leader did not answer.
+pub const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay before the next search for a leader.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// If no server answers for longer than an election takes, waiting is useless.
+const NO_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A token for an order.
+/// A random token for an order.
 pub fn token() -> u64 {
     rand::random_range(1..u64::MAX)
 }
 
-/// Gives an order to whoever leads the control group of the fleet that one of these servers belongs to.
+/// Sends an order to the leader of the control group of the fleet of `servers`.
 ///
 /// # Errors
-/// The leader's refusal; or, with another advice than a final one, that the order may be done or not when its time is over.
+///
+/// The leader's refusal. With an advice that is not final, the order may still take effect after its
+/// time is over.
 pub async fn give(servers: &[String], order: &Order, token: u64, within: Duration) -> Result<Done, Refused> {
     let (began, deadline) = (Instant::now(), Instant::now() + within);
     let mut known = servers.to_vec();
@@ -46,7 +50,7 @@ pub async fn give(servers: &[String], order: &Order, token: u64, within: Duratio
             }
             None => {
                 let why = no_leader(&answers);
-                if answers.iter().all(|(_, reply)| reply.is_err()) && began.elapsed() > ANYBODY {
+                if answers.iter().all(|(_, reply)| reply.is_err()) && began.elapsed() > NO_REPLY_TIMEOUT {
                     return Err(Refused::unheard(why));
                 }
                 why
@@ -58,16 +62,16 @@ pub async fn give(servers: &[String], order: &Order, token: u64, within: Duratio
                 within.as_secs()
             )));
         }
-        tokio::time::sleep(BETWEEN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// Who is asked names who leads now; each is asked once.
+/// Each server names the leader that it knows; each named server is asked once.
 async fn try_at(leader: &str, order: &Order, token: u64) -> Result<Done, (String, Refused)> {
     let (mut at, mut asked) = (leader.to_string(), BTreeSet::new());
     loop {
         asked.insert(at.clone());
-        match paraft_client::order(&at, order, token, TRY).await {
+        match paraft_client::order(&at, order, token, ATTEMPT_TIMEOUT).await {
             Err(refused) if !refused.leader.is_empty() && !asked.contains(&refused.leader) => {
                 at = refused.leader
             }
@@ -76,26 +80,29 @@ async fn try_at(leader: &str, order: &Order, token: u64) -> Result<Done, (String
     }
 }
 
-/// [`give`], with a token of its own, for who has no runtime.
+/// As [`give`], with a new token, for callers without an async runtime.
 ///
 /// # Errors
+///
 /// As [`give`]'s.
 pub fn given(servers: &[String], order: &Order) -> Result<Done, Refused> {
-    given_again(servers, order, token(), WITHIN)
+    given_again(servers, order, token(), ORDER_TIMEOUT)
 }
 
-/// Likewise, as a try of the order that has this token.
+/// As [`given`], with the token of an earlier attempt of the same order.
 ///
 /// # Errors
+///
 /// As [`give`]'s.
 pub fn given_again(servers: &[String], order: &Order, token: u64, within: Duration) -> Result<Done, Refused> {
     block_on(give(servers, order, token, within))
 }
 
-/// Waits for something that is asked, where there is no runtime.
+/// Waits for a request without an async runtime.
 ///
 /// # Errors
-/// Its own.
+///
+/// Those of the request.
 pub fn block_on<T>(asks: impl Future<Output = Result<T, Refused>>) -> Result<T, Refused> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|e| Refused::unheard(format!("no runtime: {e}")))?.block_on(asks)
@@ -111,10 +118,10 @@ impl From<Refused> for Failure {
     }
 }
 
-/// What came of a switch of the mode.
+/// The result of a switch of the mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switched {
-    /// The mode before, as shard 0 said.
+    /// The previous mode, as shard 0 reports it.
     pub before: String,
     /// The mode in force.
     pub mode: String,
@@ -124,10 +131,12 @@ pub struct Switched {
     pub shards: usize,
 }
 
-/// Switches the mode in which a job trains. Shard 0 is asked first; the number that it gives to the switch is the same on every shard.
+/// Switches the mode of a job. Shard 0 comes first: the number that it assigns to the switch is used on
+/// every shard.
 ///
 /// # Errors
-/// The refusal of a shard's leader; or that one was not heard in time.
+///
+/// The refusal of a shard's leader, or a shard's leader that did not answer in time.
 pub async fn switch(
     servers: &[String],
     job: &str,
@@ -138,7 +147,7 @@ pub async fn switch(
     let (mode, number, seen) = at_leader(servers, job, 0, deadline, async |address: String| {
         let (job, mode) = (job.to_string(), choice.to_string());
         let request = SwitchModeRequest { protocol: PROTOCOL, shard: 0, job, mode, number: 0 };
-        let (number, mode) = paraft_client::switch_mode(&address, request, TRY).await?;
+        let (number, mode) = paraft_client::switch_mode(&address, request, ATTEMPT_TIMEOUT).await?;
         Ok((mode, number))
     })
     .await
@@ -150,7 +159,7 @@ pub async fn switch(
         at_leader(servers, job, shard, deadline, async |address: String| {
             let (job, mode) = (job.to_string(), mode.clone());
             let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
-            paraft_client::switch_mode(&address, request, TRY).await
+            paraft_client::switch_mode(&address, request, ATTEMPT_TIMEOUT).await
         })
         .await
         .map_err(|refused| {
@@ -161,24 +170,26 @@ pub async fn switch(
     Ok(Switched { before: seen.mode, mode, number, shards: seen.shards.len().max(1) })
 }
 
-/// Has a worker of a job write a checkpoint behind its next step; gives which.
+/// Makes a worker of the job write a checkpoint after its next step; returns the worker.
 ///
 /// # Errors
-/// The refusal of the leader of shard 0; or that it was not heard in time.
+///
+/// The refusal of shard 0's leader, or a leader that did not answer in time.
 pub async fn save(servers: &[String], job: &str, within: Duration) -> Result<u32, Refused> {
     let deadline = Instant::now() + within;
-    let saves = async |address: String| paraft_client::save(&address, job, TRY).await;
+    let saves = async |address: String| paraft_client::save(&address, job, ATTEMPT_TIMEOUT).await;
     at_leader(servers, job, 0, deadline, saves).await.map(|(worker, _)| worker)
 }
 
-/// Asks the leader of a job's shard until it has answered; gives also what was seen of the job before.
+/// Retries at the leader of a job's shard until it answers. Also returns what the fleet reported of the
+/// job before.
 async fn at_leader<T>(
     servers: &[String],
     job: &str,
     shard: u32,
     deadline: Instant,
     asks: impl AsyncFn(String) -> Result<T, Refused>,
-) -> Result<(T, Seen), Refused> {
+) -> Result<(T, JobView), Refused> {
     let (began, mut known, mut asked) = (Instant::now(), servers.to_vec(), false);
     loop {
         let seen = seen(&mut known, job).await?;
@@ -186,7 +197,7 @@ async fn at_leader<T>(
             None if seen.answers == 0 => {
                 let unchanged = if asked { "" } else { "; nothing has changed" };
                 let why = format!("no server answered at {}{unchanged}", servers.join(", "));
-                if began.elapsed() > ANYBODY {
+                if began.elapsed() > NO_REPLY_TIMEOUT {
                     return Err(Refused::unheard(why));
                 }
                 why
@@ -207,27 +218,28 @@ async fn at_leader<T>(
         if Instant::now() >= deadline {
             return Err(Refused::unheard(why));
         }
-        tokio::time::sleep(BETWEEN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// What a fleet's servers say of a job.
-struct Seen {
-    /// The servers that have answered.
+/// What a fleet's servers report of a job.
+struct JobView {
+    /// The number of servers that answered.
     answers: usize,
-    /// As shard 0's leader says.
+    /// The mode, as shard 0's leader reports it.
     mode: String,
-    /// Those with a part of the model: a small one leaves some without.
+    /// Shards with a part of the model: a small model leaves some empty.
     shards: BTreeSet<u32>,
     /// The addresses of the shards' leaders.
     leaders: BTreeMap<u32, String>,
 }
 
-/// Asks the fleet's servers, given ones and others, which are `known` from then on.
+/// Queries the fleet's servers: those in `known`, and those that they name, which are added to it.
 ///
 /// # Errors
+///
 /// The fleet has no such job.
-async fn seen(known: &mut Vec<String>, job: &str) -> Result<Seen, Refused> {
+async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
     let fleet = ask::described(known).await;
     if let Some(fleet) = &fleet {
         *known = ask::whom(fleet, known);
@@ -236,22 +248,22 @@ async fn seen(known: &mut Vec<String>, job: &str) -> Result<Seen, Refused> {
     let replies: Vec<_> = replies.into_iter().flatten().collect();
     let named = replies.iter().flat_map(|r| &r.shards).any(|s| s.job_name == job);
     if let Some(fleet) = fleet.filter(|f| !named && f.fleet != 0 && f.can_agree()) {
-        // One without a name is named by its first worker, of which the control group hears a moment later.
+        // A job's first worker names it, and the control group learns the name a moment later.
         let may_be = fleet.jobs.iter().any(|j| j.name == job || j.name.is_empty());
         if !may_be {
             let there = fleet.jobs.iter().filter(|j| !j.released).map(|j| format!("`{}`", j.name)).collect();
             return Err(RefusalKind::NoSuchJob { asked: job.into(), there }.into());
         }
     }
-    // Where no server trains it, those of the job that the fleet was founded for say what they train.
+    // If no server knows the name, the shards of the founding job report what they train.
     let ours = |s: &&ShardStatus| if named { s.job_name == job } else { s.job == 0 };
     let shards = replies.iter().flat_map(|r| &r.shards).filter(ours);
     let shards = shards.filter(|s| s.buckets > 0).map(|s| s.shard).collect();
-    let mut seen = Seen { answers: replies.len(), mode: String::new(), shards, leaders: BTreeMap::new() };
+    let mut seen = JobView { answers: replies.len(), mode: String::new(), shards, leaders: BTreeMap::new() };
     let mut terms: BTreeMap<u32, u64> = BTreeMap::new();
     for reply in &replies {
         for s in reply.shards.iter().filter(ours).filter(|s| s.role == "leader") {
-            // Of two that believe to lead, the one with the later term does.
+            // Of two servers that claim to lead, the one with the later term is right.
             if terms.get(&s.shard).is_none_or(|term| *term < s.term) {
                 terms.insert(s.shard, s.term);
                 seen.leaders.insert(s.shard, reply.address.clone());

@@ -1,5 +1,5 @@
-//! The live pages of the servers that a launcher starts: at the same addresses for one fleet after the other, so that a page that somebody
-//! has opened goes on with the next.
+//! The live pages of the servers that a launcher starts. Successive fleets use the same addresses, so
+//! an open page continues with the next fleet.
 
 use crate::ask::ask_all;
 use std::{
@@ -14,35 +14,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So long a fleet has until one of its servers answers, and between two questions.
-const PATIENCE: Duration = Duration::from_secs(30);
-const BETWEEN: Duration = Duration::from_millis(50);
+/// The time for the first reply of a fleet, and the poll interval.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// The pages of this process's servers.
 #[derive(Debug)]
 pub struct Pages {
-    /// The variable in which a server finds the token.
+    /// The variable with the token, for the servers.
     variable: &'static str,
     token: String,
-    /// Of each server.
+    /// The address of each server's page.
     at: Vec<String>,
 }
 
-static OURS: OnceLock<Pages> = OnceLock::new();
-static SAID: AtomicBool = AtomicBool::new(false);
+static PAGES: OnceLock<Pages> = OnceLock::new();
+static ANNOUNCED: AtomicBool = AtomicBool::new(false);
 
-/// The servers of fleets that this process starts from now on serve pages, whose token is in this variable of theirs.
+/// Lets the servers of later fleets serve pages, with the token in this variable.
 pub fn serve(servers: u32, variable: &'static str, token: String) {
-    // Nobody has these ports now; a server whose page's port is taken by then takes another.
+    // These ports are free now; a server whose port is in use later takes another one.
     let held: Vec<TcpListener> =
         (0..servers).filter_map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()).collect();
     let at = held.iter().filter_map(|l| Some(l.local_addr().ok()?.to_string())).collect();
-    let _ = OURS.set(Pages { variable, token, at });
+    let _ = PAGES.set(Pages { variable, token, at });
 }
 
-/// Tells a server where its page is to be, and that the runs beside this one can be compared there.
+/// Sets the address of a server's page, and the folder of runs for comparison.
 pub(crate) fn tell(command: &mut Command, id: u32, run_dir: &Path) {
-    if let Some(pages) = OURS.get()
+    if let Some(pages) = PAGES.get()
         && let Some(at) = pages.at.get(id as usize)
     {
         command.args(["--dashboard", at]).env(pages.variable, &pages.token);
@@ -52,25 +52,25 @@ pub(crate) fn tell(command: &mut Command, id: u32, run_dir: &Path) {
     }
 }
 
-/// Says, once, where the page of a fleet with servers at these addresses is, as soon as one of them serves it: not this
-/// process's own choice, since somebody may have had the port by then.
+/// Prints the page's address once, as soon as a server of the fleet serves it. The server reports the
+/// address, since its port may have been in use.
 pub(crate) fn say(servers: &[String]) {
-    let Some(pages) = OURS.get() else { return };
-    if SAID.swap(true, Relaxed) {
+    let Some(pages) = PAGES.get() else { return };
+    if ANNOUNCED.swap(true, Relaxed) {
         return;
     }
     let servers = servers.to_vec();
     let look = move || {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < REPLY_TIMEOUT {
             let mut served = ask_all(&servers, false).into_iter().flatten().map(|s| s.page);
             if let Some(at) = served.find(|page| !page.is_empty()) {
                 eprintln!("page    http://{at}/#token={}", pages.token);
                 return;
             }
-            thread::sleep(BETWEEN);
+            thread::sleep(POLL_INTERVAL);
         }
     };
-    // Without a thread the page is there all the same.
+    // Without the thread the page still works.
     let _ = thread::Builder::new().name("paraft-page".into()).spawn(look);
 }

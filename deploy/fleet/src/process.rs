@@ -1,9 +1,9 @@
 //! A process of this machine that ends with this one.
 //!
-//! Every child ends with this process, however that ends: each holds a pipe on its standard input whose other
-//! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
-//! only the launcher, which then ends them in order. A user's script is such a process with another lifeline and
-//! with output for the user (`script`).
+//! Every child ends with this process, even after SIGKILL: its standard input is a pipe whose other end
+//! is here (see `paraft_host::lifeline`). Children have their own process groups, so Ctrl-C reaches
+//! only the launcher, which ends them in order. A user's script is such a process with another
+//! lifeline, and with output for the user (`script`).
 
 mod script;
 
@@ -28,31 +28,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The user has asked for the end twice.
+/// The user has sent a second interrupt.
 static HURRY: AtomicBool = AtomicBool::new(false);
 
-/// From now on no process is given time to end by itself.
+/// From now on, processes are killed without a grace period.
 pub fn hurry() {
     HURRY.store(true, Relaxed);
 }
 
-/// How long a process may take to end by itself.
-const END_PATIENCE: Duration = Duration::from_secs(3);
+/// The grace period of a process.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A process and its lifeline.
 pub struct Process {
-    /// For messages and file names: `server-0`, `worker-1`.
+    /// The name in messages and file names: `server-0`, `worker-1`.
     pub name: String,
     child: Child,
-    /// What it says where nobody looks on, in a file.
+    /// The file with its output.
     said: PathBuf,
     ended: Option<ExitStatus>,
-    /// What a user's script has beside that.
+    /// Set for a user's script.
     script: Option<Script>,
 }
 
 impl Process {
-    /// Starts it; what it says on standard error is added to a file in `run_dir`.
+    /// Starts it; its standard error is appended to a file in `run_dir`.
     pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
         let said = run_dir.join(format!("{name}.stderr"));
         let file = File::options().create(true).append(true).open(&said);
@@ -68,7 +68,7 @@ impl Process {
         Ok(Self { name, child, said, ended: None, script: None })
     }
 
-    /// The file of what it says.
+    /// The file with its output.
     pub fn said(&self) -> &Path {
         &self.said
     }
@@ -81,7 +81,8 @@ impl Process {
     /// The exit status, once there is one.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            // What one leaves behind that was killed (a script's loaders) goes with it, while the number is still its own.
+            // A killed script's children (data loaders) are killed too, while the process id is still
+            // reserved.
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
             if let Ok(WaitStatus::Signaled(..)) = waitid(Id::Pid(self.pid()), flags) {
                 self.signal_all(Signal::SIGKILL);
@@ -94,12 +95,12 @@ impl Process {
         self.ended
     }
 
-    /// Its id, which another process may have once it has ended.
+    /// Its process id. After its end another process may have it.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// The first line that a supervised server says: where it listens.
+    /// The first line of a supervised server: its address.
     pub fn first_line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         let out = self.child.stdout.take();
@@ -116,13 +117,13 @@ impl Process {
         Ok(line.trim().to_string())
     }
 
-    /// Says one line to its standard input, which stays open.
+    /// Writes one line to its standard input, which stays open.
     pub fn tell(&mut self, line: &str) -> Result<(), Failure> {
         let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
         writeln!(stdin, "{line}").map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
     }
 
-    /// Ends it as a crash does, and waits until it is gone.
+    /// Kills it with SIGKILL and waits until it is gone.
     pub fn kill(&mut self) {
         if self.ended().is_none() {
             self.signal_all(Signal::SIGKILL);
@@ -131,21 +132,21 @@ impl Process {
         }
     }
 
-    /// Sends it a signal, if it lives.
+    /// Sends a signal if it is alive.
     pub fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
             let _ = kill(self.pid(), signal);
         }
     }
 
-    /// Sends a signal to it and to what it has started, where these are a group of their own.
+    /// Sends a signal to the process, and to its process group if it has its own.
     fn signal_all(&self, signal: Signal) {
         if !self.has_terminal() {
             let _ = killpg(self.pid(), signal);
         }
     }
 
-    /// The last thing it said before it ended.
+    /// The last line of its output.
     pub fn last_words(&self) -> String {
         if let Some(script) = &self.script {
             return script.last_words(&self.said);
@@ -155,7 +156,7 @@ impl Process {
         text.get(from..).unwrap_or("").trim().to_string()
     }
 
-    /// How it ended, and what it said then.
+    /// How it ended, with the last line of its output.
     pub fn end(&mut self) -> String {
         let (how, words) = (self.obituary(), self.last_words());
         if words.is_empty() { how } else { format!("{how}: {words}") }
@@ -166,7 +167,7 @@ impl Process {
         self.killed_by().is_some()
     }
 
-    /// How it ended, in words.
+    /// How it ended, for people.
     pub fn obituary(&mut self) -> String {
         match self.ended() {
             None => "is running".into(),
@@ -188,7 +189,8 @@ impl Drop for Process {
     }
 }
 
-/// Ends all of these that still run: first kindly, scripts as the user ends the launcher, then not.
+/// Ends all of these that still run: first with SIGTERM (scripts with the user's signal), then with
+/// SIGKILL.
 pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     for p in processes.iter_mut() {
         p.ended();
@@ -197,8 +199,8 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
             None => p.signal(Signal::SIGTERM),
         }
     }
-    let patience = processes.iter().any(|p| p.script.is_some()).then_some(script::END_PATIENCE);
-    let deadline = Instant::now() + patience.unwrap_or(END_PATIENCE);
+    let patience = processes.iter().any(|p| p.script.is_some()).then_some(script::END_TIMEOUT);
+    let deadline = Instant::now() + patience.unwrap_or(END_TIMEOUT);
     let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
     while goes_on(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

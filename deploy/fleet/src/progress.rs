@@ -1,4 +1,4 @@
-//! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
+//! The progress of a run for the user: a bar on a terminal, otherwise occasional lines.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use paraft_record::{Event, Incarnations, Run, total};
@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Logs of schedulers should not fill with lines.
+/// Lines must not fill the logs of schedulers.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Where nobody has trained for so long, no rate is shown.
-const STILL: Duration = Duration::from_secs(10);
+/// Without training for this time, no rate is shown.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a user sees of one run while it goes on.
+/// The progress of one run.
 pub struct Progress {
     bar: Option<ProgressBar>,
     mode: String,
@@ -24,19 +24,19 @@ pub struct Progress {
     left: BTreeSet<u32>,
     incarnations: Incarnations,
     accuracy: Option<f64>,
-    /// An evaluation that takes long: its epoch, and of each worker how many samples are done, of how many.
+    /// A long evaluation: its epoch, and for each worker the finished and total samples.
     evaluating: (u64, BTreeMap<u32, (u64, u64)>),
     said: Instant,
-    /// When somebody has last said that it trains.
+    /// The time of the last training event.
     trained: Instant,
-    /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
+    /// Failed checkpoints by reason: each reason is printed once, and its count at the end.
     unmade: BTreeMap<String, u64>,
     leased: bool,
     quiet: bool,
 }
 
 impl Progress {
-    /// For one run, with the `leased` sampler or the static one. `quiet` says nothing.
+    /// For one run, with the `leased` or the static sampler. `quiet` prints nothing.
     pub fn new(run: &Run, leased: bool, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(run.samples_budget);
@@ -66,22 +66,22 @@ impl Progress {
         }
     }
 
-    /// Takes in new events and shows where the run stands.
+    /// Takes new events and updates the display.
     pub fn update(&mut self, events: &[Event]) {
         for e in events {
             match &self.incarnations.follow(e.clone()) {
                 Event::Train(t) => {
-                    self.left.remove(&t.worker.0); // it was started again
+                    self.left.remove(&t.worker.0); // it was restarted
                     self.trained = Instant::now();
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));
                     self.losses.insert(t.worker.0, t.loss);
                 }
                 Event::Leave(l) if l.rank.is_none() => {
-                    // What it has done counts, its last rate and loss do not.
+                    // Its steps count, but not its last rate and loss.
                     self.losses.remove(&l.worker.0);
                     self.left.insert(l.worker.0);
                 }
-                // A rule changes it all the time.
+                // The rule switches often, so such switches are not printed.
                 Event::Mode(m) if self.mode != "auto" => {
                     self.mode.clone_from(&m.mode);
                     if let Some(bar) = &self.bar {
@@ -126,7 +126,7 @@ impl Progress {
         }
     }
 
-    /// The last lines of a run.
+    /// Prints the last lines of a run.
     pub fn finish(&mut self) {
         for (why, times) in self.unmade.iter().filter(|(_, times)| **times > 1) {
             self.note(&format!("warning: {times} checkpoints in all were not made: {why}"));
@@ -149,7 +149,7 @@ impl Progress {
         }
     }
 
-    /// A line for the user that does not break the bar.
+    /// Prints a line without breaking the bar.
     pub fn note(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
@@ -160,7 +160,7 @@ impl Progress {
     fn say(&mut self, done: u64, text: &str) {
         self.said = Instant::now();
         if self.budget == 0 {
-            // A model of the user's own: its binary knows how much there is to do.
+            // For a user's own binary the total is unknown.
             eprintln!("{:7} {done} samples  {text}", self.mode);
             return;
         }
@@ -168,7 +168,7 @@ impl Progress {
         eprintln!("{:7} {done}/{} samples {percent:3.0}%  {text}", self.mode, self.budget);
     }
 
-    /// `still`: for how long nobody has trained.
+    /// `still`: the time since the last training event.
     fn text(&self, still: Duration) -> (u64, String) {
         let done: u64 = self.samples.values().map(|s| s.0).sum();
         let here = |w: &u32| !self.left.contains(w);
@@ -184,7 +184,7 @@ impl Progress {
             0 => String::new(),
             _ => format!("  evaluating {:.0}%", 100.0 * evaluated as f64 / of as f64),
         };
-        let rate = match still > STILL && of == 0 {
+        let rate = match still > IDLE_TIMEOUT && of == 0 {
             true => format!("nothing trained for {:.0} s", still.as_secs_f64()),
             false => format!("{rate:.0} samples/s"),
         };
@@ -225,7 +225,7 @@ mod tests {
             "{}",
             progress.text(Duration::ZERO).1
         );
-        // The next one begins before the line of this one is there.
+        // The next evaluation starts before the line of this one.
         progress.update(&[evaluating(1, 2, 20), Event::Eval(Eval { epoch: 1, ..Eval::default() })]);
         assert!(
             progress.text(Duration::ZERO).1.ends_with("  evaluating 10%"),

@@ -1,4 +1,4 @@
-//! A run's folder: one launcher at a time has it.
+//! A run's folder, which one launcher at a time holds.
 
 use crate::{failure::Failure, fleet::server_data};
 use paraft_record::{
@@ -16,17 +16,18 @@ use std::{
     time::Duration,
 };
 
-/// A lock that is held so often, so long apart, is a launcher's.
-const ASKED: u32 = 3;
-const MOMENT: Duration = Duration::from_millis(20);
+/// A lock that stays held for this many checks, with this delay, belongs to a launcher.
+const LOCK_CHECKS: u32 = 3;
+const LOCK_CHECK_DELAY: Duration = Duration::from_millis(20);
 
-/// A run's folder, held by this process until dropped. One that was made for a run that did not begin goes.
+/// A run's folder, locked by this process until drop. A folder that was created for a run that did not
+/// start is removed.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
     _lock: Option<File>,
     made: bool,
-    /// Where the record is of the run that goes on here.
+    /// Where the previous record of a resumed run is.
     aside: Option<PathBuf>,
 }
 
@@ -56,7 +57,7 @@ impl Deref for RunDir {
 }
 
 impl RunDir {
-    /// A folder for a run that is new, or goes on where there is one.
+    /// A folder for a new run, or for a resumed one.
     pub fn of(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
         match given.filter(|_| goes_on) {
             Some(dir) => Self::again(dir),
@@ -64,12 +65,12 @@ impl RunDir {
         }
     }
 
-    /// A folder for a new run, made: the given one, or `runs/NAME-N`. One that holds a run is refused: its record would
-    /// mix with the new one.
+    /// Creates a folder for a new run: the given one, or `runs/NAME-N`. A folder with a run is refused:
+    /// the two records would mix.
     pub fn new(given: Option<&Path>, name: &str) -> Result<Self, Failure> {
         if let Some(dir) = given {
             let held = Self::comparison(dir)?;
-            // The runs of a comparison lie one below.
+            // The runs of a comparison are in subfolders.
             let below = |e: io::Result<fs::DirEntry>| e.is_ok_and(|e| e.path().join(METRICS_FILE).exists());
             if fs::read_dir(dir).is_ok_and(|mut all| all.any(below)) {
                 return Err(Failure::new(exit::CONFIG, format!("{} holds a comparison", dir.display()))
@@ -80,15 +81,15 @@ impl RunDir {
         Self::free(name)
     }
 
-    /// A folder for a comparison, made or gone on in: the given one, or `runs/NAME-N`. One that holds a run of its own is
-    /// refused.
+    /// A folder for a new or resumed comparison: the given one, or `runs/NAME-N`. A folder with its own
+    /// run is refused.
     pub fn of_comparison(given: Option<&Path>, name: &str) -> Result<Self, Failure> {
         given.map_or_else(|| Self::free(name), Self::comparison)
     }
 
     fn comparison(dir: &Path) -> Result<Self, Failure> {
         let held = Self::hold(dir)?;
-        // One that was killed before it had gone on has its record aside.
+        // A run that was killed before it resumed has its record set aside.
         let aside = |e: io::Result<fs::DirEntry>| {
             e.is_ok_and(|e| {
                 e.file_name().to_str().is_some_and(|n| n.starts_with("metrics.") && n.ends_with(".jsonl"))
@@ -101,7 +102,7 @@ impl RunDir {
         Ok(held)
     }
 
-    /// The first of `runs/NAME-N` that is not there yet.
+    /// The first free folder `runs/NAME-N`.
     fn free(name: &str) -> Result<Self, Failure> {
         let runs = Path::new("runs");
         fs::create_dir_all(runs).map_err(|e| Failure::write(runs, e))?;
@@ -120,7 +121,7 @@ impl RunDir {
         Err(Failure::new(exit::IO, "no free folder in runs/"))
     }
 
-    /// Likewise, for a launcher that takes it in a moment: what is in it stays as it is.
+    /// As [`Self::of`], for another launcher that takes it soon: its content stays unchanged.
     pub fn for_another(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
         match given.filter(|_| goes_on) {
             Some(dir) => Self::hold(dir),
@@ -128,12 +129,12 @@ impl RunDir {
         }
     }
 
-    /// The folder of a run that goes on in it. It begins a new record, on a new fleet: what is there already stays
-    /// beside it. The servers of a launcher listen on other ports each time, so that those of the last fleet would look
-    /// for each other in vain; and what they hold is not what the checkpoint begins with.
+    /// The folder of a resumed run. The run starts a new record on a new fleet and sets the old ones
+    /// aside. A launcher's servers listen on new ports each time, so those of the old fleet would
+    /// search for each other in vain. Their data also differs from the checkpoint.
     pub fn again(dir: &Path) -> Result<Self, Failure> {
         let mut held = Self::hold(dir)?;
-        // TensorBoard has not heard the last of a run that was killed.
+        // The TensorBoard files of a killed run may be incomplete.
         if was_killed(&dir.join(METRICS_FILE))
             && let Err(e) = follow::export(dir)
         {
@@ -149,18 +150,18 @@ impl RunDir {
         Ok(held)
     }
 
-    /// Makes the folder where there is none, and takes it before anything else in it is touched.
+    /// Creates the folder if needed, and locks it before any other access.
     fn hold(dir: &Path) -> Result<Self, Failure> {
         let made = !dir.exists();
         fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
         let path = dir.join(LOCK_FILE);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|e| Failure::write(&path, e))?;
-        // Who asks whether it is held has the lock for a moment.
+        // A process that checks the lock holds it for a moment.
         let mut tried = file.try_lock();
-        for _ in 0..ASKED {
+        for _ in 0..LOCK_CHECKS {
             if matches!(tried, Err(TryLockError::WouldBlock)) {
-                thread::sleep(MOMENT);
+                thread::sleep(LOCK_CHECK_DELAY);
                 tried = file.try_lock();
             }
         }
@@ -170,7 +171,7 @@ impl RunDir {
                 return Err(Failure::new(exit::CONFIG, format!("a run is going on in {}", dir.display()))
                     .help("choose another --run-dir, or wait for its end"));
             }
-            // Some network file systems have no locks; the run itself can do without.
+            // Some network file systems have no locks, and a run works without.
             Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
                 eprintln!("warning: {} cannot be locked ({e}): start no second run in it", dir.display());
                 None
@@ -181,19 +182,20 @@ impl RunDir {
     }
 }
 
-/// The folder that a launcher has, of this one and the one above: of a comparison or a sweep that is the one that is held.
+/// The folder that a launcher holds: this one or its parent, which is the locked one for a comparison
+/// or a sweep.
 pub fn held(dir: &Path) -> Option<PathBuf> {
     let dir = std::path::absolute(dir).ok()?;
     let above = dir.parent().map(Path::to_path_buf);
     [Some(dir), above].into_iter().flatten().find(|dir| is_held(dir))
 }
 
-/// Whether there is a record that does not say at its end that the run has come to its own.
+/// Whether a record exists without a final summary.
 fn was_killed(record: &Path) -> bool {
     let end = || {
         let mut file = File::open(record)?;
         let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(LONGEST_SUMMARY)))?;
+        file.seek(SeekFrom::Start(len.saturating_sub(MAX_SUMMARY)))?;
         let mut end = Vec::new();
         file.read_to_end(&mut end)?;
         Ok::<_, io::Error>(String::from_utf8_lossy(&end).into_owned())
@@ -201,10 +203,10 @@ fn was_killed(record: &Path) -> bool {
     end().is_ok_and(|end| !end.is_empty() && !end.contains(r#""event":"summary""#))
 }
 
-/// Bytes of the line with what a run has come to, at most.
-const LONGEST_SUMMARY: u64 = 1 << 16;
+/// Maximal bytes of a summary line.
+const MAX_SUMMARY: u64 = 1 << 16;
 
-/// Gives a folder the first free name with a number.
+/// Renames a folder to the first free name with a number.
 fn move_aside(folder: &Path) -> Result<(), Failure> {
     let name = |n: u64| folder.with_extension(n.to_string());
     let free = (1..).map(name).find(|p| !p.exists()).unwrap_or_else(|| folder.with_extension("old"));

@@ -1,7 +1,8 @@
-//! How many workers of a run train: fewer while others need the machine, later again as many as its job has.
+//! The number of workers that train in a run: fewer while others need the machine, later all of them
+//! again.
 //!
-//! The run's launcher keeps a small file in its folder and follows it, as it does with faults: whoever may write there may change the
-//! number.
+//! The run's launcher keeps a small file in its folder and polls it, as it does with faults: any
+//! process that may write there may change the number.
 
 use crate::{failure::Failure, files::put};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
@@ -15,30 +16,30 @@ use std::{
 
 /// The file, in the run's folder.
 const FILE: &str = "workers.json";
-/// How often it is read.
-const LOOK: Duration = Duration::from_millis(100);
-/// It is no longer.
-const BYTES: u64 = 1024;
+/// The poll interval of the file.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The maximal length of the file.
+const MAX_BYTES: u64 = 1024;
 
-/// What is in it.
+/// The content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Scale {
-    /// So many are wanted.
+    /// The requested number of workers.
     workers: u32,
-    /// How often that was said.
+    /// The number of requests so far.
     said: u64,
-    /// As many as the job has.
+    /// The number of workers in the job.
     most: u32,
-    /// The process that follows the file.
+    /// The process that polls the file.
     launcher: i32,
 }
 
 impl Scale {
-    /// Nothing that waits: who looks may be a server.
+    /// Never blocks: the caller may be a server.
     fn read(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
         let about = fs::symlink_metadata(&path)?;
-        if !about.is_file() || about.len() > BYTES {
+        if !about.is_file() || about.len() > MAX_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file of a launcher's"));
         }
         Ok(serde_json::from_slice(&fs::read(path)?)?)
@@ -53,15 +54,17 @@ impl Scale {
     }
 }
 
-/// As many workers as the run in this folder can have; none: no launcher is there that would start and end them one by one.
+/// The maximal number of workers of the run in this folder; `None`: no launcher is running that could
+/// start and end them.
 pub fn most(dir: &Path) -> Option<u32> {
     Scale::read(dir).ok().filter(|s| s.is_followed()).map(|s| s.most)
 }
 
-/// Has the launcher of the run in this folder keep so many workers.
+/// Requests this number of workers from the launcher of the run in this folder.
 ///
 /// # Errors
-/// There is none, or the number is not within 1 and what its job has.
+///
+/// No launcher is running, or the number is not from 1 to that of the job.
 pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
     if !dir.is_dir() {
         return Err(Failure::new(exit::CONFIG, format!("{}: no such folder", dir.display()))
@@ -83,20 +86,20 @@ pub fn set(dir: &Path, workers: u32) -> Result<(), Failure> {
         .map_err(|e| Failure::write(&dir.join(FILE), e))
 }
 
-/// The launcher's side, until it is dropped.
+/// The launcher's side; drop removes the file.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     dir: PathBuf,
     looked: Option<Instant>,
-    /// How many, and how often that was said.
+    /// The number, and the number of requests.
     now: (u32, u64),
 }
 
 impl Wanted {
-    /// Of a run that will begin with all the job's workers; `None`: they can't be told how many they are.
+    /// For a run that starts with all the job's workers; `None`: their number cannot change.
     pub(crate) fn of(job: &Job, dir: &Path) -> Option<Self> {
         let workers = job.train.workers;
-        // What a run before has left in a folder that is used again.
+        // A leftover of an earlier run in this folder.
         let _ = fs::remove_file(dir.join(FILE));
         if !job.cluster.script.is_empty() || job.ranks_of_worker() > 1 || workers < 2 {
             return None;
@@ -114,11 +117,11 @@ impl Wanted {
         }
     }
 
-    /// So many are wanted now, and so often it was said how many.
+    /// The requested number, and the number of requests.
     pub(crate) fn now(&mut self) -> (u32, u64) {
-        if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+        if self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
             self.looked = Some(Instant::now());
-            // One that is not there, or is none of ours, changes nothing.
+            // A missing or invalid file changes nothing.
             let read = Scale::read(&self.dir).ok().filter(|s| s.workers > 0).map(|s| (s.workers, s.said));
             self.now = read.unwrap_or(self.now);
         }
@@ -137,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_taken_as_long_as_a_launcher_is_there_to_follow_it() {
+    fn a_scale_request_needs_a_running_launcher() {
         let dir = tempfile::tempdir().expect("a folder");
         let dir = dir.path();
         assert_eq!(most(dir), None);
@@ -162,7 +165,7 @@ mod tests {
         wanted.looked = None;
         assert_eq!((most(dir), wanted.now()), (None, (1, 1)), "as it was");
         drop(wanted);
-        // One that was killed leaves the file; no process has its number.
+        // A killed launcher leaves the file; no process has its id.
         Scale { workers: 3, said: 0, most: 3, launcher: i32::MAX }.write(dir).expect("written");
         assert_eq!((most(dir), set(dir, 1).map_err(|e| e.code())), (None, Err(exit::UNAVAILABLE)));
         job.train.workers = 1;

@@ -1,8 +1,7 @@
-//! A user's script as a worker: what is started, what is wrong with it before it is, and the variables by which it knows its
-//! place.
+//! A user's script as a worker: its command, its checks, and its environment variables.
 //!
-//! The variables are torchrun's, for whatever the script does with other packages, and Paraft's own (docs/launch.md lists
-//! both), so that the script's arguments stay its own. What it has as a process is [`crate::process`]'s.
+//! The variables are torchrun's, for other packages of the script, and Paraft's own (docs/launch.md
+//! lists both), so the script keeps its arguments. [`crate::process`] runs it.
 
 use crate::failure::Failure;
 use paraft_engines::Place;
@@ -16,52 +15,54 @@ use std::{
     process::Command,
 };
 
-/// Where the workers of a run are.
+/// The location of a run's workers.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
-    /// The host of worker 0, and a port that was free there, for what the script's processes open among themselves.
+    /// The host of worker 0, and a free port there for the script's own processes.
     master: (String, u16),
-    /// Threads for each, where the user has not said how many.
+    /// Threads of each worker, if the user has not set them.
     threads: usize,
-    /// Which task of an engine this worker is; none: all workers are on this machine.
+    /// The engine's task of this worker; `None`: all workers are on this machine.
     place: Option<Place>,
 }
 
 impl Rendezvous {
-    /// For a run with so many workers on this machine.
+    /// For a run with this many workers on this machine.
     pub fn new(workers: u32) -> io::Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         Ok(Self { master: ("127.0.0.1".into(), port), threads: threads(workers), place: None })
     }
 
-    /// For the worker that is this task.
+    /// For the worker of this task.
     pub fn of(place: &Place, master: (String, u16)) -> Self {
         Self { master, threads: threads(place.local_tasks), place: Some(place.clone()) }
     }
 }
 
-/// The processors' share of each.
+/// An equal share of the processors.
 fn threads(workers: u32) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / workers.max(1) as usize).max(1)
 }
 
-/// What a script's process frees up to this size, and so much in all, it keeps for its next step.
-const KEPT_BYTES: &str = "1073741824";
+/// Freed memory that a script's process keeps for its next step: up to this size per block and in
+/// total.
+const MAX_ARENA_BYTES: &str = "1073741824";
 
-/// Names of variables that say something only in some runs: one of an outer run must not be taken for this one's.
-const ONLY_SOMETIMES: [&str; 7] = [
+/// Variables that only some runs set: those of an outer run must not leak in.
+const OPTIONAL_VARIABLES: [&str; 7] = [
     "PARAFT_RESUME",
     "PARAFT_TRACE",
     "PARAFT_TRACE_STEPS",
     "PARAFT_SLOW",
     "PARAFT_STRAGGLE",
-    // The job file has what this process was told.
+    // The job file contains the setting of this process.
     "PARAFT_DEVICE",
     "PARAFT_GROUP_SIZE",
 ];
 
-/// The script as a process, with the place of this rank; `own` are Paraft's variables that not every run has.
+/// The script's command with the place of this rank; `own` are Paraft's variables that only some runs
+/// have.
 pub fn command(
     job: &Job,
     rank: u32,
@@ -71,7 +72,7 @@ pub fn command(
     let mut words = job.cluster.script.iter();
     let mut command = Command::new(words.next().map_or("", String::as_str));
     command.args(words);
-    ONLY_SOMETIMES.iter().for_each(|name| _ = command.env_remove(name));
+    OPTIONAL_VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
     let (workers, place) = (job.ranks(), at.place.as_ref());
     let [rank, local_rank, host, workers, local_workers, hosts, port] = [
         rank,
@@ -98,18 +99,18 @@ pub fn command(
         ("MASTER_ADDR", &at.master.0),
         ("MASTER_PORT", &port),
         ("TORCHELASTIC_RUN_ID", place.map_or(&job.name, |p| &p.id)),
-        // What it says is passed on as it says it.
+        // Its output is forwarded without buffering.
         ("PYTHONUNBUFFERED", "1"),
     ] {
         command.env(name, value);
     }
     let threads = at.threads.to_string();
-    // glibc gives a large activation's memory back to the kernel when it is freed, and the next step's has it zeroed and
-    // mapped again, page by page.
+    // glibc returns a large activation's memory to the kernel when it is freed, and the next step would
+    // map and zero it again, page by page.
     for (name, value) in [
         ("OMP_NUM_THREADS", &*threads),
-        ("MALLOC_MMAP_THRESHOLD_", KEPT_BYTES),
-        ("MALLOC_TRIM_THRESHOLD_", KEPT_BYTES),
+        ("MALLOC_MMAP_THRESHOLD_", MAX_ARENA_BYTES),
+        ("MALLOC_TRIM_THRESHOLD_", MAX_ARENA_BYTES),
     ] {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
@@ -119,7 +120,7 @@ pub fn command(
     command
 }
 
-/// What people call it: the script's file, the module, or the program.
+/// The name for people: the script's file, the module, or the program.
 pub fn name(words: &[String]) -> String {
     let file = |word: &String| Path::new(word).file_name().map(|f| f.to_string_lossy().into_owned());
     let [program, rest @ ..] = words else { return "script".into() };
@@ -133,7 +134,8 @@ pub fn name(words: &[String]) -> String {
     named.or_else(|| file(program)).unwrap_or_else(|| program.clone())
 }
 
-/// Makes its paths whole: a program with a slash and a second word that is a file are from the job file's folder.
+/// Makes its paths absolute: a program with a slash, and a second word that is a file, are relative to
+/// the job file's folder.
 pub fn absolute(words: &mut [String], base: &Path) {
     let whole = |word: &mut String| *word = base.join(&*word).to_string_lossy().into_owned();
     if let Some(program) = words.first_mut().filter(|p| p.contains('/')) {
@@ -144,7 +146,7 @@ pub fn absolute(words: &mut [String], base: &Path) {
     }
 }
 
-/// What is wrong with it, as far as that can be known before anything starts.
+/// Checks it before anything starts.
 pub fn check(words: &[String]) -> Result<(), Failure> {
     let wrong = |why: String| Failure::new(exit::CONFIG, why);
     let [program, rest @ ..] = words else { return Ok(()) };
@@ -177,7 +179,7 @@ pub fn check(words: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// Where the PATH has a program of this name that can be started.
+/// The executable of this name in the PATH.
 fn on_path(program: &str) -> Option<PathBuf> {
     let starts = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(program)).find(starts)

@@ -13,14 +13,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What was submitted, in the run's folder.
+/// The record of the submission, in the run's folder.
 const FILE: &str = "engine.json";
 
-/// What runs there, and on which engine.
+/// A submitted run, with its engine.
 pub struct Submitted {
-    /// What speaks to it.
+    /// The engine.
     pub engine: Box<dyn Engine>,
-    /// What was submitted to it.
+    /// The submission.
     pub handle: Handle,
 }
 
@@ -28,18 +28,18 @@ fn file(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Whether one was, in this folder.
+/// Whether a run was submitted from this folder.
 pub fn is(dir: &Path) -> bool {
     file(dir).exists()
 }
 
-/// Notes what was.
+/// Records a submission.
 pub fn keep(dir: &Path, handle: &Handle) -> Result<(), Failure> {
     let text = serde_json::to_string(handle).map_err(|e| Failure::new(exit::IO, e))?;
     put(&file(dir), &text).map_err(|e| Failure::write(&file(dir), e))
 }
 
-/// What was, in this folder.
+/// The submission of this folder.
 pub fn of(dir: &Path) -> Result<Submitted, Failure> {
     let none = |e: &dyn std::fmt::Display| {
         Failure::new(exit::CONFIG, format!("{}: {e}", file(dir).display()))
@@ -53,7 +53,7 @@ pub fn of(dir: &Path) -> Result<Submitted, Failure> {
 }
 
 impl Submitted {
-    /// Where its servers are, by their numbers, as far as that is known here.
+    /// The known addresses of its servers, by number.
     pub fn servers(&self, dir: &Path) -> Result<BTreeMap<u32, String>, Failure> {
         let said = Folder::of(dir)?.servers()?;
         let mut servers: BTreeMap<u32, String> = said.into_iter().map(|(n, at)| (n, at.address)).collect();
@@ -62,7 +62,8 @@ impl Submitted {
     }
 }
 
-/// As many workers as the engine can run of what was submitted in this folder; none: it runs none of it, or always as many as at first.
+/// The maximal number of workers of the submission in this folder; `None`: it has none, or their number
+/// is fixed.
 pub fn most(dir: &Path) -> Option<u32> {
     let Submitted { engine, handle } = of(dir).ok()?;
     let runs_workers = handle.parts.iter().any(|(role, _)| *role == Role::Worker);
@@ -70,12 +71,14 @@ pub fn most(dir: &Path) -> Option<u32> {
     job.ok().map(|job| job.train.workers)
 }
 
-/// Has the engine run so many workers from now on.
+/// Sets the number of workers on the engine.
 ///
 /// # Errors
-/// It runs none, its command fails, or the number is not within 1 and what the job has.
+///
+/// The engine runs none, its command fails, or the number is not from 1 to that of the job.
 pub fn scale(dir: &Path, workers: u32) -> Result<(), Failure> {
-    // Of two at a time the second has to see what the first has submitted. Where a file system has no locks people take turns.
+    // Concurrent calls must see each other's submissions. On file systems without locks, users must
+    // take turns.
     let turn = File::open(dir).map_err(|e| Failure::write(dir, e))?;
     let _ = turn.lock();
     let Submitted { engine, handle } = of(dir)?;

@@ -1,14 +1,14 @@
-//! One task of an engine: the worker that it is, and the server that it has as well where it is one of the first.
+//! One task of an engine: a worker, and on the first tasks also a server.
 //!
-//! The first task has the run's folder and the job, keeps the record, and says when it is over (`gather`). Nothing is
-//! started again here: engines do that, and a task that comes back is a worker without a server.
+//! The first task holds the run's folder and the job, writes the record, and announces the end
+//! (`gather`). Engines restart tasks: a restarted task is a worker without a server.
 
 use crate::{
     ask::ask_all,
     failure::Failure,
     files::{SERVERS_FILE, put},
     fleet::{Fleet, JOB_FILE, server_data},
-    gather::{self, First, Meeting, Over, Plan, go_on},
+    gather::{self, First, Meeting, Over, Plan, check_interrupted},
     launch::{Record, absolute_paths},
     script::{self, Rendezvous},
 };
@@ -25,19 +25,19 @@ use std::{
     time::Duration,
 };
 
-/// What the user sees first.
+/// The first line for the user.
 pub fn recognised(place: &Place, servers: u32) -> String {
     let Place { engine, rank, tasks, first, port, .. } = place;
     let brings = if *rank < servers { "a worker and a server" } else { "a worker" };
     format!("{engine}: task {rank} of {tasks}, {brings}; the tasks meet at {first}:{port}")
 }
 
-/// Of the first task, before it has met the others: they hear why it ends.
+/// For failures of the first task before the bootstrap: it notifies the others of the reason.
 pub fn before_all<T>(place: &Place, what: Result<T, Failure>) -> Result<T, Failure> {
     what.inspect_err(|why| gather::refuse(place, why))
 }
 
-/// The first task: trains the job with the others, in `dir`; the run's record.
+/// The first task: trains the job with the others, in `dir`; returns the run's record.
 pub fn first(
     place: &Place,
     job: &Job,
@@ -89,7 +89,7 @@ pub fn first(
     }
 }
 
-/// Another task. Its exit code.
+/// Another task; returns its exit code.
 pub fn other(place: &Place, job: &Job, interrupted: &AtomicI32) -> Result<i32, Failure> {
     let mut part = Part::join(place, job, interrupted)?;
     let code = part.train(interrupted, || false);
@@ -97,17 +97,18 @@ pub fn other(place: &Place, job: &Job, interrupted: &AtomicI32) -> Result<i32, F
     code
 }
 
-/// This task's part.
+/// This task's processes.
 struct Part {
     rank: u32,
-    /// What its server leaves that nobody needs when the run is over.
+    /// The data of its server, which is removed after the run.
     leaves: Option<PathBuf>,
     fleet: Fleet,
     meeting: Meeting,
 }
 
 impl Part {
-    /// Meets the others, and starts what is this task's. The script is its own, whose paths are of its host.
+    /// Takes part in the bootstrap, and starts this task's processes. The script is its own, since
+    /// paths differ between hosts.
     fn join(place: &Place, own: &Job, interrupted: &AtomicI32) -> Result<Self, Failure> {
         script::check(&own.cluster.script)?;
         let (mut meeting, plan) = Meeting::join(place, interrupted)?;
@@ -140,11 +141,12 @@ impl Part {
         self.leaves.iter().for_each(|folder| _ = fs::remove_dir_all(folder));
     }
 
-    /// Until all have ended, or the first has gone and this worker has ended; with what this worker has ended.
+    /// Runs until all workers have ended, or the first task is gone and this worker has ended; returns
+    /// this worker's exit code.
     fn train(&mut self, interrupted: &AtomicI32, all_ended: impl Fn() -> bool) -> Result<i32, Failure> {
         let (mut code, mut alone, mut served) = (None, false, true);
         loop {
-            go_on(interrupted).inspect_err(|_| {
+            check_interrupted(interrupted).inspect_err(|_| {
                 let signal = Signal::try_from(interrupted.load(Relaxed));
                 self.fleet.stop_as(signal.unwrap_or(Signal::SIGTERM));
             })?;
@@ -199,9 +201,9 @@ impl Part {
     }
 }
 
-/// The job of a process with a role, as its run's folder has it: whoever comes first puts it there, and a process that was given
-/// another is refused, since the servers would train something else than their workers.
-pub fn settle(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
+/// The job of a process with a role, from its run's folder. The first process writes it there. A
+/// process with another job is refused, since servers and workers would differ.
+pub fn agree_on_job(job: &Job, file: &Path, place: &Place) -> Result<Job, Failure> {
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
     resolved.cluster.addresses.clear();

@@ -1,5 +1,6 @@
-//! A run in the trackers that people use already: event files for TensorBoard in its folder, and MLflow where the job names a server
-//! (`[track]`). One follower feeds both; what goes wrong with either is said, and the run goes on. [`otlp`]: its trace, when it has ended.
+//! Exports a run to trackers: event files for TensorBoard in its folder, and MLflow if the job names a
+//! server (`[track]`). One follower of the record feeds both. Their errors are printed, and the run
+//! continues. [`otlp`]: exports its trace at the end.
 
 pub mod mlflow;
 pub mod otlp;
@@ -12,7 +13,7 @@ use crate::{
     failure::Failure,
     files::{JOB_FILE, wall},
 };
-use mlflow::{About, Begun, Client, Metric, Status, Wrong};
+use mlflow::{About, Client, Metric, OpenRun, RequestError, Status};
 use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
 use paraft_worker::{Job, exit};
 use std::{
@@ -28,13 +29,13 @@ use ureq::{
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
-/// A run that is followed until this is dropped, by who records it.
+/// A followed run, until drop.
 #[derive(Debug)]
 pub(crate) struct Tracked {
     follow: Option<Follow>,
     upload: Option<Arc<Upload>>,
     of: Option<Arc<Sweep>>,
-    /// What the run has come to, should it end now.
+    /// The status if the run ended now.
     pub(crate) status: Status,
 }
 
@@ -60,7 +61,7 @@ impl Tracked {
         Self { follow: Some(follow), upload, of, status: Status::Failed }
     }
 
-    /// What there is to be said to the user, once.
+    /// Takes the messages for the user.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.upload.as_ref().map(|u| u.notes()).unwrap_or_default()
     }
@@ -90,7 +91,7 @@ impl Drop for Tracked {
     }
 }
 
-/// Sends a run that has ended, from its folder: to the server of its job, or to this one. What is there already stays as it is.
+/// Sends an ended run from its folder, to `to` or to the server of its job. Existing data stays.
 pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<String, Failure> {
     let mut job = Job::load(&dir.join(JOB_FILE), &[])?;
     set(&mut job, dir, to, experiment)?;
@@ -98,7 +99,7 @@ pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<St
     send_to(&Client::new(&url), dir, &job, None)
 }
 
-/// Has a job tracked by this server, and in this experiment; where none are given, by its own.
+/// Sets a job's tracking server and experiment, unless they are not given.
 pub fn set(job: &mut Job, dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(), Failure> {
     let track = job.track.take();
     let mlflow =
@@ -111,7 +112,7 @@ pub fn set(job: &mut Job, dir: &Path, to: Option<&str>, experiment: Option<&str>
     job.refused().map_or(Ok(()), |why| Err(Failure::new(exit::USAGE, why)))
 }
 
-/// Sends the run in a folder; a trial's with its name, below the run of its sweep.
+/// Sends the run in a folder; a trial is nested with its name in its sweep's run.
 fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>) -> Result<String, Failure> {
     let events = read_events(dir.join(METRICS_FILE))?;
     let run = events.iter().find(|e| matches!(e, Event::Run(_))).ok_or_else(|| {
@@ -130,13 +131,13 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
         about.tags.push(place[0].clone());
     }
     let sent = || {
-        let Begun { id, was_killed } = client.begin(&about, most)?;
+        let OpenRun { id, was_killed } = client.begin(&about, most)?;
         let status = match ended {
             true => Status::Finished,
             false if was_killed => Status::Killed,
             false => Status::Failed,
         };
-        // One that was sent by itself has another name, and no place.
+        // A trial that was sent alone has another name and is not nested.
         place.iter().try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
         client.params(&id, &about.params, most)?;
         let all: Vec<_> = metrics(&points).collect();
@@ -150,18 +151,18 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
     sent().map_err(failed)
 }
 
-/// Of a run, as MLflow calls it: which one it lies below.
+/// MLflow's tag for the parent of a nested run.
 const PARENT: &str = "mlflow.parentRunId";
 
-fn failed(wrong: Wrong) -> Failure {
+fn failed(wrong: RequestError) -> Failure {
     match wrong {
-        Wrong::Later(why) => Failure::new(exit::UNAVAILABLE, why),
-        Wrong::Refused(why) => Failure::new(exit::CONFIG, why),
+        RequestError::Later(why) => Failure::new(exit::UNAVAILABLE, why),
+        RequestError::Refused(why) => Failure::new(exit::CONFIG, why),
     }
 }
 
-/// The runs of records that were set aside in this folder, as their ids, and when each was written last. Whoever has the folder now goes
-/// on with it: theirs have ended, also where nobody was left to say so.
+/// The ids of records that were set aside in this folder, with the time of their last write. The
+/// current owner of the folder resumes them, so those runs have ended, even if no process reported it.
 fn earlier(dir: &Path) -> Vec<(String, f64)> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|f| f.path());
     let is_aside = |path: &PathBuf| {
@@ -183,7 +184,7 @@ fn earlier(dir: &Path) -> Vec<(String, f64)> {
     aside.iter().filter_map(run).collect()
 }
 
-/// What MLflow draws of them.
+/// The metrics for MLflow.
 fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
     points.iter().filter_map(|p| match p.value {
         Value::Number(value) => Some(Metric { key: p.tag, value, step: p.step, wall: p.wall }),
@@ -191,14 +192,14 @@ fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
     })
 }
 
-/// The run that MLflow is told of, from the job as it was resolved and the record's first line.
+/// The description of the run for MLflow, from the resolved job and the record's first line.
 fn about(dir: &Path, job: &Job, run: &Event) -> About {
     let name = dir.file_name().map_or_else(|| job.name.clone(), |n| n.to_string_lossy().into_owned());
     let track = job.track.as_ref();
     About {
         experiment: track.and_then(|t| t.experiment.clone()).unwrap_or_else(|| job.name.clone()),
         name,
-        // The folder may have another name by the time at which it is sent.
+        // The folder may be renamed before it is sent.
         id: id_of(run),
         earlier: earlier(dir),
         began: if let Event::Run(run) = run { run.wall } else { 0.0 },
@@ -211,13 +212,13 @@ fn id_of(run: &Event) -> String {
     id(&serde_json::to_string(run).unwrap_or_default())
 }
 
-/// FNV-1a: what MLflow looks for goes into a filter's quotes.
+/// FNV-1a hash: MLflow's filter puts the id in quotes.
 fn id(text: &str) -> String {
     let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
     format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
 }
 
-/// The keys of a job, as `--set` has them.
+/// The keys of a job, as in `--set`.
 fn params(job: &Job) -> Vec<(String, String)> {
     fn add(all: &mut Vec<(String, String)>, key: &str, value: &serde_json::Value) {
         match value {
@@ -234,7 +235,8 @@ fn params(job: &Job) -> Vec<(String, String)> {
     }
     let mut all = Vec::new();
     add(&mut all, "", &serde_json::to_value(job).unwrap_or_default());
-    // Where it is tracked is not what was tried. Names of tensors have characters that a key of MLflow must not have.
+    // Tracking is no parameter of the experiment. Names of tensors contain characters that MLflow's
+    // keys must not have.
     all.retain(|(key, _)| !key.starts_with("track.") && !key.starts_with("constraints."));
     if !job.constraints.is_empty() {
         all.push(("constraints".into(), serde_json::to_string(&job.constraints).unwrap_or_default()));
@@ -262,7 +264,7 @@ fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {
     .collect()
 }
 
-/// Who asks a tracker at this address. Authorities are those of the system, or of `SSL_CERT_FILE`.
+/// An HTTP client for this URL. Trusted authorities are those of the system, or of `SSL_CERT_FILE`.
 fn agent(url: &str) -> Agent {
     let mut config = Agent::config_builder()
         .http_status_as_error(false)

@@ -1,32 +1,32 @@
-//! How a fleet is now, from every server's own answer: what the leader of the control group knows of the others is as old
-//! as their last report.
+//! The health of a fleet, from the reply of every server: the view of the control group's leader is
+//! only as new as their last report.
 
 use paraft_common::{JobId, JobShard, ServerId, placement};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// How far a fleet is well.
+/// The health of a fleet.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Wellbeing {
-    /// What keeps shards from serving, or the control group from agreeing.
+pub struct FleetHealth {
+    /// Shards that do not serve, and a control group that cannot commit.
     pub stalled: Vec<String>,
-    /// What else is missing: with it the fleet would survive what it promises to.
+    /// Other defects, which reduce the fault tolerance.
     pub missing: Vec<String>,
 }
 
-impl Wellbeing {
-    /// Every shard has a leader and a majority, and the control group too.
+impl FleetHealth {
+    /// Whether every shard and the control group have a leader and a majority.
     pub fn serves(&self) -> bool {
         self.stalled.is_empty()
     }
 
-    /// And nothing is missing: every server answers, and every replica votes.
+    /// Whether every server also answers and every replica votes.
     pub fn is_whole(&self) -> bool {
         self.serves() && self.missing.is_empty()
     }
 
-    /// One line.
+    /// One line for people.
     pub fn says(&self) -> String {
         let all: Vec<&str> = self.stalled.iter().chain(&self.missing).map(String::as_str).collect();
         match (self.serves(), all.is_empty()) {
@@ -42,9 +42,9 @@ impl Wellbeing {
     }
 }
 
-/// What the answers of the fleet's servers, in its order, make of it.
-pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> Wellbeing {
-    let mut now = Wellbeing::default();
+/// Computes the health from the replies of the fleet's servers, in its order.
+pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> FleetHealth {
+    let mut now = FleetHealth::default();
     let mut heard: BTreeMap<u64, &StatusReply> = BTreeMap::new();
     for (server, reply) in fleet.servers.iter().zip(replies) {
         match reply {
@@ -70,7 +70,7 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     if !fleet.can_agree() {
         now.stalled.push("the control group has no majority".into());
     }
-    // One that is being emptied need not be among them.
+    // Draining servers are not needed.
     let stay = fleet.servers.iter().filter(|s| s.state != "draining").count();
     let (vote, should) = (fleet.control_voters.len(), placement::control_voters(stay));
     if vote < should {
@@ -80,7 +80,7 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
         now.missing.push(format!("s{voter} votes in the control group and does not answer"));
     }
     for job in fleet.jobs.iter().filter(|j| !j.released) {
-        // One that ended before its shards were there has none.
+        // A job that ended before its shards existed has none.
         if job.ended_ms > 0 && fleet.shards.iter().all(|s| s.job != job.job) {
             continue;
         }
@@ -89,7 +89,7 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
             weigh_shard(shard, shape.replicas as usize, &heard, &mut now);
         }
     }
-    // A fleet can be whole without those that are being emptied; where it is not, they are what it may lack.
+    // A fleet can be whole without its draining servers; otherwise name them.
     if !now.is_whole() {
         let drained = fleet.draining().filter(|s| heard.contains_key(&s.server)).map(|s| s.server);
         now.missing.extend(drained.map(|s| {
@@ -101,7 +101,7 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     now
 }
 
-fn weigh_shard(shard: JobShard, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut Wellbeing) {
+fn weigh_shard(shard: JobShard, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut FleetHealth) {
     let reports = || heard.values().flat_map(|r| &r.shards).filter(move |s| s.name() == shard);
     let leader = reports().filter(|s| s.role == "leader" && s.trouble.is_empty()).max_by_key(|s| s.term);
     let stops = heard.iter().flat_map(|(server, r)| r.stopped.iter().map(move |w| (server, w)));
@@ -170,7 +170,7 @@ mod tests {
         (0..3).map(reply).collect()
     }
 
-    fn told(change: impl FnOnce(&mut Vec<Result<StatusReply, String>>)) -> Wellbeing {
+    fn told(change: impl FnOnce(&mut Vec<Result<StatusReply, String>>)) -> FleetHealth {
         let mut replies = replies();
         change(&mut replies);
         weigh(&fleet(), &replies)
@@ -185,10 +185,10 @@ mod tests {
         assert!(told(|_| {}).is_whole());
         let one_votes = weigh(&DescribeReply { control_voters: vec![1], ..fleet() }, &replies());
         assert!(one_votes.serves() && one_votes.says().contains("1 of 3 servers vote"), "{one_votes:?}");
-        let cases: [(Wellbeing, bool, &str); 7] = [
+        let cases: [(FleetHealth, bool, &str); 7] = [
             (told(|r| r[2] = Err("no answer".into())), true, "s2 at h2:1 does not answer"),
             (told(|r| of(r, 1).shards.clear()), true, "the replica that votes on s1 is not there"),
-            // It has come back without its memory, under another name.
+            // The server has restarted without its memory, under another name.
             (told(|r| of(r, 1).shards[0].node = node(1) + 1), true, "votes on s1 is not there"),
             (told(|r| of(r, 0).shards[0].voters.truncate(2)), true, "2 of 3 replicas vote"),
             (told(|r| of(r, 0).shards[0].role = "follower".into()), false, "shard 0 has no leader"),

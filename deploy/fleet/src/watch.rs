@@ -1,4 +1,5 @@
-//! What happens when a process of a running job ends: it is started again, the others go on, or the run is over.
+//! Handles the end of a process of a running job: a restart, a loss that the others survive, or the end
+//! of the run.
 
 use crate::{
     failure::Failure, files::wall, fleet::Fleet, process::Process, progress::Progress, scale::Wanted,
@@ -12,75 +13,76 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A process that was killed is started again after so long: what has killed it may be over then, and one that dies at once costs
-/// little.
-pub const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// The delay before the restart of a killed process. The cause of the kill may be over by then, and a
+/// process that dies at once costs little.
+pub const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// One of the fleet's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Which {
+enum FleetProcess {
     Server(usize),
     Worker(usize),
 }
 
-/// What the launcher has seen of its processes.
+/// The launcher's state of its processes.
 pub(crate) struct Watch<'a> {
     job: &'a Job,
-    /// Some worker has trained.
+    /// A worker has trained.
     started: bool,
-    /// How often each was started again.
-    restarts: BTreeMap<Which, u32>,
-    /// Workers that are groups, and have a rank that ended well: the others have little to do.
+    /// Restarts of each process.
+    restarts: BTreeMap<FleetProcess, u32>,
+    /// Group workers with a rank that ended successfully: their other ranks end soon.
     over: BTreeSet<usize>,
-    /// The ranks of those that have not ended.
-    rests: BTreeMap<usize, Rest>,
-    /// Those that ended before their time, and when they are started again, if they are.
-    pending: Vec<(Which, Option<Instant>)>,
-    /// How many workers there are to be; none: that can't be told.
+    /// The ranks of those workers that still run.
+    rests: BTreeMap<usize, IdleTime>,
+    /// Processes that ended early, with the time of their restart, if any.
+    pending: Vec<(FleetProcess, Option<Instant>)>,
+    /// The requested number of workers; `None` if it cannot change.
     wanted: Option<Wanted>,
-    /// How often somebody has said how many.
+    /// The number of requests so far.
     said: u64,
-    /// Those that are not there, though nothing has killed them.
-    away: BTreeMap<usize, Away>,
-    /// Those that came back and have not trained since.
+    /// Workers that are absent without a kill.
+    away: BTreeMap<usize, Absence>,
+    /// Workers that returned and have not trained since.
     back: BTreeSet<usize>,
 }
 
-/// How a worker is away.
+/// Why a worker is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Away {
+enum Absence {
     /// It was asked to leave.
     Leaves,
-    /// It has left, and comes back when more are wanted.
+    /// It has left, and returns when more workers are requested.
     Left,
-    /// It came back and ended before it had trained: so it would again.
+    /// It returned and ended before it trained, which it would repeat.
     ForGood,
 }
 
-/// A rank of a group whose job is done hangs if it has done nothing for so long: it may still evaluate, or save a large model.
-const HUNG: Duration = Duration::from_secs(15);
-/// Seconds of a processor that are more than nothing.
-const LITTLE: f64 = 0.3;
+/// A rank of a finished group hangs if it is idle for this long. It may still evaluate, or save a large
+/// model.
+const HANG_TIMEOUT: Duration = Duration::from_secs(15);
+/// CPU seconds up to which a process counts as idle.
+const IDLE_CPU_SECONDS: f64 = 0.3;
 
-/// How long a process has done nothing.
-struct Rest {
-    /// The processor time that it had then.
+/// How long a process has been idle.
+struct IdleTime {
+    /// Its CPU time at that moment.
     cpu_seconds: f64,
     since: Instant,
 }
 
-impl Rest {
-    /// With the processor time that it has had so far; whether it hangs.
+impl IdleTime {
+    /// Records the CPU time so far; returns whether the process hangs.
     fn hangs(&mut self, cpu_seconds: f64, now: Instant) -> bool {
-        if cpu_seconds - self.cpu_seconds > LITTLE {
+        if cpu_seconds - self.cpu_seconds > IDLE_CPU_SECONDS {
             *self = Self { cpu_seconds, since: now };
         }
-        now.duration_since(self.since) > HUNG
+        now.duration_since(self.since) > HANG_TIMEOUT
     }
 }
 
 impl<'a> Watch<'a> {
-    /// Over the processes of a job that has just been started.
+    /// The state of a job that has just started.
     pub(crate) fn new(job: &'a Job, wanted: Option<Wanted>) -> Self {
         Self {
             wanted,
@@ -96,7 +98,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Takes in what workers have written.
+    /// Takes in the workers' new events.
     pub(crate) fn follow(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Train(t) = event {
@@ -106,9 +108,9 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
-    /// allows it, else it is lost and the others go on. A worker that ended with an error ends the run, since the same
-    /// would happen to the others.
+    /// Returns true when all workers have ended. A killed process is restarted while
+    /// `cluster.max_restarts` allows it; otherwise it is lost and the others continue. A worker that
+    /// fails with an error ends the run, since the others would fail alike.
     pub(crate) fn look(
         &mut self,
         fleet: &mut Fleet,
@@ -116,14 +118,14 @@ impl<'a> Watch<'a> {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
-            if server.ended().is_some() && !self.is_down(Which::Server(i)) {
+            if server.ended().is_some() && !self.is_down(FleetProcess::Server(i)) {
                 let (name, end) = (server.name.clone(), server.end());
-                // The first server of the list founds the fleet.
+                // The first server of the list bootstraps the fleet, so it restarts at once.
                 let then = match i == 0 && !self.started {
                     true => "the others go on if it had founded the fleet, and wait for it if not",
                     false => "the others go on as long as they are a majority",
                 };
-                let then = self.down(Which::Server(i), then);
+                let then = self.down(FleetProcess::Server(i), then);
                 progress.note(&format!("warning: {name} {end}; {then}"));
             }
         }
@@ -133,26 +135,26 @@ impl<'a> Watch<'a> {
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
             let ended = worker.ended().filter(|status| !status.success());
             if let Some(away) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
-                if *away == Away::Leaves {
-                    *away = Away::Left;
+                if *away == Absence::Leaves {
+                    *away = Absence::Left;
                     let worker = paraft_common::WorkerId(i as u32);
                     let reason = "fewer workers are wanted".into();
                     writer.write(&Event::Leave(event::Leave { wall: wall(), worker, rank: None, reason }))?;
                 }
                 continue;
             }
-            // The others may have finished what there was to do: no failure of the run.
+            // The other workers may have finished the job, which is no failure of the run.
             if ended.is_some() && self.back.remove(&i) && worker.killed_by().is_none() {
                 let how = worker.end();
                 progress.note(&format!("{} came back and had nothing to train: {how}", worker.name));
-                self.away.insert(i, Away::ForGood);
+                self.away.insert(i, Absence::ForGood);
                 continue;
             }
             let over = size > 1 && self.over.contains(&(i / size));
             let Some(status) = worker.ended() else {
                 let cpu_seconds = cpu_seconds_of(worker.id()).unwrap_or_default();
                 let now = Instant::now();
-                let rest = || Rest { cpu_seconds, since: now };
+                let rest = || IdleTime { cpu_seconds, since: now };
                 if over && self.rests.entry(i).or_insert_with(rest).hangs(cpu_seconds, now) {
                     progress.note(&format!(
                         "warning: {} hangs, and its group is done; it is killed",
@@ -168,19 +170,19 @@ impl<'a> Watch<'a> {
             } else if over {
                 continue;
             }
-            if status.success() || self.is_down(Which::Worker(i)) {
+            if status.success() || self.is_down(FleetProcess::Worker(i)) {
                 continue;
             }
             let how = worker.obituary();
-            let tried = self.restarts.get(&Which::Worker(i)).copied().unwrap_or(0);
+            let tried = self.restarts.get(&FleetProcess::Worker(i)).copied().unwrap_or(0);
             let comes_back = tried < self.job.cluster.max_restarts;
             let killed = worker.killed_by();
-            // Before training has begun the others wait for it.
+            // Before the first step the others wait for it.
             if killed.is_none() || !(self.started || comes_back) {
                 if !self.job.cluster.script.is_empty() {
                     return Err(script_failed(&mut fleet.workers, i));
                 }
-                // Let the servers' view of the others settle no further: this run has failed.
+                // The run has failed: do not wait until the servers notice.
                 let code = status.code().unwrap_or(exit::FAILED);
                 let words = Some(worker.last_words()).filter(|w| !w.is_empty());
                 let words = words.map(|w| format!(": {w}")).unwrap_or_default();
@@ -193,7 +195,7 @@ impl<'a> Watch<'a> {
                 true => "the other ranks take its part of the model over",
                 false => "the others go on",
             };
-            let then = self.down(Which::Worker(i), without);
+            let then = self.down(FleetProcess::Worker(i), without);
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
@@ -202,21 +204,21 @@ impl<'a> Watch<'a> {
                 reason: how,
             }))?;
         }
-        let lost = |(process, again): &&(Which, Option<Instant>)| {
-            matches!(process, Which::Worker(_)) && again.is_none()
+        let lost = |(process, again): &&(FleetProcess, Option<Instant>)| {
+            matches!(process, FleetProcess::Worker(_)) && again.is_none()
         };
         let lost = self.pending.iter().filter(lost).count();
-        let for_good = self.away.values().filter(|away| **away == Away::ForGood).count();
+        let for_good = self.away.values().filter(|away| **away == Absence::ForGood).count();
         if lost > 0 && lost + for_good == fleet.workers.len() {
             let last = fleet.workers.iter_mut().find_map(Process::killed_by);
             let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
             return Err(Failure::new(code, "all workers are lost"));
         }
-        // One that comes back when all others have finished has nothing to do.
+        // After all others have finished, a returning worker has nothing to do.
         let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
         let comes_back =
-            self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some())
-                || self.away.values().any(|away| *away != Away::ForGood);
+            self.pending.iter().any(|(p, again)| matches!(p, FleetProcess::Worker(_)) && again.is_some())
+                || self.away.values().any(|away| *away != Absence::ForGood);
         if running == 0 && (finished || !comes_back) {
             return Ok(true);
         }
@@ -224,8 +226,9 @@ impl<'a> Watch<'a> {
         Ok(false)
     }
 
-    /// Asks workers to leave, the last ones first, where fewer are wanted, and starts them again where more are: those that left, and, when
-    /// somebody says a number, those that were lost. Who is there stays rather than another comes back.
+    /// If fewer workers are requested, asks the last ones to leave. If more are, restarts those that
+    /// left and, at a new request, those that were lost. A present worker has precedence over an absent
+    /// one.
     fn scale(&mut self, fleet: &mut Fleet, progress: &Progress) {
         let Some((wanted, said)) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else {
             return;
@@ -233,22 +236,22 @@ impl<'a> Watch<'a> {
         if said != self.said {
             self.said = said;
             for i in 0..fleet.workers.len() {
-                let lost = (Which::Worker(i), None);
+                let lost = (FleetProcess::Worker(i), None);
                 if self.pending.contains(&lost) {
                     self.pending.retain(|p| *p != lost);
-                    self.away.insert(i, Away::Left);
+                    self.away.insert(i, Absence::Left);
                 }
             }
         }
-        // Who has finished leaves no place for another to come back to, and none for another to leave.
+        // A finished worker frees no place for another to return to, and cannot leave.
         let (mut finished, mut there, mut away) = (0, Vec::new(), Vec::new());
         for i in 0..fleet.workers.len() {
             let ended = fleet.workers[i].ended();
             match self.away.get(&i) {
                 _ if ended.is_some_and(|status| status.success()) => finished += 1,
-                _ if self.pending.contains(&(Which::Worker(i), None)) => {}
+                _ if self.pending.contains(&(FleetProcess::Worker(i), None)) => {}
                 None => there.push(i),
-                Some(Away::ForGood) => {}
+                Some(Absence::ForGood) => {}
                 Some(_) if ended.is_some() => away.push(i),
                 Some(_) => {}
             }
@@ -256,9 +259,9 @@ impl<'a> Watch<'a> {
         let wanted = wanted as usize;
         for i in there.iter().skip(wanted).copied() {
             let worker = &mut fleet.workers[i];
-            // One that waits to be started again leaves when it is there.
+            // A worker that waits for its restart leaves once it runs.
             if worker.ended().is_none() {
-                self.away.insert(i, Away::Leaves);
+                self.away.insert(i, Absence::Leaves);
                 worker.signal(Signal::SIGTERM);
                 progress.note(&format!("{} leaves; workers wanted: {wanted}", worker.name));
             }
@@ -269,29 +272,29 @@ impl<'a> Watch<'a> {
             match fleet.restart_worker(self.job, i) {
                 Ok(()) => _ = self.back.insert(i),
                 Err(e) => {
-                    let then = self.down(Which::Worker(i), "it stays away");
+                    let then = self.down(FleetProcess::Worker(i), "it stays away");
                     progress.note(&format!("warning: {}; {then}", e.message()));
                 }
             }
         }
     }
 
-    fn is_down(&self, process: Which) -> bool {
+    fn is_down(&self, process: FleetProcess) -> bool {
         self.pending.iter().any(|(p, _)| *p == process)
     }
 
-    /// Says what happens now that it is down.
-    fn down(&mut self, process: Which, without: &str) -> String {
+    /// The message for a process that is down.
+    fn down(&mut self, process: FleetProcess, without: &str) -> String {
         let tried = self.restarts.get(&process).copied().unwrap_or(0);
         let again = tried < self.job.cluster.max_restarts;
-        self.pending.push((process, again.then(|| Instant::now() + RESTART_PAUSE)));
+        self.pending.push((process, again.then(|| Instant::now() + RESTART_DELAY)));
         match again {
-            true => format!("started again in {:.1} s", RESTART_PAUSE.as_secs_f64()),
+            true => format!("started again in {:.1} s", RESTART_DELAY.as_secs_f64()),
             false => without.to_string(),
         }
     }
 
-    /// Starts what is due.
+    /// Restarts the processes that are due.
     fn start_again(&mut self, fleet: &mut Fleet, progress: &Progress) {
         let now = Instant::now();
         let (due, wait) =
@@ -300,8 +303,8 @@ impl<'a> Watch<'a> {
         for (process, _) in due {
             *self.restarts.entry(process).or_default() += 1;
             let started = match process {
-                Which::Server(i) => fleet.restart_server(i),
-                Which::Worker(i) => fleet.restart_worker(self.job, i),
+                FleetProcess::Server(i) => fleet.restart_server(i),
+                FleetProcess::Worker(i) => fleet.restart_worker(self.job, i),
             };
             if let Err(e) = started {
                 let then = self.down(process, "it stays down");
@@ -311,17 +314,19 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What is wrong in a script is wrong in all of them: the first one, which the user watches, has so long to say it too.
-const ALIKE: Duration = Duration::from_secs(1);
+/// A bug in a script fails on all ranks, so the first rank, which the user watches, gets this time to
+/// show it.
+const FIRST_RANK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a run has ended whose script has failed as this rank. A traceback that the user has seen is not shown again.
+/// The failure of a run whose script failed on this rank. A traceback that the user has seen is not
+/// repeated.
 fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
     let said = |w: &Process| w.last_words();
     let last = |words: &str| words.lines().next_back().unwrap_or_default().to_string();
     let words = said(&workers[rank]);
     let began = Instant::now();
     if rank > 0 && workers[0].is_seen() {
-        while workers[0].ended().is_none() && began.elapsed() < ALIKE {
+        while workers[0].ended().is_none() && began.elapsed() < FIRST_RANK_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -346,15 +351,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_something_does_not_hang() {
+    fn an_active_process_does_not_hang() {
         let began = Instant::now();
         let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
-        let new = || Rest { cpu_seconds: 7.0, since: began };
+        let new = || IdleTime { cpu_seconds: 7.0, since: began };
         let mut saves = new();
         assert!((1..60).all(|n| !saves.hangs(7.0 + 0.1 * f64::from(n), at(f64::from(n)))));
         let mut stopped = new();
         assert!(!stopped.hangs(7.0, at(15.0)) && stopped.hangs(7.0, at(15.1)));
-        // It looks whether others are there, and no more.
+        // The check is only whether other workers are present.
         let mut waits = new();
         assert!((1..60).any(|n| waits.hangs(7.0 + 0.001 * f64::from(n), at(f64::from(n)))));
     }

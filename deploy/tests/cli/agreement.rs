@@ -55,7 +55,7 @@ election_ms = 200
 ";
 
 #[test]
-fn workers_with_different_data_of_the_same_shape_do_not_train_together() {
+fn workers_with_different_data_do_not_train_together() {
     let (code, said) = second_of_two(BODY, |fleet, second| {
         let data = table(&fleet.folder, "other.csv", "8");
         second.args(["--set", &format!("data.path={}", data.display())]);
@@ -72,7 +72,7 @@ fn workers_with_different_data_of_the_same_shape_do_not_train_together() {
 }
 
 #[test]
-fn a_worker_that_read_half_of_the_job_file_is_told_what_it_lacks() {
+fn a_worker_with_half_a_job_file_learns_what_it_lacks() {
     let (code, said) = second_of_two(BODY, |fleet, second| {
         let whole = fs::read_to_string(fleet.job.as_ref().expect("a job file")).expect("job file");
         let half = whole.split("epochs").next().expect("the first half");
@@ -87,7 +87,7 @@ fn a_worker_that_read_half_of_the_job_file_is_told_what_it_lacks() {
 }
 
 #[test]
-fn a_worker_of_another_model_is_told_which_tensors_differ() {
+fn a_worker_with_another_model_learns_which_tensors_differ() {
     let (code, said) = second_of_two(BODY, |_, second| {
         second.args(["--set", "model.kind=mlp", "--set", "model.hidden=[5]"]);
     });

@@ -116,9 +116,9 @@ fn takes_more_than_the_least(figure: &Value) {
     assert!(figure["ratio"].as_f64().is_some_and(|r| r > 1.0), "{figure}");
 }
 
-/// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server comes back from it.
+/// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server restarts from it.
 #[test]
-fn large_states_what_a_model_takes_and_comes_back_from_its_disk() {
+fn large_measures_a_model_and_its_restart_from_disk() {
     let figures = figures(&["large", "--params", "3e6", "--steps", "60"]);
     let case = "2.9986e6 parameters";
     for what in ["load", "step", "snapshot", "failover, until it leads", "failover, until weights come"] {

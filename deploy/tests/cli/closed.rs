@@ -69,7 +69,7 @@ impl Closed {
 }
 
 #[test]
-fn each_certificate_is_good_for_its_own_jobs_and_every_act_is_written_down() {
+fn a_certificate_covers_its_own_jobs_and_acts_are_audited() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 1));
     let file = file.to_str().expect("utf-8");
@@ -117,7 +117,7 @@ fn each_certificate_is_good_for_its_own_jobs_and_every_act_is_written_down() {
 }
 
 #[test]
-fn an_authority_is_replaced_under_a_job_that_goes_on() {
+fn an_authority_is_replaced_during_a_job() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("asp", 3, 100_000));
     let file = file.to_str().expect("utf-8");
@@ -145,7 +145,7 @@ fn an_authority_is_replaced_under_a_job_that_goes_on() {
         goes_on("it to go on");
     };
     renew(&["--authority"]);
-    // Somebody who has seen that there are two, and gets no other certificate.
+    // A process that knows both authorities, and gets no other certificate.
     fs::create_dir(scratch.path().join("old")).expect("a folder");
     for name in ["ca.crt", "tls.crt", "tls.key"] {
         let from = scratch.path().join("certs/admin").join(name);

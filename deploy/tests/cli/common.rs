@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared by the tests.
 
 pub use nix::{
     sys::signal::{Signal, kill},
@@ -15,7 +15,7 @@ pub use std::{
     time::{Duration, Instant},
 };
 
-/// Images of the embedded digits that are trained; the others are held out.
+/// Training images of the embedded digits; the others are held out.
 pub const TRAINED: u64 = 1437;
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
@@ -25,7 +25,7 @@ pub fn paraft() -> Command {
         .env_remove("PARAFT_SERVERS")
         .env_remove("PARAFT_CERTS")
         .env_remove("PARAFT_INSECURE");
-    // What is compared here are bits; a machine with a GPU has others.
+    // The tests compare bits, which differ on a GPU.
     c.env("PARAFT_DEVICE", "cpu");
     c
 }
@@ -38,7 +38,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for a condition; says what it last saw when it gives up.
+/// Waits for a condition; on timeout it prints the last observation.
 pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let began = Instant::now();
     loop {
@@ -146,7 +146,7 @@ impl Launcher {
     }
 }
 
-/// Kills what it holds, so that a failed test leaves nothing behind.
+/// Kills its child on drop, so a failed test leaves no process behind.
 pub struct Held(pub Child);
 
 impl Drop for Held {
@@ -156,13 +156,13 @@ impl Drop for Held {
     }
 }
 
-/// Three servers that were started by hand, and can be killed and started again with their folders.
+/// Three servers started by hand, which can be killed and restarted with their folders.
 pub struct Fleet {
     pub addresses: Vec<String>,
     pub folder: PathBuf,
-    /// The job file that they take their settings from; without it, the defaults.
+    /// The job file of their settings; `None`: the defaults.
     pub job: Option<PathBuf>,
-    /// File descriptors that each may have, where that is not what this process may.
+    /// The limit of file descriptors of each; `None`: that of this process.
     pub descriptors: Option<u32>,
     pub servers: Vec<Option<Process>>,
 }
@@ -173,7 +173,7 @@ impl Fleet {
         Self::begin(folder, job, None)
     }
 
-    /// As [`Self::start`], of servers with so many file descriptors.
+    /// As [`Self::start`], with this limit of file descriptors.
     pub fn with_descriptors(folder: &Path, job: &str, descriptors: Option<u32>) -> Self {
         Self::begin(folder, Some(job), descriptors)
     }
@@ -215,7 +215,7 @@ impl Fleet {
         self.servers[id] = Some(server);
     }
 
-    /// A worker of the fleet's job, to be started.
+    /// The command of a worker of the fleet's job.
     pub fn worker(&self, rank: u32, run_dir: &Path) -> Command {
         let mut c = paraft();
         c.env("PARAFT_INSECURE", "1").arg("worker").arg(self.job.as_ref().expect("a job"));
@@ -223,7 +223,7 @@ impl Fleet {
         c
     }
 
-    /// Ends it as a crash does.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self, id: usize) {
         self.servers[id] = None;
     }

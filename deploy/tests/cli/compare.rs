@@ -17,7 +17,7 @@ fn compared(dir: &Path) -> Value {
 const WITH_TARGET: &str = "[optimizer]\nkind = \"sgd\"\nlr = 0.1\n[eval]\ntarget_accuracy = 0.5\n";
 
 #[test]
-fn a_simulated_matrix_has_every_group_and_its_numbers_are_those_of_the_records() {
+fn a_simulated_matrix_reports_its_records_numbers() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = job(scratch.path(), &(digits("bsp", 3, 2) + WITH_TARGET));
     let dir = scratch.path().join("cmp");
@@ -90,7 +90,7 @@ fn a_simulated_matrix_has_every_group_and_its_numbers_are_those_of_the_records()
 }
 
 #[test]
-fn complete_runs_are_not_run_again_and_others_are_not_taken_for_them() {
+fn complete_runs_are_not_rerun_or_confused_with_others() {
     let scratch = tempfile::tempdir().expect("scratch");
     let path = job(scratch.path(), &digits("bsp", 3, 2));
     let dir = scratch.path().join("cmp");

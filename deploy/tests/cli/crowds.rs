@@ -42,7 +42,7 @@ fn step(run_dir: &Path) -> u64 {
 }
 
 #[test]
-fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on() {
+fn exhausted_descriptors_stop_no_replica_and_no_training() {
     paraft_host::raise_descriptor_limit(); // the crowd's end of the connections is in this process
     let scratch = tempfile::tempdir().expect("scratch");
     let settings = "durability = \"quorum-disk\"\nshards = 1\n";

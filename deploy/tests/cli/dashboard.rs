@@ -1,4 +1,4 @@
-//! The live page, asked as a browser asks.
+//! The live page, queried as by a browser.
 
 use crate::{common::*, engines::Tools};
 use serde_json::json;
@@ -7,7 +7,7 @@ use std::{
     net::TcpStream,
 };
 
-/// A job that trains on a fleet of its own, and where its page is.
+/// A job that trains on its own fleet, and the address of its page.
 struct Page {
     launcher: Child,
     folder: tempfile::TempDir,
@@ -65,7 +65,7 @@ impl Page {
         format!("Authorization: Bearer {}", self.token)
     }
 
-    /// The status and the rest of an answer that ends.
+    /// The status and the body of a reply.
     fn answer(&self, request: &str, more: &[&str], body: &str) -> (u16, String) {
         let mut text = String::new();
         self.asks(&self.address, request, more, body).read_to_string(&mut text).expect("an answer");
@@ -77,13 +77,13 @@ impl Page {
         self.answer("POST /act", &[&self.shows()], &act.to_string())
     }
 
-    /// What is told from here on by the page at an address.
+    /// The events of the page at an address from now on.
     fn told(&self, address: &str) -> impl Iterator<Item = Value> + use<> {
         let lines = self.asks(address, "GET /behind/a/proxy/live", &[&self.shows()], "").lines();
         lines.map_while(Result::ok).filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok())
     }
 
-    /// The first thing that is told and is so.
+    /// The first event that satisfies `so`.
     fn hears<T>(&self, address: &str, what: &str, so: impl Fn(&Value) -> Option<T>) -> T {
         let began = Instant::now();
         let mut last = Value::Null;
@@ -106,7 +106,7 @@ fn trains(said: &Value) -> Option<Value> {
 }
 
 #[test]
-fn a_training_has_a_page_that_shows_it_and_whoever_knows_the_token_acts_there() {
+fn a_run_page_shows_it_and_accepts_commands_with_the_token() {
     let page = Page::of(&digits("bsp", 3, 100_000));
     let job = page.hears(&page.address, "it to train", trains);
     assert_eq!((&job["mode"], job["workers"].as_u64()), (&json!("bsp"), Some(2)), "{job}");
@@ -122,10 +122,10 @@ fn a_training_has_a_page_that_shows_it_and_whoever_knows_the_token_acts_there() 
         let jobs = said["facts"]["jobs"].as_array()?;
         jobs.iter().find_map(|j| j["waits"].as_array()?.first().cloned())
     });
-    // The page itself holds nothing.
+    // The page itself contains no data.
     let (status, html) = page.answer("GET /under/some/prefix/", &[], "");
     assert!(status == 200 && html.contains("uPlot") && !html.contains(&page.token), "{status}");
-    // What a command does, it does; the same words say why not.
+    // An action has the effect and the errors of its command.
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
     assert_eq!(status, 200, "{said}");
     contains(&said, &["t goes on in asp (switch 1)"]);
@@ -153,7 +153,7 @@ fn a_training_has_a_page_that_shows_it_and_whoever_knows_the_token_acts_there() 
 }
 
 #[test]
-fn who_does_not_know_the_token_neither_looks_nor_acts() {
+fn a_client_without_the_token_neither_reads_nor_acts() {
     let page = Page::of(&digits("asp", 1, 100_000));
     let wrong = format!("Authorization: Bearer {}", "0".repeat(page.token.len()));
     let short = format!("Authorization: Bearer {}", &page.token[1..]);
@@ -180,7 +180,7 @@ fn who_does_not_know_the_token_neither_looks_nor_acts() {
 }
 
 #[test]
-fn a_page_shows_a_death_and_the_election_behind_it_and_another_server_has_it_too() {
+fn every_servers_page_shows_a_death_and_its_election() {
     let page = Page::of(&digits("asp", 3, 100_000));
     page.hears(&page.address, "it to train", trains);
     let pages: Vec<(u64, String)> = page.hears(&page.address, "everybody's pages", |said| {
@@ -192,7 +192,7 @@ fn a_page_shows_a_death_and_the_election_behind_it_and_another_server_has_it_too
         (all.len() == 3 && all.iter().all(|(_, p)| !p.is_empty())).then_some(all)
     });
     assert!(pages.iter().any(|(_, at)| *at == page.address), "{pages:?}");
-    // Whoever leads a shard of the job, and does not serve the page that is looked at.
+    // A server that leads a shard of the job and does not serve this page.
     let leads = page.hears(&page.address, "leaders", |said| {
         let shards = said["facts"]["shards"].as_array()?;
         shards.iter().find_map(|s| s["leader"].as_u64().filter(|l| *l != 0))
@@ -244,9 +244,9 @@ fn a_simulated_fleet_has_a_page_too_where_nothing_can_be_done() {
 }
 
 #[test]
-fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_put_and_taken_back() {
+fn a_run_page_scales_workers_and_sets_and_clears_faults() {
     let body = digits("asp", 3, 100_000).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
-    // Where the machine has much else to do an election takes its time.
+    // On a loaded machine an election takes longer.
     let body = body + "timeout_ms = 300000\n";
     let page = Page::printed_by("train", &body, &["--faults"]);
     let job = page.hears(&page.address, "it to train", trains);
@@ -270,11 +270,11 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
     let (status, said) = page.acts(&json!({"act": "workers", "job": id + 7, "workers": 1}));
     assert!(status == 409 && said.contains("no job"), "{status}: {said}");
 
-    // Behind the proxies of the fault points servers are reached as from another host.
+    // Behind fault point proxies, servers look remote.
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "ssp:4"}));
     assert!(status == 200 && said.contains("t goes on in ssp:4"), "{status}: {said}");
 
-    // A fault is what the file of the fault points says.
+    // The faults file contains the fault.
     let file = page.folder.path().join("run/faults.json");
     let put = |fault: &str, undo: bool| {
         page.acts(&json!({"act": "fault", "server": 1, "fault": fault, "undo": undo}))
@@ -325,7 +325,7 @@ fn on_the_page_of_a_run_its_workers_are_told_how_many_they_are_and_faults_are_pu
 }
 
 #[test]
-fn who_does_not_show_the_token_keeps_nobody_out_however_many_connections_it_holds() {
+fn connections_without_the_token_lock_no_client_out() {
     let page = Page::of(&digits("asp", 1, 100_000));
     page.hears(&page.address, "it to train", trains);
     let holds: Vec<TcpStream> = (0..600)
@@ -337,7 +337,7 @@ fn who_does_not_show_the_token_keeps_nobody_out_however_many_connections_it_hold
         .collect();
     let (status, _) = page.answer("GET /runs", &[&page.shows()], "");
     assert_eq!(status, 200, "beside {} connections", holds.len());
-    // One that has shown it is not the one that goes.
+    // A connection that has shown the token is not the one that closes.
     let mut told = page.told(&page.address);
     assert!(told.next().is_some());
     let more: Vec<_> = (0..300).filter_map(|_| TcpStream::connect(&page.address).ok()).collect();
@@ -355,7 +355,7 @@ fn a_fleet_without_fault_points_has_none_on_its_page() {
 }
 
 #[test]
-fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_many_workers_it_runs() {
+fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run = scratch.path().join("run");
     let mut train = paraft();
@@ -389,7 +389,7 @@ fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_man
     assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
     let status = paraft().arg("status").arg(&run).output().expect("paraft starts");
     contains(&text(&status.stdout), &["asp"]);
-    // Who is refused and who has acted is said where it is served.
+    // The server logs refusals and actions.
     let wrong = "Authorization: Bearer 0123456789abcdef0123456789abcdef";
     assert_eq!(page.answer("POST /act", &[wrong], "{}").0, 403);
     wait("it to be said", || {
@@ -397,7 +397,7 @@ fn a_fleet_whose_servers_have_no_page_is_given_one_and_an_engine_is_told_how_man
         let all = ["it showed a wrong token", "t goes on in asp", "t is to have 1 worker"];
         if all.iter().all(|words| said.contains(words)) { Ok(()) } else { Err(said) }
     });
-    // The fleet ends, and nobody is left to say so.
+    // The fleet ends, and no process is left to report it.
     let _ = kill(Pid::from_raw(train.id() as i32), Signal::SIGTERM);
     let _ = train.wait();
     page.hears(&page.address, "nobody to be there", |said| {

@@ -3,7 +3,7 @@
 use crate::common::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-/// A folder of programs that stands before all others, and what they were told.
+/// A folder of programs that precedes all others in the PATH, with a log of their arguments.
 pub struct Tools {
     scratch: tempfile::TempDir,
 }
@@ -73,7 +73,7 @@ JSON
 esac"#;
 
 #[test]
-fn a_job_on_kubernetes_is_what_was_printed_by_the_users_own_kubectl() {
+fn a_kubernetes_job_is_applied_by_the_users_kubectl() {
     let tools = Tools::new("kubectl", PODS);
     job(tools.scratch.path(), &digits("bsp", 3, 1));
     let flags = ["--on", "kubernetes", "--image", "x:1", "--arg=--namespace=ml", "--run-dir", "run"];

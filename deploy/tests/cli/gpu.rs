@@ -143,8 +143,8 @@ fn gradients_leave_the_gpu_encoded_in_every_mode() {
 }
 
 #[test]
-fn a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on() {
-    let name = "a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on";
+fn a_failed_gpu_ends_its_worker_and_names_the_kernel() {
+    let name = "a_failed_gpu_ends_its_worker_and_names_the_kernel";
     let Some(gpus) = Gpus::begin(name) else { return };
     let servers = free_addresses(3);
     let body = digits("asp", 3, 2) + &format!("addresses = {servers:?}\n");
@@ -182,7 +182,7 @@ fn a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on(
 }
 
 #[test]
-fn a_gpu_that_is_asked_for_and_not_there_is_an_error_before_anything_starts() {
+fn a_missing_gpu_is_an_error_before_the_start() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = job(scratch.path(), &digits("bsp", 1, 1));
     let job = job.to_str().expect("utf-8");
@@ -252,8 +252,8 @@ fn gpus_without_servers_in_the_step_learn_what_cpus_do() {
 }
 
 #[test]
-fn a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on() {
-    let name = "a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on";
+fn ranks_continue_after_a_gpu_rank_is_killed() {
+    let name = "ranks_continue_after_a_gpu_rank_is_killed";
     let Some(gpus) = Gpus::begin(name) else { return };
     let gpus = gpus.with("DEVICES", "3").with("BACKGROUND", "1");
     for exchange in ["servers", "all-reduce"] {

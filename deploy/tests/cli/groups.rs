@@ -1,4 +1,4 @@
-//! Groups of ranks: real processes that die, and the worker goes on.
+//! Groups of ranks: real processes die, and the worker continues.
 
 use crate::common::{Fleet, Launcher, contains, digits, job, paraft, pid_of, processes, run, text, wait};
 use nix::{
@@ -75,13 +75,13 @@ fn a_pipeline_outlives_each_of_its_ranks() {
 }
 
 #[test]
-fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
+fn ranks_rejoin_and_the_former_leader_leads() {
     let body = grouped(2, 2, 400) + "max_restarts = 1\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
     stands(&l.run_dir, "worker-0-rank-0", "[0, 1]");
-    // The other worker's leader was killed: its follower leads, and goes on doing so.
+    // The other worker's leader was killed: its follower leads, and remains the leader.
     stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
     let out = run(&["status", l.run_dir.to_str().expect("utf-8"), "--json"]);
     let said = text(&out.stdout);
@@ -104,7 +104,7 @@ fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
 
 /// The other rank is stopped, so that there is no group yet in which the one that is killed could be missed.
 #[test]
-fn a_rank_that_is_killed_before_training_begins_is_started_again() {
+fn a_rank_killed_before_training_is_restarted() {
     let l = Launcher::training(&(grouped(1, 2, 2) + "max_restarts = 1\n"), 0);
     let of = |rank: &str| {
         let all = processes(&l.run_dir);
@@ -149,7 +149,7 @@ fn a_rank_that_is_silent_is_left_behind() {
 /// All ranks are started twice, by mistake or as a reserve: the second set waits until the first is silent, and the first, when
 /// it is back, until the second is done.
 #[test]
-fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
+fn of_two_sets_of_ranks_one_trains_and_one_waits() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "timeout_ms = 600000\n")));
     let dir = scratch.path().join("run");
@@ -185,7 +185,7 @@ fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
 }
 
 #[test]
-fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
+fn a_rank_by_hand_waits_and_names_missing_ranks() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "timeout_ms = 2000\n")));
     let dir = scratch.path().join("run");
@@ -202,7 +202,7 @@ fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let other = fleet.worker(0, &dir).args(["--set", "train.batch=8"]).stderr(Stdio::piped()).spawn();
     let both = [other.expect("a rank"), rank(1)].map(|c| c.wait_with_output().expect("output"));
     let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
-    // Who comes second has to change its job; the first only waits for it, and is told.
+    // The second rank must change its job; the first waits for it, and is notified.
     let codes: BTreeSet<_> = both.iter().map(|o| o.status.code()).collect();
     assert_eq!(codes, BTreeSet::from([Some(69), Some(78)]), "{said}");
     assert_eq!(said.matches("different settings").count(), 2, "{said}");
@@ -239,7 +239,7 @@ fn ranks_without_servers_in_the_step_outlive_their_leader() {
 }
 
 #[test]
-fn ranks_that_were_all_killed_go_on_from_their_latest_checkpoint() {
+fn ranks_all_killed_resume_from_their_latest_checkpoint() {
     let body = reducing(2, 1500) + "max_restarts = 1\n[checkpoint]\nevery_steps = 500\n";
     let l = Launcher::training(&body, 2);
     let kept = l.keep();
@@ -267,7 +267,7 @@ fn ranks_that_were_all_killed_go_on_from_their_latest_checkpoint() {
     assert_eq!(code, Some(0), "{err}");
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");
     assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
-    // What it wrote is a checkpoint like any other: servers can go on from it.
+    // What it wrote is a checkpoint like any other: servers can resume from it.
     let more = job(kept.path(), &grouped(1, 2, 1502));
     let args =
         ["train", more.to_str().expect("utf-8"), "--resume", run_dir.to_str().expect("utf-8"), "--json"];

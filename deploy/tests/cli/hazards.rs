@@ -1,4 +1,4 @@
-//! What the Raft library does badly where nobody stops it (each was seen once), with real servers.
+//! Defects of the Raft library that Paraft works around (each was observed once), with real servers.
 
 use crate::common::*;
 
@@ -14,8 +14,8 @@ fn cpu_seconds(pid: u32) -> f64 {
     ticks / TICKS_PER_SECOND
 }
 
-/// A stream to a peer that fails at once is opened again at once, without the pause that is meant for it: a leader took
-/// a whole core while one follower was down.
+/// A stream to a peer that fails at once was reopened at once, without its pause: a leader used a whole
+/// core while one follower was down.
 #[test]
 fn leaders_beside_a_dead_server_sleep() {
     let scratch = tempfile::tempdir().expect("scratch");
@@ -23,7 +23,7 @@ fn leaders_beside_a_dead_server_sleep() {
     fleet.all("serving");
     fleet.kill(2);
     fleet.all("repairing");
-    // Something that the dead one lacks: the control group's leader goes on trying to tell it.
+    // The control group's leader keeps trying to send the dead server an entry that it lacks.
     fleet.ask(&["drain", "2", "--wait", "0"]);
     let cpu =
         |fleet: &Fleet| -> Vec<f64> { fleet.servers.iter().flatten().map(|s| cpu_seconds(s.id())).collect() };
@@ -35,10 +35,10 @@ fn leaders_beside_a_dead_server_sleep() {
     }
 }
 
-/// A server that stands still answers no keepalive, its kernel takes what is sent to it, and no call to it ends by
-/// itself: nobody may wait for it.
+/// A stopped server answers no keepalive, its kernel accepts data, and no call to it ends by itself: no
+/// process may wait for it.
 #[test]
-fn a_server_that_hangs_for_good_holds_nobody_up() {
+fn a_hung_server_holds_no_client_up() {
     let mut training = Launcher::training(&digits("bsp", 3, 40), 3);
     let hung = pid_of(&training.run_dir, "server-0");
     kill(hung, Signal::SIGSTOP).expect("SIGSTOP");
@@ -46,7 +46,7 @@ fn a_server_that_hangs_for_good_holds_nobody_up() {
         true => Ok(()),
         false => Err(format!("{:?}", training.child.try_wait())),
     });
-    // The launcher ends what does not end.
+    // The launcher kills processes that do not end.
     let (code, _, err) = training.output();
     assert_eq!(code, Some(0), "{err}");
 }

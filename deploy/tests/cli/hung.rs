@@ -1,5 +1,5 @@
-//! A leader that hangs, as connected workers see it: stopped (SIGSTOP), it refuses nothing and closes nothing. And one that is
-//! merely slow.
+//! A hung leader from the view of connected workers: a server stopped with SIGSTOP refuses and closes
+//! nothing. Also a leader that is only slow.
 
 use crate::common::*;
 use paraft_client::{Acked, Transport};
@@ -7,7 +7,7 @@ use paraft_common::{Mode, ServerId, Step};
 use paraft_proof::{At, Fate, Ledger};
 use std::sync::mpsc::Receiver;
 
-/// What each server that answers says of the first shard.
+/// The first shard in the status of each server that answers.
 fn first_shard(fleet: &Fleet) -> Vec<(u64, Value)> {
     let out = fleet.ask(&["status", "--json"]);
     let lines = text(&out.stdout);
@@ -39,13 +39,13 @@ fn fleet(folder: &Path, transport: Transport) -> (Fleet, At) {
 fn stands(pid: Pid) -> Result<(), String> {
     let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).unwrap_or_default();
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it is there").flatten().map(stat);
-    // The state comes behind the name, which is in brackets.
+    // The state follows the name, which is in parentheses.
     let runs: Vec<String> =
         tasks.filter(|t| !t.rsplit_once(") ").is_some_and(|(_, t)| t.starts_with('T'))).collect();
     if runs.is_empty() { Ok(()) } else { Err(format!("{runs:?}")) }
 }
 
-/// Whoever acknowledged pushes since the last look, and on how many streams.
+/// The servers that acknowledged pushes since the last call, and the streams.
 fn acknowledged(acks: &Receiver<Acked>) -> (BTreeSet<ServerId>, BTreeSet<(u32, Instant)>) {
     let all: Vec<Acked> = acks.try_iter().collect();
     let by = all.iter().map(|a| a.leader).collect();
@@ -53,7 +53,7 @@ fn acknowledged(acks: &Receiver<Acked>) -> (BTreeSet<ServerId>, BTreeSet<(u32, I
 }
 
 #[test]
-fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none_is_lost_or_doubled() {
+fn pushes_to_a_stopped_leader_are_applied_once_by_the_next() {
     for transport in [Transport::Tcp, Transport::Auto] {
         let scratch = tempfile::tempdir().expect("scratch");
         let (fleet, at) = fleet(scratch.path(), transport);
@@ -69,7 +69,7 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
             let stopped = leader(&fleet);
             let process = fleet.servers[stopped as usize].as_ref().expect("it runs");
             process.signal(Signal::SIGSTOP);
-            // On a loaded machine its other threads run on for a moment.
+            // On a loaded machine its other threads run for a moment.
             wait("all of its threads to stand", || stands(process.pid()));
             for _ in 0..20 {
                 page.step().expect("a step");
@@ -79,7 +79,7 @@ fn pushes_to_a_leader_that_is_stopped_are_acknowledged_by_its_successor_and_none
             assert!(!by.contains(&ServerId(stopped)), "{stopped} is stopped, and {by:?} acknowledged");
             assert_eq!(streams.iter().filter(|(shard, _)| *shard == 0).count(), 1, "{streams:?}");
             process.signal(Signal::SIGCONT);
-            // It goes on with what lies in its sockets, and finds itself deposed.
+            // It handles the data in its sockets, and learns that it is deposed.
             (0..20).for_each(|_| _ = page.step().expect("a step"));
             fleet.all("serving");
         }
@@ -134,7 +134,7 @@ fn a_leader_that_lives_and_is_slow_is_asked_about_and_not_left() {
         });
         second.begin().expect("weights");
         (0..9).for_each(|_| _ = second.step().expect("a step"));
-        // Of the tenth round there is one push, which nobody acknowledges.
+        // The tenth round has one push, which no leader acknowledges.
         let before = refused();
         wait("followers to be asked", || {
             let asked = refused() - before;

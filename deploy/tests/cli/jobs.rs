@@ -50,7 +50,7 @@ fn names(job: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn any_server_tells_of_jobs_and_checkpoints_also_when_the_control_groups_leader_was_killed() {
+fn any_server_lists_jobs_after_the_control_leader_is_killed() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     fs::create_dir(&run_dir).expect("run folder");
@@ -133,7 +133,7 @@ election_ms = 200
         assert_eq!(list["jobs"][0], job);
     }
 
-    // Without a majority nobody is elected, and the last server still tells what was agreed.
+    // Without a majority no leader is elected, and the last server still reports the agreed state.
     let second = leader(&fleet);
     fleet.kill(second);
     let last = (0..3).find(|id| *id != killed && *id != second).expect("one of three");
@@ -144,7 +144,7 @@ election_ms = 200
     });
     assert_eq!((&job["state"], names(&job)), (&"finished".into(), on_disk.clone()));
 
-    // The whole fleet dies and comes back: the weights were in memory, what is agreed is on disk.
+    // The whole fleet dies and restarts: the weights were in memory, the agreed state is on disk.
     (0..3).for_each(|id| fleet.kill(id));
     (0..3).for_each(|id| fleet.serve(id));
     let leader = leader(&fleet);
@@ -153,7 +153,7 @@ election_ms = 200
 }
 
 #[test]
-fn a_worker_that_finds_its_job_done_says_what_works_and_the_job_stays_finished() {
+fn a_worker_of_a_finished_job_says_what_to_do() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     fs::create_dir(&run_dir).expect("run folder");

@@ -10,7 +10,7 @@ fn with_checkpoints(epochs: u64) -> String {
 }
 
 #[test]
-fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
+fn a_job_resumes_bit_for_bit_after_its_fleet_is_killed() {
     let body = with_checkpoints(30);
     let l = Launcher::training(&body, 2);
     let checkpoints = l.run_dir.join("checkpoints");
@@ -181,7 +181,7 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
 }
 
 #[test]
-fn a_checkpoint_that_somebody_asks_for_is_one_to_go_on_from_with_the_same_bits() {
+fn a_requested_checkpoint_resumes_with_the_same_bits() {
     let l = Launcher::training(&digits("bsp", 3, 150), 2);
     let (keep, run_dir) = (l.keep(), l.run_dir.clone());
     let dir = run_dir.to_str().expect("utf-8");

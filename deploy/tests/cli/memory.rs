@@ -1,11 +1,11 @@
-//! Servers whose memory is taken from them on purpose, by a cgroup or `ulimit -v`, and job files that no person wrote.
+//! Servers with a memory limit by a cgroup or `ulimit -v`, and invalid job files.
 
 use crate::common::*;
 
-/// What bounds a server's memory: a cgroup of its own or, where nobody can make one, its address space.
+/// The limit of a server's memory: its own cgroup or, without permission for one, its address space.
 struct Bound {
     bytes: u64,
-    /// The file with its limit.
+    /// The file of the limit.
     cgroup: Option<PathBuf>,
 }
 
@@ -32,8 +32,8 @@ impl Bound {
         self.cgroup.as_ref().map_or(Ok(()), |limit| fs::write(limit, bytes.to_string()))
     }
 
-    /// Starts the last server with room for some of its three replicas. How much it takes by itself depends on the build and
-    /// its allocator, so it is tried.
+    /// Starts the last server with memory for some of its three replicas. Its own need depends on the
+    /// build and its allocator, so it is found by trial.
     fn with_too_little(fleet: &mut Fleet) -> Self {
         let mut bound = Self::new();
         for _ in 0..60 {
@@ -54,7 +54,7 @@ impl Bound {
         panic!("no bound is enough for some replicas and too little for others: {} bytes", bound.bytes)
     }
 
-    /// What a shell does before it becomes the server.
+    /// The shell commands before the server.
     fn first(&self) -> String {
         match self.cgroup.as_ref().and_then(|limit| limit.parent()) {
             Some(path) => format!("echo $$ > {}/cgroup.procs", path.display()),
@@ -62,7 +62,7 @@ impl Bound {
         }
     }
 
-    /// There is more from now on, also for a server that runs.
+    /// Raises the limit, also for a running server.
     fn raise(&self, server: &Process) {
         self.set(ENOUGH).expect("raised");
         if self.cgroup.is_none() {
@@ -80,7 +80,7 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         let Some(path) = self.cgroup.as_ref().and_then(|limit| limit.parent()) else { return };
-        // After a failure its server runs still.
+        // After a failure its server still runs.
         let inside = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
         for process in inside.lines().filter_map(|pid| pid.parse().ok()) {
             let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
@@ -92,7 +92,7 @@ impl Drop for Bound {
     }
 }
 
-/// A server of the fleet's job, started by a shell that does this first.
+/// Starts a server of the fleet's job from a shell that first runs `first`.
 fn serve_after(fleet: &mut Fleet, id: usize, first: &str) {
     let paraft = env!("CARGO_BIN_EXE_paraft");
     let job = fleet.job.clone().expect("a job");
@@ -119,7 +119,7 @@ fn replies(fleet: &Fleet, more: &[&str]) -> Vec<Value> {
     lines.filter(|r| r["shards"].is_array()).collect()
 }
 
-/// Of a server: the shards whose replicas follow or lead with all their state, and why others wait.
+/// For a server: the shards whose replicas have their full state, and the reasons of the waiting ones.
 fn whole_and_waiting(fleet: &Fleet, id: u64) -> (Vec<u64>, Vec<(u64, String)>) {
     let Some(reply) = replies(fleet, &[]).into_iter().find(|r| r["server"] == id) else {
         return Default::default();
@@ -135,10 +135,10 @@ fn whole_and_waiting(fleet: &Fleet, id: u64) -> (Vec<u64>, Vec<(u64, String)>) {
     (whole, list("stopped").iter().map(waits).collect())
 }
 
-/// One shard suffers, on one server; the process is not killed for memory again and again, as it was when each try read
-/// the log before it asked for room.
+/// Only one shard on one server is affected. The process is not killed repeatedly: it asks for memory
+/// before it reads the log.
 #[test]
-fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_others_lack() {
+fn a_server_with_little_memory_keeps_what_fits_and_says_so() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), Some(&body()));
     fleet.all("serving");
@@ -149,14 +149,14 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
             fleet.worker(rank, &run).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("worker")
         })
         .collect();
-    // A job that has ended would need less: this one's workers die.
+    // A finished job would need less memory, so this one's workers die.
     wait("it to train", || match pushes_of(&fleet, 0) {
         pushes if pushes.iter().all(|p| *p > Some(10)) => Ok(()),
         pushes => Err(format!("{pushes:?}")),
     });
     workers.into_iter().for_each(|w| drop(Held(w)));
     wait("their leases to end", || match replies(&fleet, &[]) {
-        all if all.iter().all(nobody_is_there) => Ok(()),
+        all if all.iter().all(has_no_members) => Ok(()),
         all => Err(format!("{all:?}")),
     });
     let pushes: Vec<_> = pushes_of(&fleet, 0);
@@ -166,7 +166,7 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
         "what replicas need to be written down",
         || if kept(&fleet, 2) { Ok(()) } else { Err(String::new()) },
     );
-    // The last server comes back with less than it needs.
+    // The last server restarts with less memory than it needs.
     let bound = Bound::with_too_little(&mut fleet);
     let settled = |fleet: &Fleet| {
         let (whole, waiting) = whole_and_waiting(fleet, 2);
@@ -177,7 +177,8 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
         }
     };
     let first = wait("some to follow, and the others to say what they lack", || settled(&fleet));
-    // Nobody was killed for memory, its neighbours least of all; and those that wait do not take turns with the others.
+    // The kernel has killed no process for memory, and waiting replicas do not alternate with the
+    // others.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         for server in fleet.servers.iter_mut().flatten() {
@@ -188,7 +189,7 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
     }
     assert_eq!(first, (0..first.len() as u64).collect::<Vec<_>>(), "in the order of the shards");
     assert_eq!(replies(&fleet, &[]).len(), 3, "all answer");
-    // There is more, and the others come up by themselves, with all that was acknowledged.
+    // With more memory the waiting replicas start by themselves, with all acknowledged pushes.
     bound.raise(fleet.servers[2].as_ref().expect("it runs"));
     wait("all three replicas", || match whole_and_waiting(&fleet, 2) {
         (whole, waiting) if whole.len() == 3 && waiting.is_empty() => Ok(()),
@@ -202,8 +203,8 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
     });
 }
 
-/// On no shard of this server.
-fn nobody_is_there(reply: &Value) -> bool {
+/// Whether no shard of this server has a member.
+fn has_no_members(reply: &Value) -> bool {
     let members = |s: &Value| s["members"].as_array().is_some_and(|m| m.is_empty());
     reply["shards"].as_array().is_some_and(|shards| shards.iter().all(members))
 }
@@ -226,7 +227,7 @@ fn digests_of(fleet: &Fleet) -> bool {
 }
 
 #[test]
-fn a_server_whose_address_space_is_limited_says_so_or_counts_with_it() {
+fn a_server_with_limited_address_space_says_so() {
     let scratch = tempfile::tempdir().expect("scratch");
     let address = free_addresses(1).remove(0);
     let paraft = env!("CARGO_BIN_EXE_paraft");

@@ -3,7 +3,7 @@
 use crate::common::{Launcher, contains, digits, run, text, wait};
 
 #[test]
-fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
+fn a_running_job_switches_its_mode_and_records_it() {
     let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
     let dir = l.run_dir.to_str().expect("utf-8");
     let servers = std::fs::read_to_string(l.run_dir.join("servers")).expect("its servers");
@@ -25,7 +25,7 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
         });
         let status = run(&["status", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
-        // The control group hears of a job a moment after it has begun.
+        // The control group learns of a job a moment after its start.
         let mut jobs = String::new();
         wait("the job to be listed with its mode", || {
             jobs = text(&run(&["jobs", dir, "--json"]).stdout);
@@ -34,7 +34,7 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
             if begun && now { Ok(()) } else { Err(jobs.clone()) }
         });
     }
-    // A rule chooses from here on, until somebody else does.
+    // The rule chooses from here on, until a user switches.
     for (mode, says, json) in [
         ("auto", "-> ssp:1 (switch 4), and a rule", "\"mode_auto\":\"asp\""),
         ("asp", "-> asp (switch", "\"mode_auto\":\"\""),

@@ -1,4 +1,4 @@
-//! What a person who runs a fleet by hand is told, also when something is amiss.
+//! The output for a user who runs a fleet by hand, including errors.
 
 use crate::common::*;
 use std::{
@@ -119,7 +119,7 @@ fn a_server_that_the_majority_needs_is_not_called_stoppable() {
 }
 
 #[test]
-fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() {
+fn a_control_group_without_majority_is_explained() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), None);
     fleet.all("serving");
@@ -146,7 +146,7 @@ fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() 
     std::thread::spawn(move || lines.for_each(|l| _ = tell.send(l)));
     let word = said.iter().find(|l| l.contains("It goes on asking")).expect("it says why it waits");
     contains(&word, &["control group", &answers, &fleet.addresses[1]]);
-    // And goes on: the fleet comes back, and takes it in.
+    // It continues: the fleet restarts, and accepts it.
     fleet.serve(1);
     let began = Instant::now();
     loop {
@@ -162,7 +162,7 @@ fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() 
 }
 
 #[test]
-fn an_order_reaches_a_leader_that_is_not_among_the_servers_given() {
+fn an_order_reaches_a_leader_outside_the_given_servers() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), None);
     fleet.all("serving");
@@ -182,7 +182,7 @@ fn an_order_reaches_a_leader_that_is_not_among_the_servers_given() {
 }
 
 #[test]
-fn who_is_drained_as_well_is_said_with_what_both_would_take_along() {
+fn draining_a_second_server_names_the_combined_loss() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), None);
     fleet.all("serving");
@@ -196,7 +196,7 @@ fn who_is_drained_as_well_is_said_with_what_both_would_take_along() {
 }
 
 #[test]
-fn who_cannot_say_what_failed_says_it_by_the_exit_code() {
+fn a_failure_without_output_shows_in_the_exit_code() {
     for (args, code) in
         [(&["worker", "missing.toml", "--rank", "0"][..], 78), (&["status", "127.0.0.1:1"], 69)]
     {
@@ -215,7 +215,7 @@ fn small(dir: &Path, more: &str) -> PathBuf {
 }
 
 #[test]
-fn a_folder_that_can_hold_no_checkpoints_is_refused_before_anything_starts() {
+fn an_unwritable_checkpoint_folder_is_refused_at_the_start() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = scratch.path().join("taken");
     fs::write(&file, "").expect("file");
@@ -228,7 +228,7 @@ fn a_folder_that_can_hold_no_checkpoints_is_refused_before_anything_starts() {
             !run.join("metrics.jsonl").exists() && !run.join("server-0.log").exists(),
             "nothing may start"
         );
-        // Nobody listens there: a worker that tries to train says so, with another code.
+        // No server listens there: a worker that tries to train reports that, with another code.
         let mut worker = paraft();
         worker.arg("worker").arg(&job).args(["--rank", "0", "--servers", "127.0.0.1:1"]);
         for out in [train, worker.output().expect("paraft starts")] {
@@ -241,7 +241,7 @@ fn a_folder_that_can_hold_no_checkpoints_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn resume_takes_the_newest_run_that_has_a_whole_checkpoint_and_names_the_newer_ones() {
+fn resume_takes_the_newest_run_with_a_whole_checkpoint() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = small(scratch.path(), "");
     let train = |args: &[&str]| {
@@ -279,7 +279,7 @@ fn losses(run: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn workers_that_begin_again_at_a_checkpoint_begin_a_new_record_once_and_one_that_comes_back_does_not() {
+fn only_a_restart_at_a_checkpoint_begins_a_new_record() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run = scratch.path().join("runs/by-hand");
     let base = digits("bsp", 3, 100_000)
@@ -317,7 +317,7 @@ fn workers_that_begin_again_at_a_checkpoint_begin_a_new_record_once_and_one_that
     drop(first);
     (0..3).for_each(|id| fleet.kill(id));
     let whole = fs::read(run.join("metrics.jsonl")).expect("the record of the first try");
-    // Who comes back names the one that the job began with.
+    // A worker that rejoins names the checkpoint that the job started with.
     let checkpoint = scratch.path().join("checkpoint");
     fs::rename(whole_ones().expect("a checkpoint"), &checkpoint).expect("moved");
     let resume = ["--resume", checkpoint.to_str().expect("utf-8")];
@@ -362,7 +362,7 @@ fn a_worker_says_which_folder_it_cannot_make() {
 
 /// Of a job whose leases last for a minute.
 #[test]
-fn a_worker_that_gets_sigterm_gives_its_lease_back_and_ends_with_143() {
+fn a_worker_on_sigterm_returns_its_lease_and_exits_143() {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("bsp", 3, 100_000) + "grace_ms = 60000\n";
     let fleet = Fleet::start(scratch.path(), Some(&body));
@@ -390,7 +390,7 @@ fn a_worker_that_gets_sigterm_gives_its_lease_back_and_ends_with_143() {
 }
 
 #[test]
-fn a_run_has_fewer_workers_for_a_while_and_every_sample_of_an_epoch_is_trained() {
+fn a_run_scaled_down_still_trains_every_sample() {
     let body = digits("asp", 1, 800).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
     let l = Launcher::training(&body, 2);
     let (keep, run_dir) = (l.keep(), l.run_dir.clone());
@@ -468,7 +468,7 @@ fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
     kill(pid_of(&dir, &worker(0)), Signal::SIGKILL).expect("killed");
     wait_for("the second to come back", &|| lines(1) > before + 3);
     assert!(left(0, "SIGKILL"), "it is lost");
-    // Who is lost is one of those that come back when somebody says how many there are to be; who is there stays.
+    // Lost workers also return when a user sets the number; present workers stay.
     assert!(scale("2").status.success());
     let first = lines(0);
     wait_for("the first to come back", &|| lines(0) > first + 3);

@@ -97,7 +97,7 @@ fn trial(scratch: &Path) -> Trial {
 }
 
 #[test]
-fn jobs_end_as_said_whoever_leads_and_dies() {
+fn jobs_end_once_while_leaders_die() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut t = trial(scratch.path());
     let any = t.fleet.addresses.join(",");
@@ -115,7 +115,7 @@ fn jobs_end_as_said_whoever_leads_and_dies() {
 }
 
 #[test]
-fn jobs_are_taken_in_once_whoever_leads_and_dies() {
+fn jobs_are_submitted_once_while_leaders_die() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut t = trial(scratch.path());
     let file = job(scratch.path(), &digits("asp", 3, 100_000));
@@ -136,7 +136,7 @@ fn jobs_are_taken_in_once_whoever_leads_and_dies() {
 }
 
 #[test]
-fn servers_drain_as_said_whoever_leads_and_dies() {
+fn servers_drain_once_while_leaders_die() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut t = trial(scratch.path());
     let any = t.fleet.addresses.join(",");
@@ -154,7 +154,7 @@ fn servers_drain_as_said_whoever_leads_and_dies() {
 }
 
 #[test]
-fn servers_are_forgotten_as_said_whoever_leads_and_dies() {
+fn servers_are_forgotten_once_while_leaders_die() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut t = trial(scratch.path());
     let any = t.fleet.addresses.join(",");
@@ -177,7 +177,7 @@ fn servers_are_forgotten_as_said_whoever_leads_and_dies() {
 }
 
 #[test]
-fn modes_and_checkpoints_are_as_said_whoever_leads_and_dies() {
+fn modes_and_checkpoints_are_exact_while_leaders_die() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut t = trial(scratch.path());
     let body = digits("asp", 3, 100_000) + "[checkpoint]\nevery_steps = 1000000\n";

@@ -56,7 +56,7 @@ fn a_plan_says_what_each_way_holds_and_which_fit() {
     assert_eq!(of(6, "between_bytes"), between, "{}", ways[6]);
     assert!((0.5..0.6).contains(&(of(6, "weights_bytes") / model)) && of(6, "bubble") == 0.0, "{}", ways[6]);
     assert_eq!((of(7, "processes"), of(8, "processes")), (8.0, 16.0));
-    // Three meshes: their weights are dealt to two of them, and two gradients come back.
+    // Three meshes: their weights are sent to two of them, and two gradients are returned.
     let out = run(&["plan", &job, "--json", "--set", "train.group_size=3"]);
     let thrice: Vec<Value> =
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();

@@ -53,7 +53,7 @@ fn the_demo_prints_both_modes_and_writes_a_report() {
 }
 
 #[test]
-fn event_files_are_there_before_the_run_has_ended_and_one_process_writes_them() {
+fn event_files_exist_during_a_run_and_have_one_writer() {
     let mut launcher = Launcher::training(&digits("bsp", 1, 100_000), 1);
     let folder = launcher.run_dir.join("tensorboard");
     let files = || fs::read_dir(&folder).map(|all| all.flatten().map(|e| e.path()).collect::<Vec<_>>());
@@ -151,7 +151,7 @@ fn no_process_is_left_when_the_launcher_is_killed() {
 }
 
 #[test]
-fn a_second_run_in_the_folder_of_a_live_one_is_refused_and_harms_nothing() {
+fn a_second_run_in_a_live_folder_is_refused() {
     let l = Launcher::training(&(digits("bsp", 1, 100_000) + "[checkpoint]\nevery_steps = 20\n"), 2);
     let (dir, job) = (l.run_dir.to_str().expect("utf-8"), l.scratch.path().join("job.toml"));
     wait("a checkpoint", || match l.run_dir.join("checkpoints/latest").exists() {
@@ -234,7 +234,7 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
 }
 
 #[test]
-fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
+fn a_killed_worker_that_rejoins_counts_as_lost() {
     let body = digits("asp", 1, 150) + "max_restarts = 1\ngrace_ms = 60000\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
@@ -245,9 +245,9 @@ fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
     assert_eq!(summary["workers_lost"], 1, "{summary}");
 }
 
-/// The first server founds the fleet: whatever of that is done when it is killed, the fleet stands when it is back.
+/// The first server bootstraps the fleet: a kill at any step of that does not prevent the fleet.
 #[test]
-fn the_first_server_is_killed_at_any_moment_of_the_founding_and_the_fleet_stands() {
+fn the_first_server_may_be_killed_at_any_bootstrap_step() {
     for after_ms in (0..80).step_by(8) {
         let body = digits("bsp", 3, 2) + "max_restarts = 3\n";
         let l = Launcher::training(&body, 0);
@@ -266,7 +266,7 @@ fn the_first_server_is_killed_at_any_moment_of_the_founding_and_the_fleet_stands
 
 /// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.
 #[test]
-fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {
+fn a_stopped_worker_loses_its_lease_and_opens_a_new_session() {
     let l = Launcher::training(&(digits("bsp", 1, 400) + "grace_ms = 1000\n"), 2);
     let stopped = pid_of(&l.run_dir, "--rank 1");
     kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
@@ -305,7 +305,7 @@ fn chunks(metrics: &[Value]) -> BTreeMap<(u64, u64), (usize, u64)> {
 }
 
 #[test]
-fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
+fn other_workers_train_the_rest_of_a_killed_workers_epoch() {
     const EPOCHS: u64 = 60;
     for mode in ["bsp", "asp"] {
         let body =
@@ -337,7 +337,7 @@ fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
 }
 
 #[test]
-fn a_run_that_is_stopped_on_its_own_fleet_takes_the_servers_along() {
+fn stopping_a_run_on_its_own_fleet_stops_the_servers() {
     let l = Launcher::training(&digits("asp", 3, 100_000), 2);
     let dir = l.run_dir.to_str().expect("utf-8");
     wait("the control group to hear of it", || match text(&run(&["jobs", dir]).stdout) {
@@ -396,7 +396,7 @@ fn doctor_env_and_completions_answer() {
 }
 
 #[test]
-fn a_temporary_folder_whose_path_is_too_long_for_a_socket_costs_the_socket_and_nothing_else() {
+fn a_path_too_long_for_a_socket_costs_only_the_socket() {
     let scratch = tempfile::tempdir().expect("scratch");
     let long = scratch.path().join("y".repeat(80));
     fs::create_dir(&long).expect("a folder");
@@ -420,7 +420,7 @@ fn a_temporary_folder_whose_path_is_too_long_for_a_socket_costs_the_socket_and_n
 }
 
 #[test]
-fn vector_instructions_are_forced_shown_and_refused_where_they_are_not() {
+fn vector_instructions_are_forced_shown_or_refused() {
     let doctor = |set: &str| paraft().args(["doctor", "--json"]).env("PARAFT_SIMD", set).output();
     for isa in paraft_simd::Isa::ALL {
         let out = doctor(isa.name()).expect("paraft starts");
@@ -489,7 +489,7 @@ fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
 }
 
 #[test]
-fn a_worker_that_finds_no_leader_since_no_disk_serves_is_told_so() {
+fn a_worker_without_a_leader_learns_that_no_disk_serves() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     let body = digits("asp", 3, 100_000) + "durability = \"quorum-disk\"\ntimeout_ms = 3000\n";

@@ -48,7 +48,7 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
 }
 
 #[test]
-fn status_does_not_call_a_fleet_whole_that_has_just_lost_a_memory() {
+fn status_does_not_call_a_fleet_that_lost_memory_whole() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), None);
     assert!(status_waits(&fleet, "whole").status.success());
@@ -62,7 +62,7 @@ fn status_does_not_call_a_fleet_whole_that_has_just_lost_a_memory() {
 }
 
 #[test]
-fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference() {
+fn a_server_with_other_settings_exits_78_and_names_them() {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut fleet = Fleet::start(scratch.path(), None);
     assert!(status_waits(&fleet, "whole").status.success());
@@ -117,7 +117,7 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     fs::rename(fleet.data(0).join("elsewhere"), fleet.data(0).join("identity")).expect("moved");
     fleet.serve(0);
     assert!(status_waits(&fleet, "whole").status.success());
-    // Nobody joins at the address of a server that is there, or is listened to under its number.
+    // No server may join at a running server's address, or under its number.
     for (name, place) in
         [("joins", ["--join", b, "--advertise", a]), ("is", ["--id", "0", "--servers", &list])]
     {
@@ -141,13 +141,13 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
 }
 
 #[test]
-fn a_server_comes_back_with_its_data_at_another_address() {
+fn a_server_returns_with_its_data_at_another_address() {
     for level in ["quorum-disk", "quorum-memory"] {
-        comes_back_elsewhere(level);
+        returns_elsewhere(level);
     }
 }
 
-fn comes_back_elsewhere(level: &str) {
+fn returns_elsewhere(level: &str) {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 1).replace("[cluster]", &format!("[cluster]\ndurability = {level:?}"));
     let mut fleet = Fleet::start(scratch.path(), Some(&body));
@@ -167,7 +167,7 @@ fn comes_back_elsewhere(level: &str) {
 }
 
 #[test]
-fn what_is_damaged_is_put_aside_shown_and_given_back_by_a_person() {
+fn damaged_data_is_quarantined_shown_and_restored() {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 1).replace("[cluster]", "[cluster]\ndurability = \"quorum-disk\"");
     let mut fleet = Fleet::start(scratch.path(), Some(&body));

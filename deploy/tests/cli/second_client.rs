@@ -31,7 +31,7 @@ impl Ledger {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/second-client/ledger.py");
         let mut child = Command::new(python)
             .arg(script)
-            // It is told of one server and finds the others.
+            // It is given one server and finds the others.
             .args(["--servers", &fleet.addresses[0], "--until-eof", "--steps", "3000"])
             .args(args)
             .stdin(Stdio::piped())
@@ -130,12 +130,12 @@ fn while_leaders_are_killed(mode: &str) {
 }
 
 #[test]
-fn a_client_written_from_the_docs_loses_and_doubles_nothing_in_asp() {
+fn a_client_written_from_the_docs_is_exact_in_asp() {
     while_leaders_are_killed("asp");
 }
 
 #[test]
-fn a_client_written_from_the_docs_loses_and_doubles_nothing_in_bsp() {
+fn a_client_written_from_the_docs_is_exact_in_bsp() {
     while_leaders_are_killed("bsp");
 }
 

@@ -9,7 +9,7 @@ fn simulate(job: &Path, dir: &Path, more: &[&str]) -> Output {
 }
 
 #[test]
-fn a_seed_is_a_record_byte_for_byte_and_its_folder_is_that_of_a_run() {
+fn a_seed_gives_the_same_record_byte_for_byte() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = job(scratch.path(), &digits("ssp:2", 3, 3));
     let fleet = ["--workers", "12", "--slow", "1:5x", "--mttf-s", "0.3", "--restart-s", "0.1", "--json"];
@@ -91,7 +91,7 @@ fn what_cannot_be_simulated_is_said_with_its_remedy() {
 }
 
 #[test]
-fn a_prediction_is_calibrated_with_one_run_and_compared_with_another() {
+fn a_prediction_calibrated_on_one_run_is_compared_to_another() {
     let scratch = tempfile::tempdir().expect("scratch");
     let job = job(scratch.path(), &digits("bsp", 1, 4));
     let job_path = job.to_str().expect("utf-8");

@@ -1,4 +1,5 @@
-//! A fleet that was founded for no job: jobs are trained on it, submitted, followed, stopped and deleted.
+//! A fleet that was started without a job: jobs are trained on it, submitted, followed, stopped and
+//! deleted.
 
 use crate::common::*;
 use serde_json::json;
@@ -37,7 +38,7 @@ impl Standing {
         self.servers[id] = Some(Process::start(format!("server-{id}"), c, &self.folder).expect("server"));
     }
 
-    /// A server more, the `n`th that joins.
+    /// Starts the `n`th additional server, which joins.
     pub fn joining(&self, n: usize) -> Process {
         let mut c = paraft();
         c.arg("--certs").arg(self.folder.join("certs"));
@@ -55,7 +56,7 @@ impl Standing {
         &self.addresses[2]
     }
 
-    /// Runs a command of the fleet's in its folder; gives its exit code and what it has said.
+    /// Runs a command in the fleet's folder; returns its exit code and output.
     pub fn say(&self, args: &[&str]) -> (Option<i32>, String) {
         let out = self.command(args).output().expect("paraft starts");
         (out.status.code(), text(&out.stdout) + &text(&out.stderr))
@@ -73,7 +74,7 @@ impl Standing {
         said
     }
 
-    /// The jobs by name: state, and whether servers hold anything of it.
+    /// The jobs by name: state, and whether servers hold their data.
     fn jobs(&self) -> BTreeMap<String, (String, bool)> {
         let said: Value =
             serde_json::from_str(&self.done(&["jobs", self.any(), "--json"])).expect("an object");
@@ -88,13 +89,13 @@ fn weights(run: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_job_learns_the_same_bits_on_a_fleet_that_stands_as_on_its_own_also_beside_another() {
+fn a_job_on_a_shared_fleet_learns_the_same_bits() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 2));
     let file = file.to_str().expect("utf-8");
     let fleet = Standing::start(scratch.path());
     fleet.done(&["train", file, "--run-dir", "own"]);
-    // A neighbour that pushes all the while.
+    // Another job that pushes all the time.
     fleet.done(&[
         "submit",
         file,
@@ -118,7 +119,7 @@ fn a_job_learns_the_same_bits_on_a_fleet_that_stands_as_on_its_own_also_beside_a
 }
 
 #[test]
-fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_servers() {
+fn a_job_is_followed_stopped_and_deleted_by_its_name() {
     let scratch = tempfile::tempdir().expect("scratch");
     let body = digits("asp", 3, 100_000) + "durability = \"quorum-disk\"\n";
     let file = job(scratch.path(), &body);
@@ -135,7 +136,7 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     });
     contains(&fleet.done(&["logs", "t-2", "--of", fleet.any()]), &["worker-0.log", "connected"]);
     assert!(fleet.data(0).join("shard-1-0").is_dir(), "job 1's first shard, on its disk");
-    // A leader that has just been elected may not be seen yet, and one worker may come later than the other.
+    // A new leader may not be visible yet, and one worker may join later than the other.
     let said =
         wait("all of its leaders to be seen", || match fleet.say(&["status", "t-2", "--of", fleet.any()]) {
             (Some(0), said) if ["w0(", "w1("].iter().all(|w| said.contains(w)) => Ok(said),
@@ -153,7 +154,7 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     let (code, said) = fleet.say(&["status", "t-3", "--of", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `t-3`", "paraft jobs"]);
-    // A server dies and comes back with what it had of both.
+    // A server dies and restarts with its data of both jobs.
     fleet.servers[0] = None;
     fleet.serve(0);
     contains(&fleet.done(&["stop", "t", "--of", fleet.any()]), &["t is stopped"]);
@@ -176,7 +177,7 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name_and_its_files_go_from_the_s
     let (code, said) = fleet.say(&["delete", "nobody", "--of", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `nobody`", "`t`"]);
-    // Its launcher says why it has ended.
+    // Its launcher logs why it has ended.
     let log = scratch.path().join("runs/t-2/launcher.log");
     wait("the other launcher to end", || match fs::read_to_string(&log).unwrap_or_default() {
         said if said.contains("no job `t-2`") => Ok(()),
@@ -211,7 +212,7 @@ fn what_cannot_be_submitted_is_said_at_once() {
     let (ended, said) = fleet.say(&[&["train", file, "--to", fleet.any()], &large[..]].concat());
     assert_eq!(ended, Some(78), "{said}");
     contains(&said, &["where a job may have 512.0 MiB (--job-memory)"]);
-    // What is there of an earlier run stays.
+    // Files of an earlier run stay.
     let small = ["--set", "cluster.servers=3", "--set", "cluster.replicas=3", "--set", "train.max_steps=1"];
     fleet.done(&[&["train", file, "--to", fleet.any(), "--run-dir", "once"], &small[..]].concat());
     let job_file = scratch.path().join("once/job.toml");
@@ -223,7 +224,7 @@ fn what_cannot_be_submitted_is_said_at_once() {
 }
 
 #[test]
-fn a_comparison_trains_its_runs_as_jobs_of_a_fleet_that_stands_and_leaves_none_there() {
+fn a_comparison_leaves_no_jobs_on_a_shared_fleet() {
     let scratch = tempfile::tempdir().expect("scratch");
     let file = job(scratch.path(), &digits("bsp", 3, 1));
     let file = file.to_str().expect("utf-8");

@@ -41,7 +41,7 @@ fn results(lines: &str) -> (BTreeMap<(u64, u64), Value>, Option<Value>) {
 }
 
 #[test]
-fn a_sweep_comes_to_the_same_when_trials_a_server_and_the_sweep_itself_are_killed() {
+fn a_sweep_with_kills_reaches_the_same_result() {
     let scratch = tempfile::tempdir().expect("scratch");
     let halving = ["--search", "halving", "--eta", "4", "--parallel", "2", "--share-cores"];
     let out = sweep(scratch.path(), "undisturbed", &halving).output().expect("paraft starts");
@@ -127,7 +127,7 @@ fn a_sweep_comes_to_the_same_when_trials_a_server_and_the_sweep_itself_are_kille
     );
 }
 
-/// A sweep of a few trials on a fleet that stands, with its words in `said`.
+/// A sweep of a few trials on an existing fleet, with its output in `said`.
 fn sweep_to(scratch: &Path, fleet: &Standing, epochs: u64) -> Command {
     let file = job(scratch, &digits("asp", 3, epochs).replace("batch", "workers = 1\nbatch"));
     fs::write(scratch.join("two.toml"), "metric = \"accuracy\"\n[space]\n\"optimizer.lr\" = [0.05, 0.1]\n")
@@ -159,12 +159,12 @@ fn held(fleet: &Standing) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_a_killed_sweep_has_left_on_a_fleet_is_deleted_when_it_goes_on_and_nobody_elses_job_is() {
+fn a_resumed_sweep_deletes_only_its_own_leftover_jobs() {
     let scratch = tempfile::tempdir().expect("scratch");
     let dir = scratch.path();
     let fleet = Standing::start(dir);
     let mut killed = sweep_to(dir, &fleet, 60);
-    // It has the name that the trials would have, and waits for nobody.
+    // It has the name that the trials would have, and waits for no other worker.
     let theirs = dir.join("job.toml");
     fleet.done(&[
         "train",

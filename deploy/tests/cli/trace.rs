@@ -57,7 +57,7 @@ fn a_job(dir: &Path, mode: &str) -> PathBuf {
 const SLACK: f64 = 0.002;
 
 #[test]
-fn a_trace_has_every_stage_and_each_pushed_bucket_goes_through_them_in_order() {
+fn a_trace_has_every_stage_of_each_bucket_in_order() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     let out = paraft()
@@ -150,7 +150,7 @@ fn a_trace_has_every_stage_and_each_pushed_bucket_goes_through_them_in_order() {
 }
 
 #[test]
-fn nothing_is_recorded_unless_it_is_asked_for_and_the_sums_are_served_all_the_same() {
+fn without_tracing_no_span_is_recorded_but_sums_are_served() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     let l = Launcher::training(&digits("asp", 1, 100_000), 2);
@@ -201,7 +201,7 @@ fn get(address: &str, run_dir: &Path) -> String {
     page
 }
 
-/// Somebody who takes OTLP over HTTP, and answers with this status.
+/// An OTLP receiver over HTTP that replies with this status.
 fn takes_otlp(status: &'static str) -> (String, std::thread::JoinHandle<Vec<(String, Value)>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -227,7 +227,7 @@ fn takes_otlp(status: &'static str) -> (String, std::thread::JoinHandle<Vec<(Str
 }
 
 #[test]
-fn a_trace_goes_to_opentelemetry_with_the_spans_of_every_process() {
+fn a_trace_exports_spans_of_every_process_to_otlp() {
     let scratch = tempfile::tempdir().expect("scratch");
     let run_dir = scratch.path().join("run");
     let dir = run_dir.to_str().expect("utf-8");

@@ -27,7 +27,7 @@ fn held(args: &[&str], kills: u64) -> Value {
 }
 
 #[test]
-fn no_acknowledged_push_is_lost_or_doubled_in_memory_when_leaders_are_killed() {
+fn memory_durability_loses_no_acknowledged_push() {
     for mode in ["bsp", "ssp:2", "asp"] {
         let json = held(&["--kills", "5", "--mode", mode], 5);
         assert_eq!(json["lost"], 0, "{json:#}");
@@ -35,7 +35,7 @@ fn no_acknowledged_push_is_lost_or_doubled_in_memory_when_leaders_are_killed() {
 }
 
 #[test]
-fn no_acknowledged_push_is_lost_or_doubled_on_disk_when_leaders_are_killed() {
+fn disk_durability_loses_no_acknowledged_push() {
     for mode in ["bsp", "ssp:2", "asp"] {
         let args = ["--kills", "5", "--mode", mode, "--durability", "quorum-disk"];
         assert_eq!(held(&args, 5)["lost"], 0);
@@ -43,7 +43,7 @@ fn no_acknowledged_push_is_lost_or_doubled_on_disk_when_leaders_are_killed() {
 }
 
 #[test]
-fn the_level_leader_loses_no_more_than_it_reports_and_no_more_than_its_bound() {
+fn leader_durability_loses_at_most_its_reported_bound() {
     let json = held(&["--kills", "5", "--mode", "asp", "--durability", "leader"], 5);
     assert!(json["lost"].as_u64() <= json["pushes_lost"].as_u64(), "{json:#}");
     assert!(json["pushes_lost"].as_u64() <= json["bound"].as_u64(), "{json:#}");
@@ -61,7 +61,7 @@ fn every_fault_at_once_loses_nothing() {
 
 /// Everything that can run out, runs out, on one server, on two and on all, between kills; and strangers speak meanwhile.
 #[test]
-fn what_runs_out_and_comes_back_loses_nothing() {
+fn exhausted_resources_that_recover_lose_nothing() {
     let kinds = "fds,memory,disk-full-all,eio,readonly,votes,slow-all,clock,stranger";
     for (durability, seed) in [("quorum-disk", "3"), ("quorum-memory", "4")] {
         let args = ["--kills", "8", "--seed", seed, "--faults", kinds, "--durability", durability];
@@ -80,7 +80,7 @@ fn a_run_with_too_few_pushes_does_not_count() {
 }
 
 #[test]
-fn what_no_job_may_promise_is_refused_before_anything_is_started() {
+fn an_impossible_promise_is_refused_before_the_start() {
     let out = run(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
@@ -91,7 +91,7 @@ fn what_no_job_may_promise_is_refused_before_anything_is_started() {
 }
 
 #[test]
-fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
+fn synchronous_training_equals_one_process_bit_for_bit() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let out = run(&["verify", "sync", "--workers", "3", "--steps", "30", "--json"]);
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
@@ -201,7 +201,7 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
 }
 
 #[test]
-fn a_paused_server_goes_on_in_time_though_another_is_drained() {
+fn a_paused_server_resumes_in_time_during_a_drain() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let fleet = Fleet::start(dir.path(), None);
@@ -210,7 +210,7 @@ fn a_paused_server_goes_on_in_time_though_another_is_drained() {
     let out = fleet.ask(&[&["chaos"][..], &args].concat());
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
-    // To ask the fleet while a server hangs would keep that one from being let go.
+    // A query of the fleet while a server hangs would delay its release.
     let mut paused = 0;
     for line in said.lines().filter_map(|l| l.split(" s  ").nth(1)) {
         match line.split_whitespace().next() {
@@ -223,7 +223,7 @@ fn a_paused_server_goes_on_in_time_though_another_is_drained() {
     contains(&said, &[" s  pause ", " s  drain ", " s  undo "]);
 }
 
-/// Ends what `paraft chaos` has started again: its processes are nobody's.
+/// Ends what `paraft chaos` has started again: no launcher owns its processes.
 struct Swept<'a>(&'a Path);
 
 impl Drop for Swept<'_> {
@@ -235,7 +235,7 @@ impl Drop for Swept<'_> {
 }
 
 #[test]
-fn only_the_servers_that_are_named_get_faults_and_the_job_on_the_fleet_goes_on() {
+fn only_named_servers_get_faults_and_the_job_continues() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let run_dir = dir.path().join("run");

@@ -1,9 +1,9 @@
-//! How a run of scripts ends: its exit code, what is said, and that nobody is left.
+//! The end of a run of scripts: its exit code, its output, and that no process is left.
 
 use crate::{Place, common::*, ended, python, run_out};
 
 #[test]
-fn a_scripts_exit_code_is_the_launchers_and_its_last_words_are_shown() {
+fn a_scripts_exit_code_and_last_lines_reach_the_user() {
     let place = Place::new();
     let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\necho one; echo the reason >&2; exit 7\n";
     place.script("train.sh", text);
@@ -30,7 +30,7 @@ fn a_traceback_of_all_scripts_is_shown_once() {
 }
 
 #[test]
-fn one_that_is_killed_before_training_ends_the_run_with_the_shells_code() {
+fn a_script_killed_before_training_ends_with_the_shells_code() {
     for how in ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"] {
         let place = Place::new();
         place.script("train.sh", &format!("#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n{how}\n"));
@@ -41,7 +41,7 @@ fn one_that_is_killed_before_training_ends_the_run_with_the_shells_code() {
 }
 
 #[test]
-fn a_shell_whose_program_was_killed_comes_back_and_its_last_words_are_its_own() {
+fn a_shell_whose_program_was_killed_restarts() {
     let place = Place::new();
     let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n[ -e second ] && exit 3\n\
                 touch second; echo old words; sh -c 'kill -9 $$'; exit $?\n";
@@ -93,7 +93,7 @@ fn ctrl_c_ends_scripts_kindly_and_then_not() {
 }
 
 #[test]
-fn who_asks_twice_does_not_wait() {
+fn a_second_interrupt_does_not_wait() {
     let place = Place::new();
     // Within the time that it would be given.
     let text = "#!/bin/sh\ntrap 'echo heard; sleep 8; echo saved; exit' INT\necho there\nwhile :; do sleep 0.1; done\n";
@@ -140,7 +140,7 @@ assert os.read(int(os.environ["PARAFT_LIFELINE_FD"]), 1) == b""
 "#;
 
 #[test]
-fn nobody_outlives_a_killed_launcher_who_watches_the_lifeline() {
+fn no_process_on_the_lifeline_outlives_its_launcher() {
     if !python() {
         return;
     }

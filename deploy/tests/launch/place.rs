@@ -97,7 +97,7 @@ fn a_script_knows_its_place_and_its_arguments_are_its_own() {
 }
 
 #[test]
-fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
+fn a_module_runs_on_the_named_python_with_set_threads() {
     if !python() {
         return;
     }
@@ -149,7 +149,7 @@ fn the_python_beside_the_program_goes_before_that_of_the_path() {
 }
 
 #[test]
-fn a_script_of_a_job_file_lies_beside_it_and_is_quiet_where_json_is_asked_for() {
+fn a_script_lies_beside_its_job_file_and_is_quiet_with_json() {
     if !python() {
         return;
     }
@@ -183,7 +183,7 @@ if not os.path.exists(here):
 "#;
 
 #[test]
-fn a_script_that_is_killed_is_started_again_with_the_same_variables() {
+fn a_killed_script_restarts_with_the_same_variables() {
     if !python() {
         return;
     }

@@ -80,7 +80,7 @@ impl Engine {
     fn stands(&mut self, servers: usize, serving: bool) -> paraft_proto::DescribeReply {
         let folder = self.place.run_dir().join("addresses");
         wait("the fleet to stand", || {
-            // As engines do with whom nobody took in for now.
+            // As engines do with a process that could not join yet.
             self.look();
             while let Some(at) = self.ended.iter().position(|(_, code)| *code == Some(69)) {
                 let (name, _) = self.ended.remove(at);

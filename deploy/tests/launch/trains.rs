@@ -2,7 +2,7 @@
 
 use crate::{Place, common::*, ended, run_out};
 
-/// A worker by its variables alone. Where there is something to go on from it says so.
+/// A worker configured only by its variables. It reports a checkpoint to resume from.
 const WORKS: &str = r#"#!/bin/sh
 echo "resume: $PARAFT_RESUME, trace: $PARAFT_TRACE $PARAFT_TRACE_STEPS, slow: $PARAFT_SLOW"
 exec "$1" worker "$PARAFT_JOB" --rank "$PARAFT_RANK" --servers "$PARAFT_SERVERS" --run-dir "$PARAFT_RUN_DIR" \
@@ -23,7 +23,7 @@ fn working() -> Place {
 const PARAFT: &str = env!("CARGO_BIN_EXE_paraft");
 
 #[test]
-fn a_script_trains_a_fleet_leaves_its_record_and_goes_on_from_its_checkpoint() {
+fn a_script_trains_records_and_resumes_from_its_checkpoint() {
     let place = working();
     let (code, out, err) = run_out(place.launch(&[
         "--job",

@@ -1,12 +1,12 @@
-//! Gradients made so that the final weights tell how often each push was applied.
+//! A workload whose final weights show how often each push was applied.
 //!
-//! The model is a vector of zeros, the optimizer SGD with rate 1. A push is 1 at one place of its own and 0
-//! everywhere else, so each weight ends as minus the number of times that its push was applied: 0 is a lost
-//! push, -2 a doubled one. All numbers on the way are small and exact in `f32`.
+//! The model is a vector of zeros, the optimizer SGD with rate 1. A push is 1 at its own place and 0
+//! elsewhere. Each weight therefore ends as minus the number of updates with its push: 0 is a lost
+//! push, -2 a duplicate one. All intermediate numbers are small and exact in `f32`.
 //!
-//! A step has one entry, or one in every bucket ([`Ledger::in_every_bucket`]). In a long ledger up to [`MAX_PER_PLACE`] entries share a
-//! place: the n-th of them (from 0) pushes 4^n, so that the place, read in base 4, has a digit for each. An entry that was applied
-//! once, never or twice reads as 1, 0 or 2 in its own digit.
+//! A step has one entry, or one in every bucket ([`Ledger::in_every_bucket`]). In a long ledger up to
+//! [`MAX_PER_PLACE`] entries share a place: entry n (from 0) pushes 4^n, so the place has one base-4
+//! digit per entry. An entry that was applied once, never or twice reads as 1, 0 or 2 in its digit.
 
 use crate::tally::{Fate, Tally};
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
@@ -17,22 +17,22 @@ use paraft_common::{
 };
 use std::time::Duration;
 
-/// A fleet as its workers see it.
+/// A fleet from the view of its workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Where the servers listen, by id.
+    /// The servers' addresses, by id.
     pub addresses: Vec<String>,
     /// Raft groups.
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
-    /// How workers reach them.
+    /// The transport between workers and servers.
     pub transport: Transport,
 }
 
-/// Digits of base 4 that an `f32` holds exactly.
+/// Base-4 digits that an `f32` holds exactly.
 pub const MAX_PER_PLACE: u32 = 12;
-/// A longer bucket takes more entries into a place.
+/// From this bucket length on, a place holds only one entry.
 const SHORT: usize = 4096;
 
 /// A ledger with one page for each worker and one entry for each step.
@@ -46,26 +46,27 @@ pub struct Ledger {
     pub pages: u32,
     /// Steps of each.
     pub steps: u64,
-    /// How consistent.
+    /// The consistency mode.
     pub mode: Mode,
     /// Values in a bucket.
     pub bucket_len: usize,
-    /// Entries that share a place; 1: plain unit vectors.
+    /// Entries per place; 1: plain unit vectors.
     pub per_place: u32,
-    /// How often the pages are there: 1, or once in each bucket, which is as long as they are then.
+    /// Copies of the pages: 1, or one in each bucket, which then has their length.
     pub copies: usize,
-    /// Values beyond the pages, which stay 0: bulk for the network.
+    /// Values after the pages that stay 0: bulk for the network.
     pub extra: usize,
-    /// A worker whose connection breaks is taken out after this long.
+    /// A worker with a broken connection is removed after this time.
     pub grace_ms: u64,
-    /// What an acknowledgement promises.
+    /// The promise of an acknowledgement.
     pub durability: Durability,
-    /// Bound of the level `leader`.
+    /// The bound of the level `leader`.
     pub leader_window: LeaderWindow,
-    /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
+    /// The optimizer keeps a slot (a momentum of 0, which has no effect), so an image is twice its
+    /// weights.
     pub slot: bool,
-    /// The rate grows with the number of pushes in an update: in BSP too, where pushes are averaged, each counts
-    /// as a whole.
+    /// The rate grows with the number of pushes in an update, so each push counts in full in BSP too,
+    /// which averages pushes.
     pub whole: bool,
 }
 
@@ -90,7 +91,8 @@ impl Ledger {
         }
     }
 
-    /// Likewise with an entry in each of so many buckets for every step, whatever a push of all of them does to the rate.
+    /// As [`Self::new`], with an entry in each of `buckets` buckets for every step. The rate is
+    /// independent of the buckets in a push.
     pub fn in_every_bucket(mode: Mode, workers: u32, steps: u64, buckets: usize) -> Self {
         let entries = workers as usize * steps as usize;
         let per_place = (entries.div_ceil(SHORT) as u32).clamp(1, MAX_PER_PLACE);
@@ -98,7 +100,7 @@ impl Ledger {
         Self { bucket_len, per_place, copies: buckets, whole: true, ..Self::new(mode, workers, steps) }
     }
 
-    /// Values of the pages, once.
+    /// Values of one copy of the pages.
     fn span(&self) -> usize {
         (self.pages as usize * self.steps as usize).div_ceil(self.per_place as usize).max(1)
     }
@@ -108,24 +110,24 @@ impl Ledger {
         self.span() * self.copies + self.extra
     }
 
-    /// Never: there is a place at least.
+    /// Always false: there is at least one place.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where a step is entered in a copy of the pages: the place in the flat vector, and its digit there.
+    /// The entry of a step in a copy of the pages: its place in the flat vector, and its digit.
     fn entry(&self, worker: u32, step: Step, copy: usize) -> (usize, u32) {
         let entry = u64::from(worker) * self.steps + step.0 - 1;
         let place = copy * self.span() + (entry / u64::from(self.per_place)) as usize;
         (place, (entry % u64::from(self.per_place)) as u32)
     }
 
-    /// The place of a step, where it has one.
+    /// The place of a step in the first copy.
     pub fn place(&self, worker: u32, step: Step) -> usize {
         self.entry(worker, step, 0).0
     }
 
-    /// Makes `gradient` the push of a worker's step; what it held of the step before goes.
+    /// Writes the push of a worker's step to `gradient`, over that of the previous step.
     pub fn write(&self, worker: u32, step: Step, gradient: &mut [f32]) {
         for copy in 0..self.copies {
             if step.0 > 1 {
@@ -136,16 +138,17 @@ impl Ledger {
         }
     }
 
-    /// A copy in which a step is not entered: what a worker that has pushed it must never pull.
+    /// A copy without the entry of this step. A worker that has pushed the step must never pull such
+    /// weights.
     pub fn missing(&self, worker: u32, step: Step, weights: &[f32]) -> Option<usize> {
         (0..self.copies).find(|copy| {
             let (place, digit) = self.entry(worker, step, *copy);
-            // (A cast of what is no such sum at all gives some number; the final weights are checked for that.)
+            // (Weights that are no such sum cast to any number; the final read detects them.)
             (-weights[place] as u32 >> (2 * digit)) & 3 == 0
         })
     }
 
-    /// Reads the final weights. `fate` tells of worker, step and copy.
+    /// Reads the final weights. `fate` returns the known fate of a worker's step in a copy.
     pub fn read(&self, weights: &[f32], fate: impl Fn(u32, Step, usize) -> Fate) -> Tally {
         let mut tally = Tally::default();
         let full = (1u64 << (2 * self.per_place)) as f32;
@@ -157,7 +160,7 @@ impl Ledger {
                     used[place] += 1;
                     let sum = -weights[place];
                     if !(sum >= 0.0 && sum < full && sum.fract() == 0.0) {
-                        continue; // counted below, once a place
+                        continue; // counted below
                     }
                     let times = (sum as u32 >> (2 * digit)) & 3;
                     let who = || format!("worker {worker}, {step}, copy {copy}: {times} times");
@@ -220,21 +223,21 @@ pub struct Page {
     worker: u32,
     /// Its session.
     pub client: Client,
-    /// The last step that it has done.
+    /// Its last finished step.
     pub done: Step,
-    /// As last pulled.
+    /// The weights of the last pull.
     pub weights: Vec<f32>,
 }
 
 impl Page {
-    /// Pulls once everyone is there.
+    /// The first pull, which waits until all workers have joined.
     pub fn begin(&mut self) -> Result<Pulled, ClientError> {
         let pulled = self.client.pull(self.done, &mut self.weights)?;
         self.done = pulled.done;
         Ok(pulled)
     }
 
-    /// Pushes the next step's entry; does not wait.
+    /// Pushes the next step's entry without waiting.
     pub fn push(&mut self) {
         let step = self.done.next();
         let mut gradient = vec![0.0; self.ledger.len()];
@@ -252,20 +255,20 @@ impl Page {
         self.done = step;
     }
 
-    /// Waits until the rule lets this worker go on.
+    /// Pulls, which waits until the consistency rule admits this worker.
     pub fn pull(&mut self) -> Result<Pulled, ClientError> {
         let pulled = self.client.pull(self.done, &mut self.weights)?;
         self.done = pulled.done;
         Ok(pulled)
     }
 
-    /// Push and pull.
+    /// One step: push and pull.
     pub fn step(&mut self) -> Result<Pulled, ClientError> {
         self.push();
         self.pull()
     }
 
-    /// Every step that is left, the end, and the final weights.
+    /// Runs all remaining steps, finishes and returns the final weights.
     pub fn run(mut self) -> Result<Vec<f32>, ClientError> {
         self.begin()?; // once more changes nothing
         while self.done.0 < self.ledger.steps {
@@ -274,7 +277,7 @@ impl Page {
         self.finish()
     }
 
-    /// The end, and the final weights.
+    /// Finishes and returns the final weights.
     pub fn finish(mut self) -> Result<Vec<f32>, ClientError> {
         self.client.finish();
         self.client.pull_final(self.done, &mut self.weights)?;
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_push_has_an_entry_of_its_own_and_reads_as_often_as_it_was_applied() {
+    fn every_push_has_its_own_entry_with_its_apply_count() {
         for rounds in [3, 5000, 30_000] {
             let ledger = Ledger::in_every_bucket(Mode::Asp, 2, rounds, 3);
             assert_eq!(ledger.per_place > 1, rounds > 3, "{rounds}");
@@ -312,7 +315,7 @@ mod tests {
             let tally = ledger.read(&applied(&ledger, &pushes), fate);
             let seen = (tally.acknowledged, tally.lost, tally.doubled, tally.unknown_applied, tally.damaged);
             assert_eq!(seen, (6, 3, 3, 6, 0), "{rounds}: {tally:?}");
-            // What nobody pushed is wrong, too, once for each bucket.
+            // An applied push that no worker made is an error, too, once per bucket.
             let tally = ledger.read(&applied(&ledger, &[(0, 2)]), |_, _, _| Fate::Unmade);
             assert_eq!((tally.doubled, tally.lost), (3, 0));
         }

@@ -1,4 +1,4 @@
-//! The oracle: one process, no servers.
+//! The oracle: training in one process, without servers.
 
 use paraft_common::{
     BucketSpec, Encoding, Layout, Payload, ShardId, Step, TensorKind,
@@ -17,22 +17,22 @@ use paraft_worker::{
     worker::Plan,
 };
 
-/// How the oracle comes to the mean gradient of a step.
+/// How the oracle computes the mean gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The workers' minibatches are one minibatch, as in training without a fleet. The mean over it is that of the
-    /// fleet up to the rounding of the sums.
+    /// The workers' minibatches form one minibatch, as in training without a fleet. Its mean equals the
+    /// fleet's up to the rounding of the sums.
     Union,
-    /// One minibatch after the other, their gradients added in rising order of ranks and divided by their number: the
-    /// additions of the fleet in the fleet's order, of the values that its pushes carry, with its workers' residuals, so that
-    /// every bit must be the same. Not for jobs that clip.
+    /// One minibatch after the other, with their gradients added in ascending order of ranks and
+    /// divided by their number. These are the fleet's additions in the fleet's order, of the encoded
+    /// values with each worker's residual, so every bit must be equal. Not for jobs that clip.
     Shares,
 }
 
 /// Why the oracle cannot train a job.
 #[derive(Debug, thiserror::Error)]
 pub enum OracleError {
-    /// The job is not complete or not possible.
+    /// The job is incomplete or invalid.
     #[error("the oracle cannot train this job: {0}")]
     Job(String),
 }
@@ -41,10 +41,11 @@ fn bad(e: impl std::fmt::Display) -> OracleError {
     OracleError::Job(e.to_string())
 }
 
-/// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the ranks of
-/// the job's workers see in their step `k`, cut into the same buckets. Where workers have weights of their own
-/// (`[local]`), they are trained one after the other, in either order. Where they have stages (`[parallel]`), a minibatch is trained
-/// micro-batch by micro-batch; with schedule "2bw" each but the first behind an evaluation or a checkpoint at the weights of the step before the last.
+/// Minibatch training in this thread. Step `k` is one update by the mean gradient over the samples of
+/// all ranks in their step `k`, in the same buckets. With local steps (`[local]`) the workers train one
+/// after the other, in either order. With stages (`[parallel]`) a minibatch is trained micro-batch by
+/// micro-batch; with schedule "2bw" each one, except the first after an evaluation or a checkpoint,
+/// uses the weights of the step before the last.
 pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;
@@ -70,7 +71,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let mut shares = Vec::new();
     let parts = if job.parallel.is_cut() { job.micro_batches() } else { 1 };
     let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
-    // Those that the last update was applied to.
+    // The weights before the last update.
     let mut before = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> = (0..world).map(|rank| encoders(&layout, &servers, rank)).collect();
     for k in 0..total {
@@ -157,8 +158,8 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     Ok(weights)
 }
 
-/// An update of one bucket by the sum of its pushes; `k` were applied before it. `scale`: the share of one push, and what
-/// clipping leaves.
+/// Updates one bucket by the sum of its pushes, after `k` earlier updates. `scale`: the factor of one
+/// push, including clipping.
 fn apply(
     servers: &ServerJob,
     k: u64,
@@ -182,7 +183,7 @@ fn plus(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-/// A step of workers whose weights stream.
+/// A step of workers whose weights stream in fragments.
 struct Streamed<'a> {
     plan: &'a Plan,
     layout: &'a Layout,
@@ -192,7 +193,8 @@ struct Streamed<'a> {
 }
 
 impl Streamed<'_> {
-    /// All workers make a minibatch, then the next; `gradient` gives one of a worker's at its weights.
+    /// All workers train a minibatch, then the next; `gradient` returns that of a worker at its
+    /// weights.
     fn step(
         &self,
         weights: &mut [f32],
@@ -227,8 +229,8 @@ impl Streamed<'_> {
     }
 }
 
-/// The sum of squares of the trained part, added up as the system does it: bucket by bucket within a shard,
-/// then shard by shard, since the order of a floating-point sum shows in its last bit.
+/// The sum of squares of the trained part, in the system's order: bucket by bucket within a shard, then
+/// shard by shard. The order of a floating-point sum changes its last bits.
 fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
     let part = |s: u32| -> f64 {
         placement::buckets_of(layout, ShardId(s), shards)
@@ -242,7 +244,7 @@ fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
     (0..shards).map(part).sum()
 }
 
-/// Those of a worker's buckets, as its client has them.
+/// The encoders of a worker's buckets, as its client creates them.
 fn encoders(layout: &Layout, servers: &ServerJob, worker: usize) -> Vec<Encoder> {
     let encoder = |(i, spec): (u64, &BucketSpec)| {
         let encoding = servers.encoding(spec.kind);
@@ -255,7 +257,7 @@ fn encoders(layout: &Layout, servers: &ServerJob, worker: usize) -> Vec<Encoder>
     (0..).zip(layout.buckets()).map(encoder).collect()
 }
 
-/// What a push leaves of the values.
+/// The values after encoding and decoding.
 fn as_sent(encoder: &mut Encoder, step: Step, values: &mut [f32]) -> Result<(), OracleError> {
     let mut sent = Vec::new();
     encoder.encode(step, values, &mut sent);
@@ -268,10 +270,11 @@ fn le(values: &[f32]) -> Payload {
     out.into()
 }
 
-/// How far two weight vectors are apart at most, as a share of the largest weight of the first.
+/// The maximal difference of two weight vectors, relative to the largest weight of the first.
 ///
 /// # Panics
-/// When they differ in length.
+///
+/// If their lengths differ.
 pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "vectors of different lengths");
     let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -5,7 +5,7 @@
 pub enum Fate {
     /// It was acknowledged: it must be in once.
     Acknowledged,
-    /// It was made, and nobody said that it is in: it may be in once.
+    /// It was made and not acknowledged: it may be applied once.
     Unknown,
     /// It was never made.
     Unmade,
@@ -51,8 +51,8 @@ impl Tally {
     }
 
     pub(crate) fn note(&mut self, what: impl Fn() -> String) {
-        const MOST: usize = 10;
-        if self.wrong.len() < MOST {
+        const MAX_NOTES: usize = 10;
+        if self.wrong.len() < MAX_NOTES {
             self.wrong.push(what());
         }
     }

@@ -1,13 +1,13 @@
-//! From a real run to a setup, and from a simulated run to how far it is from a real one.
+//! Fits a setup to a real run, and compares a simulated run with a real one.
 //!
-//! A run of one worker says what a step costs alone: how long the worker computes ([`Measured::compute_ms`]), what its process
-//! and the servers' do for a step's exchange, how long it waits. Its processors' work is put into the setup as measured; the
-//! latency is what is left, and is fitted: with it, the simulated run waits as long as the measured one did. How many
-//! workers then get in each other's way is what the simulator is asked, so the run that it is calibrated with is another
-//! than the one that it predicts.
+//! A run of one worker shows the cost of a step alone: compute time ([`Measured::compute_ms`]), the CPU
+//! time of its process and of the servers for an exchange, and the wait. The CPU times enter the setup
+//! as measured. The latency is the remainder and is fitted, so that the simulated run waits as long as
+//! the real one. The simulator predicts how much several workers slow each other down, so calibrate
+//! with a run other than the one to predict.
 //!
-//! What it does not learn: how much slower a core is while the other one works (memory, clock rates), how a system
-//! schedules more threads than cores beyond an equal share for each.
+//! Not modelled: how much one busy core slows another (memory, clock rates), and how the kernel
+//! schedules more threads than cores beyond equal shares.
 
 use crate::{Setup, SimError, Sink, simulate};
 use paraft_data::Split;
@@ -20,27 +20,27 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// What a real run says of a step; milliseconds.
+/// The measured cost of a step, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// A step's forward and backward pass.
     pub compute_ms: f64,
-    /// Deviation of its time over its mean.
+    /// Standard deviation of that time over its mean.
     pub compute_spread: f64,
-    /// Processor time of the worker's process beside that, for each step.
+    /// Other CPU time of the worker's process, per step.
     pub exchange_ms: f64,
-    /// Processor time of all servers, for each push.
+    /// CPU time of all servers, per push.
     pub servers_ms: f64,
-    /// In pulls, for each step.
+    /// Time in pulls, per step.
     pub wait_ms: f64,
 }
 
-/// Steps below which nothing can be said.
-const LEAST_STEPS: u64 = 20;
+/// Fewer steps give no reliable measurement.
+const MIN_STEPS: u64 = 20;
 
 impl Measured {
-    /// Reads it off a run's record. The run must have ended, and on a host with so many `cores` no worker may have had to
-    /// share one with another.
+    /// Measures a run's record. The run must have ended, and no worker may have shared one of the
+    /// host's `cores`.
     pub fn of(record: &RunRecord, cores: u32) -> Result<Self, SimError> {
         let name = &record.run.name;
         let bad = |why: String| Err(SimError::Calibration(format!("the run `{name}` {why}")));
@@ -54,9 +54,9 @@ impl Measured {
             ));
         }
         let steps: u64 = record.workers.iter().map(|w| w.steps).sum();
-        if steps < LEAST_STEPS || record.workers.len() != record.run.workers as usize {
+        if steps < MIN_STEPS || record.workers.len() != record.run.workers as usize {
             return bad(format!(
-                "has {steps} steps of workers that ended in order; take one that came to its end, of {LEAST_STEPS} or more"
+                "has {steps} steps of workers that ended in order; take one that came to its end, of {MIN_STEPS} or more"
             ));
         }
         let n = steps as f64;
@@ -75,8 +75,8 @@ impl Measured {
     }
 }
 
-/// The deviation of a step's time over its mean, from the workers' lines: each is the mean over some steps, so its variance is
-/// that of a step over their number.
+/// The standard deviation of a step's time over its mean. Each line of a worker is a mean over some
+/// steps, so its variance is that of a step divided by their number.
 fn spread(record: &RunRecord) -> f64 {
     let mut last = BTreeMap::new();
     let mut lines: Vec<(f64, f64)> = Vec::new();
@@ -97,19 +97,19 @@ fn spread(record: &RunRecord) -> f64 {
     if spread.is_finite() { spread.min(2.0) } else { 0.0 }
 }
 
-/// Gives a model and its data; asked for once for each simulation.
+/// Creates a model and its data; called once per simulation.
 pub type Make<'a> = dyn FnMut() -> Result<(Box<dyn Model>, Split), SimError> + 'a;
 
-/// Steps of the simulations that the fit looks at.
+/// Steps of the simulations for the fit.
 const FIT_STEPS: u64 = 60;
-/// Halvings: the last is a thousandth of the range.
+/// Bisection steps: the last interval is a thousandth of the range.
 const HALVINGS: u32 = 10;
 
-/// A setup with which the simulated `job` (that of the measured run) waits as long as the measured one did, on a host with
-/// so many cores.
+/// A setup with which the simulated `job` (that of the measured run) waits as long as the real one, on
+/// a host with `cores` cores.
 ///
-/// Where processors' work alone is more than the measured wait, some of it went on beside: only a part is put on the way of a
-/// push, the rest is work that nobody waits for. Else the latency is what is left.
+/// If the CPU work alone exceeds the measured wait, some of it ran in parallel: only a part is on the
+/// path of a push, and no worker waits for the rest. Otherwise the latency is the remainder.
 pub fn fit(
     job: &Job,
     measured: &Measured,
@@ -121,10 +121,11 @@ pub fn fit(
     let steps = job.train.max_steps.unwrap_or(u64::MAX);
     job.train.max_steps = Some(steps.min(FIT_STEPS));
     job.eval.every_epoch = false;
-    // A leader takes the push, sends it on and answers; a follower takes it. Counted as two and one.
+    // A leader receives, forwards and answers the push; a follower receives it. They count as two parts
+    // and one.
     let followers = f64::from(job.cluster.replicas.saturating_sub(1));
     let led = measured.servers_ms * 2.0 / (2.0 + followers);
-    // `share` of what could be on the way of a push is on it.
+    // Puts `share` of the possible work on the path of a push.
     let with = |share: f64, latency_ms: f64| Setup {
         compute_ms: measured.compute_ms,
         compute_spread: measured.compute_spread,
@@ -132,7 +133,7 @@ pub fn fit(
         push_ms: share * led,
         follow_ms: measured.servers_ms - share * led,
         latency_ms,
-        // One host: what is between its processes is no wire.
+        // All on one host: no wire between the processes.
         worker_gbit: 0.0,
         server_gbit: 0.0,
         cores: Some(cores),
@@ -146,7 +147,7 @@ pub fn fit(
     };
     let too_long = wait(&with(1.0, 0.0))? > measured.wait_ms;
     let at = |x: f64| if too_long { with(x, 0.0) } else { with(1.0, x) };
-    // A step's wait has at least two latencies in it.
+    // A step's wait contains at least two latencies.
     let (mut low, mut high) = (0.0, if too_long { 1.0 } else { measured.wait_ms });
     for _ in 0..HALVINGS {
         let middle = (low + high) / 2.0;
@@ -158,7 +159,7 @@ pub fn fit(
     Ok(at((low + high) / 2.0))
 }
 
-/// Simulates, and keeps the record in memory.
+/// Simulates with the record in memory.
 fn record_of(job: &Job, setup: &Setup, model: Box<dyn Model>, data: Split) -> Result<RunRecord, SimError> {
     let run = Run { name: job.name.clone(), workers: job.train.workers, simulated: true, ..Run::default() };
     let events = Arc::new(Mutex::new(vec![Event::Run(run)]));
@@ -172,20 +173,20 @@ fn record_of(job: &Job, setup: &Setup, model: Box<dyn Model>, data: Split) -> Re
     RunRecord::from_events(events).ok_or_else(|| SimError::Calibration("a simulation left no record".into()))
 }
 
-/// A figure of two runs.
+/// A figure of both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Which figure, with its unit.
+    /// The figure's name, with its unit.
     pub figure: &'static str,
     /// Of the simulated run.
     pub predicted: f64,
     /// Of the real one.
     pub measured: f64,
-    /// Of the prediction, in percent of what was measured; none where that is zero.
+    /// The error of the prediction, in percent of the measured value; `None` if that is zero.
     pub error_percent: Option<f64>,
 }
 
-/// Whether a simulated run may be compared with a real one: they are of the same job and fleet.
+/// Checks that a simulated run is comparable with a real one: same job and same fleet.
 pub fn same_job(predicted: &Run, measured: &Run) -> Result<(), SimError> {
     type Fact = (&'static str, fn(&Run) -> String);
     let facts: [Fact; 11] = [
@@ -215,7 +216,11 @@ pub fn same_job(predicted: &Run, measured: &Run) -> Result<(), SimError> {
     Ok(())
 }
 
-/// A simulated run beside a real one. An error where [`same_job`] says so.
+/// Compares a simulated run with a real one.
+///
+/// # Errors
+///
+/// As [`same_job`].
 pub fn against(predicted: &RunRecord, measured: &RunRecord) -> Result<Vec<Row>, SimError> {
     same_job(&predicted.run, &measured.run)?;
     let row = |figure, f: &dyn Fn(&RunRecord) -> Option<f64>| {

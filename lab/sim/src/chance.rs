@@ -13,7 +13,7 @@ pub(crate) enum Draws {
     Compute(u32),
     /// How fast a worker is as a whole.
     Worker(u32),
-    /// What a worker sends is under way for how long.
+    /// The latency of a worker's messages.
     Sends(u32),
     /// What a worker is sent, likewise.
     Receives(u32),
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_normal_has_the_mean_and_the_spread_that_it_is_asked_for() {
+    fn a_log_normal_has_the_requested_mean_and_spread() {
         let mut chance = Chance::new(3, Draws::Compute(7));
         let drawn: Vec<f64> = (0..200_000).map(|_| chance.log_normal(4.0, 0.5)).collect();
         let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;

@@ -1,8 +1,9 @@
-//! A worker's session in simulated time: the I/O of the session that real workers have, over the simulated network.
+//! A worker's session in simulated time: the session of real workers, over the simulated network.
 //!
-//! It differs from the real I/O where time is concerned: a task of the simulator waits, no thread does. Not here: bounds on
-//! what may be pushed without an ack (`proto/src/limits.rs`), which no small model reaches; chunks; checkpoints. A dial reaches
-//! whoever leads; to look for a leader costs retries, no redirects.
+//! It differs from the real I/O in time only: a task of the simulator waits instead of a thread. Not
+//! modelled: the limits on unacknowledged pushes (`proto/src/limits.rs`), which no small model reaches;
+//! chunks; checkpoints. A dial reaches the leader directly; the search for a leader costs retries and
+//! no redirects.
 
 use crate::{
     SimError,
@@ -31,23 +32,23 @@ pub(crate) struct Client {
     heard: mpsc::UnboundedReceiver<FromServer>,
     hears: mpsc::UnboundedSender<FromServer>,
     session: Session,
-    /// With the session's number of each.
+    /// With the session's number for each.
     streams: BTreeMap<ShardId, (u64, Arc<Stream>)>,
-    /// The deadline that the clock will say.
+    /// The deadline that the clock will deliver.
     armed: Option<Duration>,
     encoders: Encoders,
-    /// Its first value in the flat vector: a rank with a stage has no others before it.
+    /// Its first value in the flat vector: a rank with a stage holds none before.
     first: usize,
     pub bytes_pushed: u64,
     pub bytes_pulled: u64,
 }
 
 impl Client {
-    /// Joins the job on every shard; gives the step to go on from.
+    /// Joins the job on every shard; returns the step to resume from.
     pub async fn join(world: &Arc<World>, process: &Arc<Process>) -> Result<(Self, Step), SimError> {
         let (hears, heard) = mpsc::unbounded_channel();
         let worker = process.worker;
-        // A process that is started again waits as long as it did before: it is the same seed's same stream.
+        // A restarted process draws the same delays again: it has the same seed and stream.
         let mut retries = Chance::new(world.seed, Draws::Retries(process.place as u32));
         let session = Session::new(Options {
             servers: vec!["the leader".into()],
@@ -93,7 +94,7 @@ impl Client {
 
     // ---- the session's I/O ----
 
-    /// The next thing that comes of what is waited for.
+    /// The next event.
     async fn next(&mut self) -> Result<Event, SimError> {
         loop {
             let polled = self.session.poll(self.now());
@@ -101,7 +102,7 @@ impl Client {
             if let Some(event) = polled.map_err(|e| self.failed(e))? {
                 return Ok(event);
             }
-            // The worker holds a sender itself, so there is always one.
+            // The worker holds a sender itself, so the channel never closes.
             let Some(heard) = self.heard.recv().await else { std::future::pending().await };
             if let Some(input) = self.input(heard) {
                 self.session.handle(self.now(), input);
@@ -147,7 +148,7 @@ impl Client {
                 Effect::Send(shard, message) => self.send(shard, message),
                 Effect::SendInitial(shard) => self.send_initial(shard),
                 Effect::InitialKnown(_) | Effect::Acked(_) => {}
-                // A dial reaches whoever leads, and there is nobody else to ask.
+                // A dial reaches the leader, so no other server needs to be asked.
                 Effect::Ask { .. } | Effect::AskNoMore(_) | Effect::Turn(_) => {}
             }
         }
@@ -200,14 +201,14 @@ impl Client {
         }
     }
 
-    // ---- what a training loop calls ----
+    // ---- the interface of the training loop ----
 
-    /// From how many samples the next pushes are computed.
+    /// Sets the number of samples behind the next pushes.
     pub fn weigh(&mut self, samples: usize) {
         self.session.weigh(samples);
     }
 
-    /// Writes a bucket's gradient as this worker pushes it.
+    /// Encodes a bucket's gradient as this worker pushes it.
     pub fn encode(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) -> Bytes {
         let kind = self.world.layout.buckets()[bucket.0 as usize].kind;
         let mut out = Vec::new();
@@ -222,18 +223,18 @@ impl Client {
         self.carry_out();
     }
 
-    /// The mean loss of the step that the next pull comes behind.
+    /// Sets the mean loss of the step before the next pull.
     pub fn note_loss(&mut self, loss: f32) {
         self.session.note_loss(loss);
     }
 
-    /// Asks for weights ahead of a pull of the same.
+    /// Requests weights ahead of the pull itself.
     pub fn ask(&mut self, pull: Pull) {
         self.session.ask_ahead(self.now(), pull, false);
         self.carry_out();
     }
 
-    /// Asks for the weights after a step before its pushes go out, where rounds are averaged.
+    /// Requests the weights after a step before its pushes are sent, if rounds are averaged.
     pub fn ask_ahead(&mut self, done: Step) {
         if self.session.mode().1.averages() {
             self.session.ask_ahead(self.now(), Pull::of(done), true);
@@ -241,9 +242,9 @@ impl Client {
         }
     }
 
-    /// Waits until the rule lets the worker go on, and writes the weights.
+    /// Waits until the consistency rule admits the worker, and writes the weights.
     pub async fn pull(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, SimError> {
-        self.session.pull(self.now(), pull, true); // it has one buffer
+        self.session.pull(self.now(), pull, true); // there is one buffer
         loop {
             match self.next().await? {
                 Event::Weights(arrived) => self.take(&arrived, weights)?,
@@ -259,17 +260,17 @@ impl Client {
         }
     }
 
-    /// The versions of all buckets, of the last pull.
+    /// The versions of all buckets at the last pull.
     pub fn versions(&self) -> Vec<u64> {
         self.session.versions()
     }
 
-    /// The next pushes are computed at weights of these versions; none: at those of the last pull.
+    /// Sets the versions of the weights behind the next pushes; `None`: those of the last pull.
     pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
         self.session.computed_at(versions);
     }
 
-    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    /// The current mode in the shards' replies to the last pull, and the number of switches.
     pub fn mode(&self) -> (u64, Mode) {
         self.session.mode()
     }
@@ -292,24 +293,24 @@ impl Client {
         Ok(())
     }
 
-    /// Gives this worker's share of a held-out evaluation to shard 0.
+    /// Sends this worker's share of a held-out evaluation to shard 0.
     pub fn report(&mut self, epoch: u64, sums: EvalSums) {
         self.session.report(epoch, sums.loss_sum, sums.correct, sums.count);
         self.carry_out();
     }
 
-    /// Evaluations that became complete since the last call.
+    /// Evaluations that completed since the last call.
     pub fn evaluations(&mut self) -> Vec<Reported> {
         self.session.evaluations()
     }
 
-    /// This worker has done all its steps.
+    /// Reports that this worker has done all its steps.
     pub fn finish(&mut self) {
         self.session.finish();
         self.carry_out();
     }
 
-    /// It goes in order: its streams end.
+    /// Leaves normally: its streams end.
     pub fn leave(self) {
         for (_, stream) in self.streams.into_values() {
             self.world.servers.hang_up(&stream);

@@ -1,15 +1,15 @@
-//! Simulated time: a queue of what is to happen, and the rule that the next thing happens when all that the one before
-//! has caused is done.
+//! Simulated time: an event queue, and the rule that the next event happens after all effects of the
+//! previous one.
 //!
-//! Everything runs on one thread. While any task can go on, time stands still. When none can, the runtime says so
-//! (`on_thread_park`) and the earliest of the queue happens. What happens at the same moment happens in the order in which
-//! it was asked for. So a run depends on nothing but its arguments.
+//! Everything runs on one thread. While any task can run, time stands still. When none can, the runtime
+//! calls back (`on_thread_park`) and the earliest event happens. Events of the same moment happen in
+//! the order of their requests. So a run depends only on its arguments.
 //!
-//! Two clocks are kept together: this one, in nanoseconds, and tokio's, which is paused and counts whole milliseconds.
-//! The servers' own deadlines (leases, deltas) are on tokio's, at their true scale and with the grain that they have in a
-//! server. It never runs ahead of this one.
+//! There are two clocks: this one in nanoseconds, and tokio's, which is paused and counts whole
+//! milliseconds. The servers' own deadlines (leases, deltas) use tokio's clock, with the same scale and
+//! resolution as in a real server. Tokio's clock never runs ahead of this one.
 //!
-//! Not here: what takes how long. It is asked for by whoever knows.
+//! Other modules define how long each event takes.
 
 use crate::SimError;
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ use tokio::{
     time::Instant,
 };
 
-/// A moment: nanoseconds since the run began.
+/// Nanoseconds since the start of the run.
 pub(crate) type Moment = u64;
 
 /// A moment that never comes.
@@ -33,46 +33,47 @@ pub(crate) const NEVER: Moment = Moment::MAX;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// Only deadlines of servers for so long, in simulated time, and nothing asked for: nobody will ever go on.
+/// If only deadlines of servers expire for this simulated time and no event is queued, the run is
+/// stuck.
 const SILENCE: Duration = Duration::from_secs(3600);
 
-/// What happens at a moment.
-pub(crate) trait Happens: Send {
-    /// It happens; or, where a moment is given, it has caused nothing yet and happens then.
-    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)>;
+/// An event.
+pub(crate) trait SimEvent: Send {
+    /// Executes the event; or returns it with a later moment, before it has any effect.
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)>;
 }
 
-impl<F: FnOnce() + Send> Happens for F {
-    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+impl<F: FnOnce() + Send> SimEvent for F {
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)> {
         self();
         None
     }
 }
 
-/// What is to happen, and when.
-struct Due {
+/// A queued event.
+struct QueuedEvent {
     at: Moment,
-    /// In which order it was asked for.
+    /// Its number in the order of requests.
     number: u64,
-    happens: Box<dyn Happens>,
+    happens: Box<dyn SimEvent>,
 }
 
-impl PartialEq for Due {
+impl PartialEq for QueuedEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Due {}
+impl Eq for QueuedEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for QueuedEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
-    /// The heap gives the largest first: that is the earliest.
+impl Ord for QueuedEvent {
+    /// `BinaryHeap` pops the largest element, which here is the earliest event.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
@@ -82,15 +83,16 @@ impl Ord for Due {
 struct Queue {
     now: Moment,
     number: u64,
-    due: BinaryHeap<Due>,
-    /// Time passes up to this moment: whoever asks for something earlier wakes the driver.
+    due: BinaryHeap<QueuedEvent>,
+    /// The moment to which tokio's clock advances now: a request for an earlier event wakes the driver.
     passing_to: Option<Moment>,
     happened: u64,
 }
 
 struct Inner {
     queue: Mutex<Queue>,
-    /// Nothing can go on, or something was asked for that comes before what time passes to.
+    /// Notified when no task can run, or when an event is queued before the target of the current
+    /// advance.
     bell: Notify,
     stuck: Notify,
     began: OnceLock<Instant>,
@@ -101,7 +103,8 @@ struct Inner {
 pub(crate) struct Clock(Arc<Inner>);
 
 impl Clock {
-    /// Runs what `main` makes until it is done, in simulated time from zero. What it has spawned ends with it.
+    /// Runs the future of `main` to its end, in simulated time from zero. Tasks that it has spawned end
+    /// with it.
     pub fn run<F, T>(main: impl FnOnce(Clock) -> F) -> Result<T, SimError>
     where
         F: Future<Output = Result<T, SimError>>,
@@ -117,7 +120,7 @@ impl Clock {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
-            .on_thread_park(move || idle.nothing_can_go_on())
+            .on_thread_park(move || idle.on_all_tasks_blocked())
             .build()
             .map_err(|e| SimError::Runtime(e.to_string()))?;
         let result = runtime.block_on(async {
@@ -130,50 +133,50 @@ impl Clock {
             }
         });
         drop(runtime);
-        // What is left in the queue holds the world that holds this clock.
+        // Queued events hold the world, and the world holds this clock: break the cycle.
         clock.0.queue.lock().due.clear();
         result
     }
 
-    /// Now.
+    /// The current moment.
     pub fn now(&self) -> Moment {
         self.0.queue.lock().now.max(self.paused())
     }
 
-    /// Now, in seconds.
+    /// The current moment in seconds.
     pub fn seconds(&self) -> f64 {
         seconds(self.now())
     }
 
-    /// How many things have happened so far.
+    /// The number of events so far.
     pub fn happened(&self) -> u64 {
         self.0.queue.lock().happened
     }
 
-    /// Has something happen at a moment, or now if that is over.
-    pub fn at(&self, at: Moment, happens: impl Happens + 'static) {
+    /// Queues an event for a moment, or for now if the moment is past.
+    pub fn at(&self, at: Moment, happens: impl SimEvent + 'static) {
         self.put(at, Box::new(happens));
     }
 
-    fn put(&self, at: Moment, happens: Box<dyn Happens>) {
+    fn put(&self, at: Moment, happens: Box<dyn SimEvent>) {
         let paused = self.paused();
         let mut queue = self.0.queue.lock();
         queue.number += 1;
-        let due = Due { at: at.max(queue.now).max(paused), number: queue.number, happens };
+        let due = QueuedEvent { at: at.max(queue.now).max(paused), number: queue.number, happens };
         if queue.passing_to.is_some_and(|to| due.at < to) {
             self.0.bell.notify_one();
         }
         queue.due.push(due);
     }
 
-    /// Returns at a moment.
+    /// Waits until a moment.
     pub fn until(&self, at: Moment) -> impl Future<Output = ()> + Send + use<> {
         let (tell, told) = oneshot::channel();
         self.at(at, move || _ = tell.send(()));
         async move { told.await.unwrap_or(()) }
     }
 
-    /// Returns after so many nanoseconds.
+    /// Waits for this many nanoseconds.
     pub fn sleep(&self, nanos: u64) -> impl Future<Output = ()> + Send + use<> {
         self.until(self.now().saturating_add(nanos))
     }
@@ -183,8 +186,8 @@ impl Clock {
         self.0.began.get().map_or(0, |began| began.elapsed().as_nanos() as u64)
     }
 
-    /// The runtime is about to wait for a timer.
-    fn nothing_can_go_on(&self) {
+    /// Called when the runtime is about to wait for a timer.
+    fn on_all_tasks_blocked(&self) {
         if self.0.queue.lock().passing_to.is_none() {
             self.0.bell.notify_one();
         }
@@ -192,7 +195,7 @@ impl Clock {
 
     async fn drive(self) {
         let began = *self.0.began.get_or_init(Instant::now);
-        // What has happened may have caused something.
+        // The last event may have made tasks runnable.
         let mut caused = true;
         loop {
             if std::mem::replace(&mut caused, true) {
@@ -201,7 +204,7 @@ impl Clock {
             let next = self.0.queue.lock().due.peek().map(|d| d.at);
             let to = next.unwrap_or_else(|| self.now().saturating_add(SILENCE.as_nanos() as u64));
             if to / MILLISECOND > self.paused() / MILLISECOND {
-                // Deadlines of servers come first. They may ask for something earlier.
+                // Deadlines of servers come first, and may queue an earlier event.
                 self.0.queue.lock().passing_to = Some(to);
                 let passed = tokio::select! {
                     biased;
@@ -233,12 +236,12 @@ impl Clock {
     }
 }
 
-/// Nanoseconds as seconds.
+/// Nanoseconds to seconds.
 pub(crate) fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// Seconds as nanoseconds; what is no time is none.
+/// Seconds to nanoseconds; an invalid time is zero.
 pub(crate) fn nanos(seconds: f64) -> u64 {
     (seconds * 1e9).round().max(0.0) as u64
 }
@@ -248,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_happen_in_the_order_of_their_moments_and_servers_deadlines_among_them() {
+    fn events_and_server_deadlines_happen_in_time_order() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let told = seen.clone();
         let ended = Clock::run(|clock| async move {
@@ -257,7 +260,7 @@ mod tests {
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(7)).await;
                 n("deadline", c.now());
-                // Earlier than what time passes to: it must not be passed over.
+                // Earlier than the target of the advance: it must not be skipped.
                 let (n, d) = (n.clone(), c.clone());
                 c.at(c.now() + 200_000, move || n("asked for by it", d.now()));
             });
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_which_nobody_will_ever_go_on_ends() {
+    fn a_stuck_run_ends() {
         let ended = Clock::run(|_| std::future::pending::<Result<(), SimError>>());
         assert!(matches!(ended, Err(SimError::Stuck(_))));
     }

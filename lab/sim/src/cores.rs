@@ -1,16 +1,16 @@
-//! The processors of a host that all processes of a fleet share: who is busy goes on at an equal share of them.
+//! The cores of a host that all processes of a fleet share: busy tasks get equal shares.
 //!
-//! Without a number of cores every process has a host of its own and nobody slows anybody.
+//! Without a number of cores every process has its own host, and no process slows another.
 //!
-//! Processor sharing in virtual time: it advances at the rate at which each of those that are busy goes on, so each ends at
-//! a virtual moment that is known when it begins, whoever comes and goes meanwhile.
+//! Processor sharing in virtual time: virtual time advances at the rate of each busy task. So the
+//! virtual end of a task is known at its start, whatever other tasks do.
 
 use crate::clock::{Clock, Moment};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc};
 use tokio::sync::oneshot;
 
-/// See the module. Cheap to clone.
+/// The shared cores. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Cores {
     clock: Clock,
@@ -19,24 +19,24 @@ pub(crate) struct Cores {
 
 struct Shared {
     cores: f64,
-    /// Nanoseconds of work that each has done who was busy all the time.
+    /// Nanoseconds of work of a task that was busy all the time.
     done: f64,
-    /// When that was so.
+    /// The moment of that value.
     since: Moment,
-    /// Those that are busy, by where they end. (Positive floats are in the order of their bits.)
+    /// Busy tasks by their virtual end. (Positive floats order like their bits.)
     busy: BTreeMap<(u64, u64), oneshot::Sender<()>>,
     number: u64,
-    /// Of the end that is asked for; an earlier one finds another number.
+    /// The number of the scheduled end; an outdated one finds another number.
     asked: u64,
 }
 
-/// Work that is under way. Dropped before its end, by a process that dies, it leaves the cores to the others.
-struct Busy<'a> {
+/// Work in progress. Drop before its end, by a process that dies, frees its cores.
+struct BusyTask<'a> {
     cores: &'a Cores,
     at: (u64, u64),
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyTask<'_> {
     fn drop(&mut self) {
         let Some(shared) = &self.cores.shared else { return };
         let left = {
@@ -50,7 +50,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Half a nanosecond is no work.
+/// Less than half a nanosecond is no work.
 const EPSILON: f64 = 0.5;
 
 impl Shared {
@@ -65,7 +65,7 @@ impl Shared {
 }
 
 impl Cores {
-    /// So many cores for all, or as many as there are processes.
+    /// This many cores for all, or as many as processes.
     pub fn new(clock: Clock, cores: Option<u32>) -> Self {
         let shared = |cores: u32| Shared {
             cores: f64::from(cores),
@@ -78,7 +78,7 @@ impl Cores {
         Self { clock, shared: cores.map(|c| Arc::new(Mutex::new(shared(c)))) }
     }
 
-    /// Returns when one thread has done so many nanoseconds of work.
+    /// Returns when one thread has done this much work.
     pub async fn work(&self, nanos: u64) {
         let Some(shared) = self.shared.as_ref().filter(|_| nanos > 0) else {
             return self.clock.sleep(nanos).await;
@@ -92,12 +92,12 @@ impl Cores {
             s.busy.insert(at, tell);
             at
         };
-        let _busy = Busy { cores: self, at };
+        let _busy = BusyTask { cores: self, at };
         self.next_end();
         told.await.unwrap_or(());
     }
 
-    /// Asks for the end of whoever ends first as things are.
+    /// Schedules the end of the task that ends next.
     fn next_end(&self) {
         let Some(shared) = &self.shared else { return };
         let (at, asked) = {
@@ -124,7 +124,7 @@ impl Cores {
                 if f64::from_bits(first.key().0) > done {
                     break;
                 }
-                let _ = first.remove().send(()); // whoever worked may have died
+                let _ = first.remove().send(()); // the task may have been dropped
             }
         }
         self.next_end();
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::SimError;
 
-    /// When each of these ends: they begin at a moment and need so much work.
+    /// The end of each of these tasks, given by start and work.
     fn ends(cores: Option<u32>, work: &[(Moment, u64)]) -> Vec<Moment> {
         let work = work.to_vec();
         let ended = Clock::run(|clock| async move {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_busy_gets_an_equal_share_of_the_cores_and_never_more_than_one() {
+    fn busy_tasks_share_cores_equally_with_at_most_one_each() {
         assert_eq!(ends(Some(2), &[(0, 1000), (0, 500)]), [1000, 500], "a core for each");
         assert_eq!(ends(None, &[(0, 1000), (0, 1000), (0, 1000)]), [1000; 3]);
         assert_eq!(ends(Some(1), &[(0, 1000), (0, 1000)]), [2000; 2]);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_dies_at_work_leaves_the_cores_to_the_others() {
+    fn a_task_that_dies_frees_its_cores() {
         let ended = Clock::run(|clock| async move {
             let cores = Cores::new(clock.clone(), Some(1));
             let dies = async {

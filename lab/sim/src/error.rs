@@ -1,26 +1,26 @@
-//! Why a run could not be simulated, or failed as a real one would.
+//! Why a simulation is not possible, or failed as a real run would.
 
 use paraft_common::{ShardId, Step, WorkerId};
 use paraft_worker::{WorkerError, exit};
 
-/// See the module.
+/// The error of a simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// No fleet can be like this.
+    /// The parameters of the fleet are invalid.
     #[error("{0}")]
     Setup(String),
-    /// The simulator has no model of what the job asks for.
+    /// The simulator does not model a feature of the job.
     #[error("the simulator does not have {what}: {instead}")]
     Unsupported {
-        /// Which part of the job.
+        /// The feature.
         what: &'static str,
-        /// What to do.
+        /// What to do instead.
         instead: &'static str,
     },
-    /// The job, the model or the data.
+    /// An error in the job, the model or the data.
     #[error(transparent)]
     Worker(#[from] WorkerError),
-    /// The model.
+    /// An error of the model.
     #[error("the model failed: {0}")]
     Model(#[from] paraft_models::ModelError),
     /// The record cannot be written or read.
@@ -33,41 +33,41 @@ pub enum SimError {
     NotFinite {
         /// The loss.
         loss: f32,
-        /// When.
+        /// The step.
         step: Step,
-        /// Where.
+        /// The worker.
         worker: WorkerId,
     },
     /// A worker found no leader within its timeout.
     #[error("{worker} found no leader of {shard} within cluster.timeout_ms of simulated time; last: {why}")]
     Unreachable {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// Of what.
+        /// The shard without a leader.
         shard: ShardId,
-        /// What it heard last.
+        /// The last error.
         why: String,
     },
-    /// A server refused what a worker said.
+    /// A server refused a worker's message.
     #[error("{shard} refused {worker}: {why}")]
     Refused {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// By whom.
+        /// The shard.
         shard: ShardId,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// No worker is left.
     #[error("all workers have failed; let them come back (--restart-s), or fail less often (--mttf-s)")]
     AllLost,
-    /// Nothing can happen any more.
+    /// No event is left: the run is stuck.
     #[error("at {0:.3} s nobody could go on any more")]
     Stuck(f64),
-    /// The calibration.
+    /// The calibration failed.
     #[error("{0}")]
     Calibration(String),
-    /// The machine gives no runtime.
+    /// The async runtime could not start.
     #[error("no runtime for the simulation: {0}")]
     Runtime(String),
 }

@@ -1,4 +1,4 @@
-//! The workers, from their start to the end of the job: who fails, and who comes back.
+//! The workers, from their start to the end of the job, with failures and restarts.
 
 use crate::{
     SimError,
@@ -12,7 +12,7 @@ use paraft_common::WorkerId;
 use paraft_record::{Event, event};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// All lives of a worker. `None`: it failed and did not come back.
+/// A worker with all its restarts. `None`: it failed and was not restarted.
 ///
 /// It fails only between its first weights and its last step: before, the others would wait for it for ever, and after, it
 /// has nothing to lose.

@@ -1,26 +1,28 @@
-//! A fleet in simulated time: the real shards, leaders, models and data; a clock that jumps from one event to the next.
+//! A fleet in simulated time: the real shards, leaders, models and data; a clock that jumps from one
+//! event to the next.
 //!
 //! ```text
 //!  training.rs ─▶ client.rs ─▶ network.rs ─▶ servers.rs ─▶ the real leader ─▶ replication.rs ─▶ the real Shard::apply
 //!      │ the real gradient         │ drawn: latency, links         │ drawn: when a majority holds an entry
-//!      └── drawn: how long it takes, who fails
+//!      └── drawn: how long it takes, which process fails
 //! ```
 //!
-//! What is real: consistency, admission, rounds, state deltas, leases, sessions, optimizers, gradients, samples, the format of
-//! the record. What is drawn, from one seed: how long a step takes, how long messages are under way, when a majority holds
-//! an entry, who fails and when. What is not there: sockets, gRPC, files, redirects between servers, the bound on what may
-//! be pushed without an ack, other programs on a host.
+//! Real: consistency, admission, rounds, state deltas, leases, sessions, optimizers, gradients,
+//! samples, the format of the record. Drawn from one seed: the time of steps and messages, when a
+//! majority holds an entry, which process fails and when. Absent: sockets, gRPC, files, redirects
+//! between servers, the limit on unacknowledged pushes, other programs on a host.
 //!
-//! It promises: the same job and setup give the same record and the same weights, bit for bit, on one machine; no time
-//! passes but simulated time. It does not promise that a fleet is as fast as it says: that is as good as the setup, and
-//! [`calibrate`] says how good.
+//! The same job and setup give the same record and the same weights, bit for bit, on one machine, and
+//! only simulated time passes. The predicted speed is only as good as the setup; [`calibrate`] measures
+//! how good.
 //!
-//! - [`setup`]: what a fleet is like. `run`: everything put together.
+//! - [`setup`]: the parameters of a fleet. `run`: a whole run.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `leading`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'; `stages`,
-//!   `lines`: of those whose ranks have a stage of the model each.
-//! - [`watched`]: what the fleet says of itself to who looks on. `recording`, `step_lead`: what is written down. `world`: what all share.
-//! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
+//! - `servers`, `leaders`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`:
+//!   the workers'; `stages`, `lines`: workers with pipeline stages.
+//! - [`watched`]: the status of the fleet for observers. `recording`, `step_lead`: the record. `world`:
+//!   the shared state.
+//! - [`calibrate`]: fits a setup to a real run, and compares a simulated run with a real one.
 
 pub mod calibrate;
 mod chance;
@@ -29,7 +31,7 @@ mod clock;
 mod cores;
 mod error;
 mod fleet;
-mod leading;
+mod leaders;
 mod learner;
 mod lines;
 mod network;

@@ -1,4 +1,4 @@
-//! What goes between the ranks of a worker: messages over their links, each waited for by who it is for.
+//! Messages between the ranks of a worker over their links; a receiver waits for a specific one.
 
 use crate::{clock::Moment, network::Network};
 use paraft_common::Step;
@@ -13,47 +13,47 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// What a message is about.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// What the leader says, from rank to rank.
-    Said,
-    /// On its way round all ranks.
+    /// A leader's command, from rank to rank.
+    Command,
+    /// The first round of the ring.
     Sum,
-    /// And back to them.
+    /// The second round, with the result.
     All,
-    /// From stage to stage.
+    /// Activations for the next stage.
     Activation,
-    /// And back.
+    /// Their gradient, for the previous stage.
     Gradient,
     /// Weights that another stage uses too.
     Lent,
-    /// And their gradient.
+    /// Their gradient.
     LentGradient,
-    /// Whether the next minibatch goes in behind this one.
+    /// Whether the next minibatch overlaps with this one.
     GoesOn,
-    /// Of a step that others are still in.
+    /// The loss of a step that other ranks are still in.
     Loss,
 }
 
-/// What is in it.
+/// The content of a message.
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
-    /// Values that are somewhere else here: only their bytes count.
+    /// Values that are held elsewhere here: only their bytes count.
     Values,
-    /// The least and the most of all ranks.
+    /// The minimum and the maximum over the ranks.
     Range(f64, f64),
-    /// The next minibatch goes in behind this one.
+    /// Whether the next minibatch overlaps with this one.
     GoesOn(bool),
-    /// All pull.
+    /// All ranks pull.
     Pull(Pull),
-    /// All make a step.
+    /// All ranks take a step.
     Step(Step),
     /// The job is done.
     Over,
 }
 
-/// From whom, what about, and the how manieth of these.
+/// The sender, the kind, and the number of the message of this kind.
 pub(crate) type Tag = (usize, Kind, u64);
 
 #[derive(Default)]
@@ -62,15 +62,15 @@ struct Inbox {
     awaited: Option<(Tag, oneshot::Sender<Message>)>,
 }
 
-/// All lines of a worker.
+/// All links between the ranks of a worker.
 pub(crate) struct Lines {
     network: Arc<Network>,
-    /// The place of the first rank in the network.
+    /// The position of the first rank in the network.
     first: usize,
     ranks: Vec<Mutex<Inbox>>,
-    /// When the last message between two arrives: later ones do not come before it.
+    /// When the last message between two ranks arrives: messages keep their order.
     last: Mutex<BTreeMap<(usize, usize), Moment>>,
-    /// Bytes that each rank has sent, of values.
+    /// Bytes of values that each rank has sent.
     sent: Vec<AtomicU64>,
 }
 

@@ -1,22 +1,23 @@
-//! What lies between workers and servers: a link of each process with a bandwidth each way, and a latency between them.
+//! The network between workers and servers: a link of each process with a bandwidth in each direction,
+//! and a latency between them.
 //!
 //! ```text
 //!  worker's link ──latency──▶ server's link ──▶ shard's leader       (and back)
 //! ```
 //!
-//! A link carries one message after the other. Messages of a stream arrive in the order in which they were sent; what is
-//! on the way when a process dies arrives, what it had not sent yet does not.
+//! A link carries one message after the other. Messages of a stream arrive in the order of sending. If
+//! a process dies, its messages in flight arrive, and its unsent messages are lost.
 
 use crate::{
     chance::{Chance, Draws},
-    clock::{Clock, Happens, Moment, nanos},
+    clock::{Clock, Moment, SimEvent, nanos},
     setup::Setup,
     stream::{Process, Stream},
 };
 use parking_lot::Mutex;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// Bytes of a message beside its payload, on the wire.
+/// Bytes of a message besides its payload, on the wire.
 pub(crate) const HEADER_BYTES: u64 = 64;
 
 /// One direction of a process's link.
@@ -30,7 +31,7 @@ impl Link {
         Self { free: 0, nanos_per_byte: if gbit > 0.0 { 8.0 / gbit } else { 0.0 } }
     }
 
-    /// When so many bytes are through that are there at a moment.
+    /// When `bytes` bytes that arrive at `at` have passed.
     fn pass(&mut self, at: Moment, bytes: u64) -> Moment {
         self.free = self.free.max(at).saturating_add((bytes as f64 * self.nanos_per_byte) as u64);
         self.free
@@ -53,7 +54,7 @@ pub(crate) struct Network {
     clock: Clock,
     latency: f64,
     jitter: f64,
-    /// A link without a bound takes no moment of its own.
+    /// A link without a limit takes no time.
     bounded: bool,
     workers: Vec<Mutex<Ends>>,
     servers: Vec<Mutex<Ends>>,
@@ -62,7 +63,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// For so many processes that train, and so many servers.
+    /// For this many training processes and servers.
     pub fn new(clock: Clock, setup: &Setup, workers: u32, servers: u32) -> Self {
         let chances = |draws: fn(u32) -> Draws| {
             (0..workers).map(|w| Mutex::new(Chance::new(setup.seed, draws(w)))).collect()
@@ -79,12 +80,12 @@ impl Network {
         }
     }
 
-    /// One way, for one message, drawn by `chance`.
+    /// The latency of one message, drawn by `chance`.
     pub fn latency(&self, chance: &mut Chance) -> u64 {
         nanos(chance.log_normal(self.latency, self.jitter))
     }
 
-    /// A worker's message: what happens when it has arrived at the server of the stream's shard.
+    /// Sends a worker's message; `arrives` runs when it reaches the server of the stream's shard.
     pub fn up(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
         let worker = stream.process.place;
         let bytes = bytes + HEADER_BYTES;
@@ -101,7 +102,7 @@ impl Network {
         self.through(at, arrives, bytes, End::Server(server));
     }
 
-    /// A server's message, likewise.
+    /// Sends a server's message; `arrives` runs when it reaches the worker.
     pub fn down(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
         let worker = stream.process.place;
         let bytes = bytes + HEADER_BYTES;
@@ -112,7 +113,7 @@ impl Network {
         self.through(at, arrives, bytes, End::Worker(worker));
     }
 
-    /// From one worker's process to another: when it comes to the other's link, not before a moment.
+    /// Sends from one worker's process to another, to arrive no earlier than a given moment.
     pub fn between(
         self: &Arc<Self>,
         (from, to): (usize, usize),
@@ -128,18 +129,18 @@ impl Network {
         at
     }
 
-    /// What a server sends its followers goes over its link too: when it is out.
+    /// When a server's link has sent a message to its followers.
     pub fn replicates(&self, server: usize, bytes: u64) -> Moment {
         self.servers[server].lock().sends.pass(self.clock.now(), bytes)
     }
 
-    /// When it stops sending, and the other side hears that the stream has ended.
+    /// Stops the process's sending; `hears` runs when the other side sees the end of its streams.
     pub fn breaks(self: &Arc<Self>, process: &Process, hears: impl FnOnce() + Send + 'static) {
         let latency = self.latency(&mut self.up[process.place].lock());
         self.clock.at(self.clock.now().saturating_add(latency), hears);
     }
 
-    /// From the moment at which it has come to the receiver's link.
+    /// Passes the receiver's link from the moment of arrival on.
     fn through(self: &Arc<Self>, at: Moment, arrives: impl FnOnce() + Send + 'static, bytes: u64, to: End) {
         if !self.bounded {
             return self.clock.at(at, arrives);
@@ -148,25 +149,25 @@ impl Network {
     }
 }
 
-/// Whose link.
+/// The owner of a link.
 #[derive(Clone, Copy)]
 enum End {
     Worker(usize),
     Server(usize),
 }
 
-/// A message at its receiver's link, and through it.
+/// A message at its receiver's link.
 struct Passage<A> {
     network: Arc<Network>,
     to: End,
-    /// When it came to the link, until it is on it.
+    /// When it reached the link; `None` once it is on it.
     came: Option<Moment>,
     bytes: u64,
     arrives: A,
 }
 
-impl<A: FnOnce() + Send + 'static> Happens for Passage<A> {
-    fn happens(mut self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+impl<A: FnOnce() + Send + 'static> SimEvent for Passage<A> {
+    fn happens(mut self: Box<Self>) -> Option<(Moment, Box<dyn SimEvent>)> {
         if let Some(at) = self.came.take() {
             let ends = match self.to {
                 End::Worker(worker) => &self.network.workers[worker],

@@ -1,4 +1,5 @@
-//! What a simulated run leaves behind: the lines of `metrics.jsonl`, with simulated time in every field that is a time.
+//! The record of a simulated run: the lines of `metrics.jsonl`, with simulated time in every time
+//! field.
 
 use crate::{SimError, clock::Clock};
 use paraft_common::{Step, WorkerId};
@@ -6,29 +7,29 @@ use paraft_record::{Event, RecordError, event};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
-/// Takes the lines, in the order of simulated time.
+/// Receives the lines in the order of simulated time.
 pub type Sink = Box<dyn FnMut(&Event) -> Result<(), RecordError> + Send>;
 
-/// Workers write so many lines in a simulated second, all together. (Beside those at an epoch's end.)
+/// Training lines of all workers together, per simulated second (besides those at an epoch's end).
 const LINES_PER_SECOND: f64 = 20.0;
 
-/// See the module.
+/// The recorder.
 pub(crate) struct Recording {
     clock: Clock,
-    /// A worker's training lines are so far apart.
+    /// The interval of a worker's training lines.
     interval: f64,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     sink: Sink,
-    /// Evaluations that are written: every worker hears of each.
+    /// Evaluations that are written: every worker receives each.
     evaluated: BTreeSet<u64>,
-    /// Trained by all workers.
+    /// Samples trained by all workers.
     samples: u64,
 }
 
-/// A worker's part of the record.
+/// The state of a worker's lines.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     losses: (f64, u64),
@@ -36,7 +37,7 @@ pub(crate) struct Progress {
     written: f64,
 }
 
-/// Where a worker stands after a step.
+/// A worker's position after a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stand {
     pub worker: WorkerId,
@@ -58,7 +59,7 @@ impl Recording {
         Ok((self.inner.lock().sink)(event)?)
     }
 
-    /// Counts a step; writes a line now and then, and always when `now` says so.
+    /// Counts a step; writes a line at the interval, and always if `now`.
     pub fn step(
         &self,
         progress: &mut Progress,
@@ -93,7 +94,8 @@ impl Recording {
         }))
     }
 
-    /// An evaluation is complete; the first who hears of it writes it. `seconds` is the training clock of that worker.
+    /// Writes a complete evaluation, at the first worker that receives it. `seconds` is that worker's
+    /// training clock.
     pub fn evaluation(&self, e: Evaluated, seconds: f64, is_final: bool) -> Result<(), SimError> {
         let samples = {
             let mut inner = self.inner.lock();

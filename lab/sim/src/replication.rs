@@ -1,9 +1,10 @@
-//! A shard's replicas, by what Raft promises of them: what is committed stays, in the order in which it was proposed; what a
-//! leader that fails had proposed and not committed, its successor has a beginning of, or nothing.
+//! A shard's replicas, modelled by Raft's guarantees: committed entries stay, in the order of their
+//! proposals. Of the uncommitted entries of a failed leader, its successor has a prefix, perhaps empty.
 //!
-//! An entry is committed when the nearest of a majority's followers have answered: latency there and back, after the
-//! leader's link has carried it to all of them. There is one state for all replicas, the real [`Shard`], changed by
-//! [`Shard::apply`] as entries are committed; that replicas agree is proven elsewhere (`ps-server/src/shard/simulation`).
+//! An entry commits when the nearest majority of followers has answered: a round trip after the
+//! leader's link has carried it to all of them. All replicas share one state, the real [`Shard`], and
+//! [`Shard::apply`] changes it as entries commit. Other tests prove that replicas agree
+//! (`ps-server/src/shard/simulation`).
 
 use crate::{
     chance::Chance,
@@ -21,35 +22,35 @@ use std::{collections::VecDeque, sync::Arc};
 
 struct Entry {
     proposal: Proposal,
-    /// By which its leader knows it.
+    /// The leader's number for it.
     number: u64,
 }
 
-/// A shard's log, as far as it is not committed.
+/// The uncommitted part of a shard's log.
 pub(crate) struct Log {
     clock: Clock,
     network: Arc<Network>,
     state: Arc<Shard>,
     staleness: Arc<Staleness>,
     replicas: u32,
-    /// What a majority takes beyond the network, in nanoseconds.
+    /// Nanoseconds that a majority takes beyond the network.
     extra: u64,
     cores: Cores,
-    /// What the followers' processors do for an entry that changes weights, in nanoseconds.
+    /// Nanoseconds of the followers' processors for an entry that changes weights.
     follow: u64,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     open: VecDeque<Entry>,
-    /// When the last of them is committed.
+    /// When the last of them commits.
     last: Moment,
-    /// The leadership that proposes now; what an earlier one asked for finds another.
+    /// The current leader's term; events of an earlier leader carry another.
     term: u64,
     chance: Chance,
 }
 
-/// What is between replicas, and what they cost.
+/// The network between replicas, and their costs.
 #[derive(Clone)]
 pub(crate) struct Between {
     pub clock: Clock,
@@ -70,7 +71,7 @@ impl Log {
         Self { clock, network, state, staleness, replicas, extra, cores, follow, inner }
     }
 
-    /// Round trips to the followers that make a majority with the leader.
+    /// The round-trip time to the followers that form a majority with the leader.
     fn round_trip(&self, chance: &mut Chance) -> u64 {
         let followers = self.replicas.saturating_sub(1) as usize;
         let mut trips: Vec<u64> =
@@ -80,12 +81,12 @@ impl Log {
         followers.div_ceil(2).checked_sub(1).map_or(0, |i| trips[i]) + self.extra
     }
 
-    /// The leader is gone: what it proposed is not committed from now on.
+    /// The leader is gone: its proposals no longer commit.
     pub fn leaderless(&self) {
         self.inner.lock().term += 1;
     }
 
-    /// Another leads, and has a beginning of what the last one proposed. Gives its term.
+    /// Elects another leader, which has a prefix of the last leader's proposals. Returns its term.
     pub fn elect(&self) -> u64 {
         let mut log = self.inner.lock();
         log.term += 1;
@@ -93,17 +94,17 @@ impl Log {
         let kept = log.chance.below(open + 1);
         for (i, entry) in std::mem::take(&mut log.open).into_iter().enumerate() {
             if i < kept {
-                self.apply(&entry.proposal); // nobody is left who waits for its outcome
+                self.apply(&entry.proposal); // the leader that waited for its outcome is gone
             }
         }
         log.last = self.clock.now();
         log.term
     }
 
-    /// How long an election takes where a follower stands after this long without a word, in nanoseconds.
+    /// Nanoseconds of an election, if a follower starts it after this time without a message.
     pub fn election(&self, election_ms: u64) -> u64 {
         let mut log = self.inner.lock();
-        // A follower waits three to four times as long, and then asks a majority.
+        // A follower waits three to four times as long, and then requests votes from a majority.
         let timeout = (3.0 + log.chance.uniform()) * election_ms as f64 / 1e3;
         nanos(timeout) + self.round_trip(&mut log.chance)
     }
@@ -112,8 +113,8 @@ impl Log {
         self.staleness.around(&self.state, proposal, || self.state.apply(proposal))
     }
 
-    /// The leader, on this server, proposes what it knows by this number. Gives when it is committed, unless another leads by
-    /// then: [`Self::commit`] is due.
+    /// Proposes an entry for the leader on this server, under the leader's number. Returns when it
+    /// commits if no other leader is elected by then; call [`Self::commit`] then.
     pub fn propose(&self, server: usize, number: u64, proposal: Proposal) -> Moment {
         let mut log = self.inner.lock();
         let bytes = proposal.payload.len() as u64 + HEADER_BYTES;
@@ -133,15 +134,15 @@ impl Log {
         log.last
     }
 
-    /// The first entry that is open is committed, and applied, where this term's leader proposed it and still leads: its number
-    /// and outcome.
+    /// Commits and applies the first open entry, if the leader of this term proposed it and still
+    /// leads; returns its number and outcome.
     pub fn commit(&self, term: u64) -> Option<(u64, Outcome)> {
         let mut log = self.inner.lock();
         let entry = if log.term == term { log.open.pop_front()? } else { return None };
         Some((entry.number, self.apply(&entry.proposal)))
     }
 
-    /// How long it takes the leader to hear that it leads, in nanoseconds.
+    /// Nanoseconds until the leader confirms that it leads.
     pub fn confirms(&self) -> u64 {
         self.round_trip(&mut self.inner.lock().chance)
     }

@@ -1,4 +1,4 @@
-//! A whole run: everything put together, started, and what is left of it.
+//! A whole simulated run: setup, start and results.
 
 use crate::{
     SimError,
@@ -41,59 +41,59 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// Without a step for so long, in simulated time and beyond what steps and restarts take, nobody will make one.
+/// Without a step for this simulated time, beyond the time of steps and restarts, the run is stuck.
 const QUIET_SECONDS: f64 = 600.0;
 
-/// What a simulated run came to, beside its record.
+/// The result of a simulated run, beside its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Simulated seconds from the first worker's start to the last one's end.
     pub seconds: f64,
-    /// Things that happened: messages that arrived, work that was done, entries that were committed.
+    /// Events: messages that arrived, work that was done, entries that were committed.
     pub happened: u64,
     /// The final weights, buffers included.
     pub weights: Vec<f32>,
-    /// With the model's tensor names.
+    /// The layout, with the model's tensor names.
     pub layout: Layout,
-    /// Steps done by the furthest worker.
+    /// Steps of the furthest worker.
     pub steps: u64,
-    /// Of the final weights.
+    /// The evaluation of the final weights.
     pub evaluation: Option<Evaluation>,
-    /// The furthest that a worker has gone on ahead of the slowest, in steps.
+    /// The largest lead of a worker over the slowest, in steps.
     pub largest_lead: u64,
-    /// How often a worker failed.
+    /// Failures of workers.
     pub worker_failures: u64,
-    /// How often a server failed.
+    /// Failures of servers.
     pub server_failures: u64,
-    /// Pushes that `apply` recognised as being in already.
+    /// Pushes that `apply` recognised as duplicates.
     pub duplicates: u64,
-    /// Of each stage, where workers' ranks have one each.
+    /// The result of each stage, for workers with pipeline stages.
     pub stages: Vec<StageOutcome>,
-    /// Steps that follow each other with nothing to do between them, at the beginning.
+    /// Steps that overlap without an idle time between them, at the start.
     pub steps_between_ends: usize,
 }
 
-/// What the ranks with one stage of the model came to, of all workers.
+/// The result of the ranks of one stage, over all workers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StageOutcome {
     /// Its layers.
     pub layers: Range<usize>,
-    /// What it costs to compute, of the whole model.
+    /// Its share of the model's compute cost.
     pub cost: f64,
-    /// The share of the time in which it computed nothing: from a worker's first micro-batch to its last, of a step, or of steps that go on
-    /// into each other. Mean over workers.
+    /// The share of the time that it computed nothing, from a worker's first micro-batch to its last:
+    /// in a step, or over overlapping steps. Mean over workers.
     pub idle: f64,
-    /// Updates that its shards had applied between a push's weights and the push. Mean over pushes.
+    /// Updates of its shards between the weights of a push and the push. Mean over pushes.
     pub delay: f64,
     /// Bytes to the servers.
     pub pushed: u64,
-    /// And from them.
+    /// Bytes from the servers.
     pub pulled: u64,
-    /// Bytes to the ranks with the other stages.
+    /// Bytes to the ranks of other stages.
     pub sent: u64,
 }
 
-/// Whether the simulator has a model of what the job asks for.
+/// Checks that the simulator models all features of the job.
 pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     let no = |what, instead| Err(SimError::Unsupported { what, instead });
     setup.check(job.train.workers)?;
@@ -144,11 +144,11 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     Ok(())
 }
 
-/// Simulates a job: `model` is trained on `data` by a fleet like `setup`. `sink` gets the lines of the record but the first
-/// (what was run) and the last (its summary).
+/// Simulates a job: a fleet like `setup` trains `model` on `data`. `sink` receives the lines of the
+/// record except the first (the configuration) and the last (the summary).
 ///
-/// One job, setup and model give the same lines and the same weights, bit for bit. Blocks until the run is over; the
-/// calling thread does everything.
+/// The same job, setup and model give the same lines and the same weights, bit for bit. Blocks until
+/// the run is over, on the calling thread.
 pub fn simulate(
     job: &Job,
     setup: &Setup,
@@ -159,8 +159,8 @@ pub fn simulate(
     go(job, setup, model, data, (sink, None))
 }
 
-/// As [`simulate`], slowed down to the time of people who look on: a simulated second takes a second, or longer where it is too much to
-/// simulate in one. The lines and the weights are the same.
+/// As [`simulate`], slowed down for observers: a simulated second takes at least a second of real time.
+/// The lines and the weights are the same.
 pub fn simulate_watched(
     job: &Job,
     setup: &Setup,
@@ -265,7 +265,7 @@ fn go(
     })
 }
 
-/// Returns when no step was done for so long that none will be: servers that fail and come back are no progress.
+/// Returns when the run is stuck: no step for too long. Servers that fail and recover are no progress.
 async fn no_step(world: &World) -> f64 {
     let s = &world.setup;
     let slowest = s.slow.values().copied().fold(1.0, f64::max) * s.straggle.map_or(1.0, |s| s.factor);
@@ -292,7 +292,7 @@ async fn all_workers(world: &Arc<World>) -> Result<Vec<Finished>, SimError> {
     while let Some(ended) = running.join_next().await {
         let ended = ended.map_err(|e| SimError::Runtime(format!("a simulated worker panicked: {e}")))?;
         let Some(mut ended) = ended? else { continue };
-        // Who evaluated has the weights that count; of the others they would only fill the memory.
+        // Only the weights of the worker that evaluated count; the others would only use memory.
         if ended.evaluation.is_none() && !finished.is_empty() {
             ended.weights = Vec::new();
         }
@@ -323,7 +323,7 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
     })
 }
 
-/// What each stage came to.
+/// The result of each stage.
 fn of_stages(world: &World, cut: &Cut, finished: &[Finished]) -> Vec<StageOutcome> {
     let of = |(at, part): (usize, &Part)| {
         let shards: BTreeSet<_> = (part.buckets.clone())

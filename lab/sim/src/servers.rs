@@ -1,10 +1,10 @@
-//! The servers: which shard is led where, by which leader, what a server's processor has to do, and servers that fail.
+//! The simulated servers: the leader of each shard, the work of each server's processor, and failures.
 
 use crate::{
     chance::{Chance, Draws},
     clock::{Clock, nanos},
     cores::Cores,
-    leading::{Lead, deadlines},
+    leaders::{Lead, deadlines},
     network::Network,
     replication::{Between, Log},
     setup::Setup,
@@ -43,13 +43,13 @@ pub(crate) struct Host {
     pub(crate) lead: Mutex<Option<Lead>>,
     /// The server that led it last.
     pub server: AtomicU64,
-    /// No election is over before.
+    /// The earliest end of the next election.
     vacant_until: AtomicU64,
-    /// Sessions given out by all its leaders.
+    /// The number of sessions that its leaders have assigned.
     sessions: Arc<AtomicU64>,
 }
 
-/// What a server's processor has before it.
+/// A message for a server's processor.
 type Task = Box<dyn FnOnce() + Send>;
 
 /// All servers.
@@ -59,28 +59,28 @@ pub(crate) struct Servers {
     pub hosts: BTreeMap<ShardId, Host>,
     pub(crate) replicas: u32,
     election_ms: u64,
-    /// Of one push, in nanoseconds.
+    /// Processor nanoseconds of one push.
     push: u64,
-    /// One message after the other; none where a push costs nothing.
+    /// Each handles one message after the other; none if a push costs nothing.
     processors: Vec<mpsc::UnboundedSender<(u64, Task)>>,
     pub(crate) up: Mutex<Vec<bool>>,
     conns: AtomicU64,
-    /// How often a server has failed.
+    /// Failures of servers.
     pub failures: AtomicU64,
 }
 
-/// How the servers are placed and what they wait for.
+/// The placement of shards, and the servers' parameters.
 pub(crate) struct Placement {
     pub servers: u32,
     pub shards: u32,
     pub replicas: u32,
     pub election_ms: u64,
-    /// Those that hold buckets.
+    /// Shards with buckets.
     pub holding: BTreeSet<ShardId>,
 }
 
 impl Servers {
-    /// Starts them; every shard has its leader.
+    /// Starts the servers; every shard gets its leader.
     pub fn start(
         clock: &Clock,
         network: &Arc<Network>,
@@ -143,7 +143,7 @@ impl Servers {
         this
     }
 
-    /// A new stream of a worker, on its way to the shard's leader with its first message.
+    /// Opens a worker's stream to a shard's leader, with its first message.
     pub fn dial(
         self: &Arc<Self>,
         shard: ShardId,
@@ -167,7 +167,7 @@ impl Servers {
         process.opens(&stream);
         let (this, opened) = (self.clone(), stream.clone());
         self.network.up(&stream, job.len() as u64, move || {
-            // Its end may have been faster than its first message; nobody would end the session.
+            // The close may have overtaken the first message; then the session would never end.
             let Some(host) = this.hosts.get(&opened.shard).filter(|_| !opened.gone.load(Relaxed)) else {
                 return;
             };
@@ -177,7 +177,7 @@ impl Servers {
             });
             let Some(term) = term else { return this.closed(&opened) };
             let _ = opened.term.set(term);
-            // A worker that lives sends heartbeats eight times in a lease, so its lease never ends. Said once.
+            // A living worker sends eight heartbeats per lease, so its lease never expires. Set once.
             opened.liveness.waits(true);
             let (conn, liveness) = (opened.conn, opened.liveness.clone());
             this.hears(
@@ -189,7 +189,7 @@ impl Servers {
         Some(stream)
     }
 
-    /// A message of a worker.
+    /// Sends a message of a worker.
     pub fn send(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, message: Message) {
         let (this, to) = (self.clone(), stream.clone());
         self.network.up(stream, bytes, move || {
@@ -207,14 +207,14 @@ impl Servers {
         });
     }
 
-    /// The leader that has taken a stream hears something of it. One that is gone hears nothing.
+    /// Delivers an input to the leader that has accepted the stream; a failed leader receives nothing.
     fn tells(self: &Arc<Self>, stream: &Stream, input: Input) {
         if let Some(term) = stream.term.get() {
             self.hears(stream.shard, *term, input);
         }
     }
 
-    /// The leader of a term hears something, if it still leads.
+    /// Delivers an input to the leader of a term, if it still leads.
     pub(crate) fn hears(self: &Arc<Self>, shard: ShardId, term: u64, input: Input) {
         let Some(host) = self.hosts.get(&shard) else { return };
         if let Some(lead) = host.lead.lock().as_mut().filter(|l| l.term == term) {
@@ -222,25 +222,25 @@ impl Servers {
         }
     }
 
-    /// When the leader of a term wants to be told the time; `None`: it does not lead any more.
+    /// The next deadline of the leader of a term; `None`: it no longer leads.
     pub(crate) fn deadline(&self, shard: ShardId, term: u64) -> Option<Option<Instant>> {
         let lead = self.hosts.get(&shard)?.lead.lock();
         lead.as_ref().filter(|l| l.term == term).map(Lead::deadline)
     }
 
-    /// A worker lets a stream go, or dies.
+    /// A worker closes a stream, or dies.
     pub fn hang_up(self: &Arc<Self>, stream: &Arc<Stream>) {
         stream.process.closes(stream.conn);
         let (this, to) = (self.clone(), stream.clone());
         self.network.breaks(&stream.process, move || {
-            // The worker's side is gone: no more signs of life, and the leader hears the end.
+            // The worker's side is gone: its heartbeats stop, and the leader receives the close.
             to.liveness.waits(false);
             to.gone.store(true, Relaxed);
             this.tells(&to, Input::Closed(to.conn));
         });
     }
 
-    /// What a leader answers goes to the worker.
+    /// Sends a leader's reply to the worker.
     pub(crate) fn answers(&self, stream: &Arc<Stream>, reply: Reply) {
         let reply = reply.taken();
         let bytes = match &reply {
@@ -259,7 +259,7 @@ impl Servers {
         self.network.down(stream, 0, move || _ = to.heard.send(FromServer::Closed(to.shard, to.conn)));
     }
 
-    /// A server that fails and comes back, again and again.
+    /// Makes a server fail and recover, again and again.
     async fn fails(self: Arc<Self>, server: usize, mean: f64, back_s: f64, mut chance: Chance) {
         loop {
             self.clock.sleep(chance.exponential(mean)).await;
@@ -286,8 +286,8 @@ impl Servers {
         }
     }
 
-    /// Follows the rule that chooses the mode, as the leader of the control group does: it hears what the leader of shard 0
-    /// reports, and tells that leader what follows. What it remembers outlives servers here.
+    /// Runs the rule that chooses the mode, as the leader of the control group does. It receives the
+    /// reports of shard 0's leader and sends it the switches. Its state survives the servers here.
     pub async fn steer(self: Arc<Self>) {
         let Some(host) = self.hosts.get(&ShardId(0)) else { return };
         let interval = report_interval(Duration::from_millis(self.election_ms));
@@ -299,13 +299,13 @@ impl Servers {
             let term = host.lead.lock().as_ref().map(|l| l.term);
             let wanted = RequestedMode::Decided { mode, loosest };
             if let Some(term) = term {
-                // Where it is not taken it is wanted again.
+                // If the leader does not accept it, the rule repeats it.
                 self.hears(host.id, term, Input::SwitchMode(Some(number), wanted, None));
             }
         }
     }
 
-    /// Elects a leader for a shard that has none, if a majority of its replicas is up.
+    /// Elects a leader for a shard without one, if a majority of its replicas is up.
     fn elect(self: &Arc<Self>, id: ShardId) {
         let Some(host) = self.hosts.get(&id) else { return };
         if host.lead.lock().is_some() || self.clock.now() < host.vacant_until.load(Relaxed) {
@@ -315,17 +315,17 @@ impl Servers {
         let replicas = placement::replicas_of(id, up.len() as u32, self.replicas);
         let alive: Vec<usize> = replicas.iter().map(|ServerId(s)| *s as usize).filter(|s| up[*s]).collect();
         if alive.len() * 2 <= replicas.len() {
-            return; // when one is back, it is tried again
+            return; // retried when a replica is back
         }
         if let Some(server) = alive.first() {
             self.leads(host, *server);
         }
     }
 
-    /// The replica of a shard on a server leads from now on.
+    /// Makes a server's replica the leader of a shard.
     fn leads(self: &Arc<Self>, host: &Host, server: usize) {
         let (term, sessions) = (host.log.elect(), host.sessions.clone());
-        // Nobody guesses here, and one seed is to give one run.
+        // Predictable session ids suffice here, and one seed must give one run.
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
         let lead = Lead::new(host, server, term, draw);
         host.server.store(server as u64, Relaxed);
@@ -334,7 +334,7 @@ impl Servers {
     }
 }
 
-/// Does what a server has to do, in order.
+/// Executes a server's tasks in order.
 fn processor(cores: Cores) -> mpsc::UnboundedSender<(u64, Task)> {
     let (give, mut take) = mpsc::unbounded_channel::<(u64, Task)>();
     tokio::spawn(async move {

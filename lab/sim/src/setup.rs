@@ -1,55 +1,58 @@
-//! What a simulated fleet is like: how fast its workers compute, what lies between them and the servers, what fails.
+//! The parameters of a simulated fleet: compute speed, network and failures.
 
 use crate::SimError;
 use paraft_worker::slow::{Straggle, times};
 use std::collections::BTreeMap;
 
-/// A fleet. Times are in milliseconds where the name does not say otherwise; every time is a mean.
+/// A fleet. Times are means, in milliseconds unless the name says otherwise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// Seeds all that is drawn but weights and the order of the samples, which have the job's.
+    /// The seed of all draws except weights and sample order, which use the job's.
     pub seed: u64,
     /// One step's forward and backward pass, alone on a core.
     pub compute_ms: f64,
-    /// Deviation of a step's time over its mean; log-normal.
+    /// Standard deviation of a step's time over its mean; log-normal.
     pub compute_spread: f64,
-    /// Deviation of the workers' speeds over their mean: each draws one factor for the whole run; log-normal.
+    /// Standard deviation of the workers' speeds over their mean: each draws one factor for the whole
+    /// run; log-normal.
     pub worker_spread: f64,
-    /// Workers that are slower than the others, by rank: a step takes so many times as long.
+    /// Slow workers by rank, with the factor on their step time.
     pub slow: BTreeMap<u32, f64>,
-    /// Steps that take longer than others, now and then.
+    /// Occasional slow steps.
     pub straggle: Option<Straggle>,
-    /// What a worker's processor does for a step's messages: to encode, send, receive and decode them.
+    /// CPU time of a worker for a step's messages: encode, send, receive, decode.
     pub exchange_ms: f64,
-    /// What the leader's processor does for one push: to take it, to replicate it, to apply it, to answer the pull.
+    /// CPU time of the leader for one push: receive, replicate, apply, answer the pull.
     pub push_ms: f64,
-    /// What the followers' processors do for one update, all together: in BSP one for a round's pushes of a bucket. Nobody
-    /// waits for it.
+    /// CPU time of all followers together for one update; in BSP for a round's pushes of a bucket. No
+    /// worker waits for it.
     pub follow_ms: f64,
-    /// One way between two processes.
+    /// One-way latency between two processes.
     pub latency_ms: f64,
-    /// Deviation of a message's latency over its mean; log-normal. Messages of a stream keep their order.
+    /// Standard deviation of a message's latency over its mean; log-normal. Messages of a stream keep
+    /// their order.
     pub jitter: f64,
-    /// What a worker's link carries each way, in gigabits a second; 0: no bound.
+    /// A worker's bandwidth in each direction, in gigabits a second; 0: no limit.
     pub worker_gbit: f64,
-    /// What a server's link carries each way, likewise; replication goes over it too.
+    /// A server's bandwidth in each direction, in gigabits a second, which replication shares; 0: no
+    /// limit.
     pub server_gbit: f64,
-    /// What a majority takes to hold an entry beyond the network: a disk, say.
+    /// The time in which a majority stores an entry, beyond the network: for example a disk.
     pub replicate_ms: f64,
-    /// All processes share a host with so many cores; none: each has its own.
+    /// All processes share a host with this many cores; `None`: each has its own.
     pub cores: Option<u32>,
-    /// Mean time to the failure of a worker, in seconds of running; exponential. None fails without.
+    /// Mean time to the failure of a worker, in seconds of running; exponential. `None`: no failures.
     pub mttf_s: Option<f64>,
-    /// A worker that has failed is started again after so many seconds; without: never.
+    /// A failed worker restarts after this many seconds; `None`: never.
     pub restart_s: Option<f64>,
-    /// Mean time to the failure of a server, in seconds of running; exponential. None fails without.
+    /// Mean time to the failure of a server, in seconds of running; exponential. `None`: no failures.
     pub server_mttf_s: Option<f64>,
-    /// A server that has failed is back after so many seconds.
+    /// A failed server is back after this many seconds.
     pub server_restart_s: f64,
 }
 
 impl Default for Setup {
-    /// A quiet fleet in one rack: 10 ms a step, a tenth of a millisecond one way, 10 gigabits a second.
+    /// A quiet fleet in one rack: 10 ms a step, 0.1 ms one-way latency, 10 gigabits a second.
     fn default() -> Self {
         Self {
             seed: 1,
@@ -75,13 +78,13 @@ impl Default for Setup {
     }
 }
 
-/// Longest time that can be asked for, in milliseconds: a day.
+/// The longest accepted time in milliseconds: a day.
 const MAX_MS: f64 = 86_400_000.0;
 /// A year.
 const MAX_S: f64 = 365.0 * 86_400.0;
 
 impl Setup {
-    /// Whether a fleet can be like this, for so many workers.
+    /// Checks the parameters, for this many workers.
     pub fn check(&self, workers: u32) -> Result<(), SimError> {
         let bad = |what: String| Err(SimError::Setup(what));
         for (name, value) in [
@@ -141,7 +144,7 @@ impl Setup {
     }
 }
 
-/// Reads `W:Fx`: worker W takes F times as long for a step.
+/// Parses `W:Fx`: a step of worker W takes F times as long.
 pub fn parse_slow(text: &str) -> Result<(u32, f64), String> {
     let bad = || format!("`{text}` is not W:Fx, for example 1:5x (worker 1 takes five times as long)");
     let (worker, factor) = text.trim_start_matches("worker=").split_once(':').ok_or_else(bad)?;

@@ -10,7 +10,7 @@ use std::sync::{
 };
 use tokio::sync::{Notify, mpsc};
 
-/// What a worker hears.
+/// A message to a worker.
 #[derive(Debug)]
 pub(crate) enum FromServer {
     /// An answer on a stream.

@@ -1,8 +1,8 @@
-//! A worker's training loop in simulated time: does what the trainer says that real workers have.
+//! A worker's training loop in simulated time; it carries out the actions of the real workers' trainer.
 //!
-//! The gradient is the real one, of the real weights and samples. Only the time that it takes is drawn: a third of it is the
-//! forward pass, and in the rest buckets become ready one after the other, the last one first. Evaluation takes no
-//! simulated time; a worker's training clock stands still for it anyway.
+//! The gradient is the real one, of real weights and samples. Only its time is drawn: a third is the
+//! forward pass, and in the rest buckets become ready one by one, the last one first. Evaluation takes
+//! no simulated time, since the training clock pauses for it anyway.
 
 use crate::{
     SimError,
@@ -29,30 +29,31 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// Of a step's time.
+/// The share of a step's time.
 pub(crate) const FORWARD: f64 = 1.0 / 3.0;
-/// The backward pass makes buckets ready in so many turns at most: each is an event of every worker's every step.
+/// The maximal number of events in which a backward pass completes its buckets, for each step of each
+/// worker.
 pub(crate) const TURNS: usize = 8;
 
-/// What is left of a worker that came to the end.
+/// The result of a worker that finished.
 pub(crate) struct Finished {
     pub steps: u64,
     pub weights: Vec<f32>,
-    /// Of the final weights, if it was this worker's to make.
+    /// The evaluation of the final weights, if it was this worker's task.
     pub evaluation: Option<paraft_models::Evaluation>,
-    /// What its ranks have done, where they have stages of the model.
+    /// The results of its ranks, with pipeline stages.
     pub ranks: Vec<OfRank>,
 }
 
-/// How long a worker computes.
+/// The compute speed of a worker.
 pub(crate) struct Speed {
-    /// Seconds, on average.
+    /// Mean seconds.
     mean: f64,
     chance: Mutex<Chance>,
 }
 
 impl Speed {
-    /// Of a worker's rank through all its lives, which have the same speed.
+    /// The speed of a worker's rank, which is the same after restarts.
     pub fn new(world: &World, worker: WorkerId, at: usize) -> Self {
         let setup = &world.setup;
         let own = Chance::new(world.seed, Draws::Worker(worker.0)).log_normal(1.0, setup.worker_spread);
@@ -80,28 +81,28 @@ struct Training<'a> {
     speed: &'a Speed,
     client: Client,
     weights: Vec<f32>,
-    /// Where its ranks have stages of the model.
+    /// Set with pipeline stages.
     stages: Option<Leader>,
-    /// Where the worker has weights of its own.
+    /// Set with local steps.
     local: Option<LocalWeights>,
     progress: Progress,
-    /// When its training clock began.
+    /// When its training clock started.
     began: Option<Moment>,
-    /// Where it stands still, once everything is trained.
+    /// Where the training clock stopped, after the last step.
     trained_for: Option<f64>,
-    /// Nanoseconds in pulls since then.
+    /// Nanoseconds in pulls since the start of the clock.
     waited: u64,
-    /// Seconds of its processor.
+    /// CPU seconds.
     worked: f64,
     samples: u64,
     steps: u64,
-    /// The last switch of the mode that it has heard of.
+    /// The number of the last switch of the mode that it received.
     switches: u64,
-    /// The last evaluation that is complete: its epoch, and the sums of loss, correct predictions and samples.
+    /// The last complete evaluation: its epoch, and the sums of loss, correct predictions and samples.
     reported: Option<(u64, f64, u64, u64)>,
 }
 
-/// One run of a worker, up to the end of the job: of its process, or its ranks'.
+/// One run of a worker (its process or its ranks), up to the end of the job.
 pub(crate) async fn train(
     world: &Arc<World>,
     processes: &[Arc<Process>],
@@ -248,7 +249,7 @@ impl Training<'_> {
                     self.note_evaluations()?;
                 }
                 Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,
-                // From here on its training clock stands still.
+                // The training clock stops here.
                 Action::Trained => self.trained_for = Some(self.seconds()),
                 Action::Finish(_) => {
                     self.process.finishes();
@@ -257,7 +258,7 @@ impl Training<'_> {
                 }
                 Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
                 Action::Moved { .. } => {}
-                // A job with checkpoints or the leased sampler is none that the simulator takes.
+                // The simulator refuses jobs with checkpoints or the leased sampler.
                 Action::TakeChunk { .. }
                 | Action::Chunk { .. }
                 | Action::DropChunk
@@ -275,12 +276,12 @@ impl Training<'_> {
         self.world.plan.minibatches(file, self.worker.0, done)
     }
 
-    /// Its own part of `step` is computed: the next push is of a step that others may be behind.
+    /// Its part of `step` is computed: the next push belongs to a step that other workers may wait for.
     fn goes_on(&self, step: Step) {
         self.world.step_lead.lock().goes_on(Step(step.0 - 1));
     }
 
-    /// Computes a gradient and pushes it; gives the loss.
+    /// Computes a gradient and pushes it; returns the loss.
     async fn step(&mut self, step: Step, samples: &[u32]) -> Result<f32, SimError> {
         let Gradient { loss, buckets } = self.world.learner.lock().step(
             (self.worker, step),
@@ -305,7 +306,8 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    /// A minibatch at the worker's own weights; `clock`: how many it had trained before. Gives its loss times its samples.
+    /// A minibatch at the local weights, after `clock` earlier ones. Returns its loss times its
+    /// samples.
     async fn local_minibatch(&mut self, step: Step, clock: u64, samples: &[u32]) -> Result<f64, SimError> {
         let mut sum = 0.0;
         if let Some(local) = &mut self.local {
@@ -360,7 +362,7 @@ impl Training<'_> {
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(&self.weights);
         }
-        // The first pull and the last are none of training.
+        // The first pull and the last are not part of training.
         let work = self.world.setup.exchange_ms / 1e3;
         if whole && trains && self.began.is_some() {
             self.worked += work;
@@ -375,7 +377,7 @@ impl Training<'_> {
         Ok(pulled)
     }
 
-    /// Writes down a switch of the mode.
+    /// Records a switch of the mode.
     pub(crate) fn note_mode(&mut self, step: Step) -> Result<(), SimError> {
         let (number, mode) = self.client.mode();
         if number == self.switches {
@@ -411,7 +413,7 @@ impl Training<'_> {
         self.world.recording.step(&mut self.progress, stand, trained, s.loss, s.ends)
     }
 
-    /// Shard 0 adds the shares up.
+    /// Shard 0 sums the shares.
     fn evaluate_share(&mut self, epoch: u64, share: Share) -> Result<(), SimError> {
         let mut learner = self.world.learner.lock();
         let samples = share.samples(learner.held_out());
@@ -472,7 +474,7 @@ impl Training<'_> {
         }
         let ranks = self.stages.as_mut().map(Leader::over).unwrap_or_default();
         let (mut bytes_pushed, mut bytes_pulled) = (self.client.bytes_pushed, self.client.bytes_pulled);
-        // The first rank's are among them.
+        // `ranks` includes the first rank.
         if !ranks.is_empty() {
             bytes_pushed = ranks.iter().map(|r| r.bytes_pushed).sum();
             bytes_pulled = ranks.iter().map(|r| r.bytes_pulled).sum();

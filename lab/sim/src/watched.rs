@@ -1,10 +1,10 @@
-//! What a simulated fleet says of itself while it runs, in the words of real servers: what the live page of one shows.
+//! The status of a simulated fleet during the run, in the messages of real servers, for the live page.
 //!
-//! Who looks on lives in the time of people, so simulated time is slowed down to it. Looking on changes nothing: what is looked at is what the
-//! leaders count anyway, and nothing is drawn for it.
+//! Observers live in real time, so simulated time is slowed down. Observation changes nothing: it reads
+//! the leaders' counters and draws no random number.
 //!
-//! Not here: what a simulated fleet does not have. Replicas have one state, so no follower is behind another; there is no control group;
-//! servers have no processes with memory.
+//! Not modelled: replicas share one state, so no follower lags; there is no control group; servers have
+//! no processes with memory.
 
 use crate::{clock::nanos, servers::Host, world::World};
 use paraft_common::placement;
@@ -17,36 +17,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks, in the time of people.
-const LOOK: Duration = Duration::from_millis(500);
-/// Simulated time goes on in strides of so long.
+/// The poll interval in real time.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Simulated time advances in steps of this length.
 const STRIDE: Duration = Duration::from_millis(10);
 
-/// A fleet at a moment.
+/// A snapshot of the fleet.
 #[derive(Clone, Debug)]
-pub struct Said {
-    /// Simulated, since the run began.
+pub struct FleetSnapshot {
+    /// Simulated time since the start.
     pub at: Duration,
-    /// What the leader of a control group would say.
+    /// The reply of a control group's leader.
     pub fleet: DescribeReply,
-    /// What each server that is up says, by its address; shards only where it leads them.
+    /// The status of each running server by address, with the shards that it leads.
     pub servers: BTreeMap<String, StatusReply>,
 }
 
-/// Who looks on.
-pub type Watcher = Box<dyn FnMut(Said) + Send>;
+/// The observer.
+pub type Watcher = Box<dyn FnMut(FleetSnapshot) + Send>;
 
-/// Lets simulated time pass no faster than that of people, and says what the fleet is.
+/// Limits simulated time to real time, and passes snapshots to the observer.
 pub(crate) async fn slowed(world: Arc<World>, watcher: Arc<Mutex<Watcher>>) {
     let mut looked: Option<Instant> = None;
     loop {
         let began = Instant::now();
-        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+        if looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(began);
             (watcher.lock())(said(&world, false));
         }
         world.clock.sleep(nanos(STRIDE.as_secs_f64())).await;
-        // All of the fleet is on this thread: it stands still.
+        // The whole fleet runs on this thread, so it pauses.
         std::thread::sleep(STRIDE.saturating_sub(began.elapsed()));
     }
 }
@@ -55,8 +55,8 @@ fn address(server: usize) -> String {
     format!("s{server}")
 }
 
-/// What it says now.
-pub(crate) fn said(world: &World, over: bool) -> Said {
+/// The current snapshot.
+pub(crate) fn said(world: &World, over: bool) -> FleetSnapshot {
     let servers = &world.servers;
     let up = servers.up.lock().clone();
     let mut infos: Vec<ServerInfo> = (up.iter().enumerate())
@@ -128,10 +128,10 @@ pub(crate) fn said(world: &World, over: bool) -> Said {
     };
     let fleet =
         DescribeReply { fleet: 1, servers: infos, shards, jobs: vec![job], ..DescribeReply::default() };
-    Said { at: Duration::from_nanos(world.clock.now()), fleet, servers: replies }
+    FleetSnapshot { at: Duration::from_nanos(world.clock.now()), fleet, servers: replies }
 }
 
-/// What a shard's leader has counted.
+/// The counters of a shard's leader.
 fn status(host: &Host, lead: Option<(usize, u64)>) -> ShardStatus {
     host.state.view(|conf, m| ShardStatus {
         role: "leader".into(),

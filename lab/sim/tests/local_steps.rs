@@ -41,7 +41,7 @@ fn uneven() -> Setup {
 }
 
 #[test]
-fn lock_step_training_has_the_bits_of_one_process_however_slow_anyone_is() {
+fn lock_step_training_equals_one_process_despite_stragglers() {
     for local in [
         vec!["local.kind=diloco", "local.steps=5", "optimizer.kind=adam", "optimizer.lr=0.005"],
         vec!["local.kind=easgd", "local.steps=3", "local.alpha=0.2"],
@@ -59,7 +59,7 @@ fn lock_step_training_has_the_bits_of_one_process_however_slow_anyone_is() {
 }
 
 #[test]
-fn eleven_local_steps_push_an_eleventh_and_take_as_long_to_compute() {
+fn eleven_local_steps_push_an_eleventh_of_the_bytes() {
     let quiet = Setup {
         compute_spread: 0.0,
         jitter: 0.0,

@@ -1,5 +1,5 @@
-//! What a simulated run promises: the same seed the same bits, the consistency rule under everything that goes wrong, the
-//! weights of one process, every push applied once.
+//! Properties of simulated runs: determinism, the consistency rule under failures, the weights of one
+//! process, and exactly-once application of pushes.
 
 mod common;
 
@@ -8,7 +8,7 @@ use paraft_common::{TensorSpec, optim::OptimizerConfig};
 use paraft_data::{Dataset, Samples, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, Run, RunRecord, Train};
-use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate, simulate_watched, watched::Said};
+use paraft_sim::{Outcome, Setup, SimError, Straggle, simulate, simulate_watched, watched::FleetSnapshot};
 use paraft_worker::Job;
 use std::{
     path::Path,
@@ -53,7 +53,7 @@ fn record(events: &[Event]) -> RunRecord {
     RunRecord::from_events(std::iter::once(run).chain(events.iter().cloned())).expect("a run")
 }
 
-/// Everything goes wrong that can.
+/// A setup with every kind of failure.
 fn troubled() -> Setup {
     Setup {
         compute_spread: 0.5,
@@ -87,11 +87,12 @@ fn a_seed_is_a_run_bit_for_bit_and_another_seed_is_another() {
 }
 
 #[test]
-fn who_looks_on_changes_nothing_and_sees_servers_fail_and_others_lead() {
+fn observing_changes_nothing_and_shows_failovers() {
     let (job, setup) =
         (job(&["train.epochs=4", "cluster.servers=3"]), Setup { server_mttf_s: Some(0.6), ..troubled() });
     let (alone, events) = run(&job, &setup);
-    let (written, said) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::<Said>::new())));
+    let (written, said) =
+        (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::<FleetSnapshot>::new())));
     let (lines, looks) = (written.clone(), said.clone());
     let sink = move |e: &Event| {
         lines.lock().expect("no panic").push(e.clone());
@@ -133,7 +134,7 @@ fn who_looks_on_changes_nothing_and_sees_servers_fail_and_others_lead() {
 }
 
 #[test]
-fn ssp_keeps_its_bound_at_every_pull_under_stragglers_and_failures() {
+fn ssp_keeps_its_bound_under_stragglers_and_failures() {
     for (bound, seed) in [(0, 1), (1, 2), (3, 3), (3, 4), (8, 5)] {
         let job = job(&[&format!("train.mode=ssp:{bound}"), "train.epochs=3"]);
         let slow = [(1, 4.0)].into();
@@ -143,11 +144,12 @@ fn ssp_keeps_its_bound_at_every_pull_under_stragglers_and_failures() {
             "ssp:{bound}, seed {seed}: a lead of {}",
             outcome.largest_lead
         );
-        // A bound that nobody comes to proves nothing.
+        // The run must reach the bound, or the test proves nothing.
         assert_eq!(outcome.largest_lead, bound, "ssp:{bound}, seed {seed}");
         let delay = record(&events).delays().max().expect("pushes");
         assert!(outcome.worker_failures > 0 && delay > 0);
-        // The bound of docs/consistency.md, which holds while no worker begins anew: failures only add pushes of others.
+        // The bound of docs/consistency.md, which holds while no worker restarts: failures only add
+        // pushes of others.
         let (quiet, events) = run(&job, &Setup { seed, slow: [(1, 4.0)].into(), ..Setup::default() });
         let delay = record(&events).delays().max().expect("pushes");
         assert!(delay <= 3 * (2 * bound + 1), "ssp:{bound}: a delay of {delay}");
@@ -159,7 +161,7 @@ fn ssp_keeps_its_bound_at_every_pull_under_stragglers_and_failures() {
 }
 
 #[test]
-fn synchronous_training_has_the_weights_of_one_process_bit_for_bit_however_slow_anyone_is() {
+fn synchronous_stragglers_match_one_process_bit_for_bit() {
     for (workers, set) in [
         (1, vec![]),
         (4, vec![]),
@@ -181,7 +183,7 @@ fn synchronous_training_has_the_weights_of_one_process_bit_for_bit_however_slow_
 }
 
 #[test]
-fn clipping_by_the_norm_of_the_whole_gradient_is_that_of_one_process() {
+fn clipping_by_the_global_norm_equals_one_process() {
     for (mode, workers) in [("bsp", 4), ("bsp", 1), ("asp", 1)] {
         let set = [format!("train.mode={mode}"), format!("train.workers={workers}"), "clip.norm=0.3".into()];
         let set: Vec<&str> = set.iter().map(String::as_str).collect();
@@ -189,13 +191,13 @@ fn clipping_by_the_norm_of_the_whole_gradient_is_that_of_one_process() {
         let oracle = paraft_proof::oracle(&job, paraft_proof::Order::Union).expect("an oracle");
         let (outcome, _) = run(&job, &Setup::default());
         let apart = paraft_proof::distance(&oracle, &outcome.weights);
-        // Of one worker every bit; of several, sums in another order.
+        // With one worker every bit is equal; with several, sums have another order.
         assert!(apart <= if workers == 1 { 0.0 } else { 1e-5 }, "{mode}, {workers} workers: {apart}");
     }
 }
 
 #[test]
-fn a_round_takes_as_long_as_its_slowest_worker_and_asp_does_not_care() {
+fn a_round_waits_for_its_slowest_worker_and_asp_does_not() {
     let still = Setup {
         compute_spread: 0.0,
         latency_ms: 0.0,
@@ -239,13 +241,13 @@ fn a_link_carries_one_message_after_the_other() {
     let worker = record(&events).workers[0].clone();
     let buckets = (1210f64 / 1024.0).ceil();
     let pushed = worker.bytes_pushed as f64 + 10.0 * 64.0 * buckets;
-    // What is pulled comes the other way, behind the pull: each shard's weights follow its own ask.
+    // Pulled weights follow the pull in the other direction, one shard after the other.
     let least = pushed * 8.0 / 1e6;
     assert!(worker.seconds >= least && worker.seconds <= 2.6 * least, "{} and {least}", worker.seconds);
 }
 
 #[test]
-fn a_worker_that_fails_is_taken_out_and_the_others_go_on() {
+fn a_failed_worker_is_removed_and_the_others_continue() {
     for mode in ["bsp", "asp"] {
         let job = job(&[&format!("train.mode={mode}"), "cluster.grace_ms=200"]);
         let setup = Setup { mttf_s: Some(0.8), restart_s: None, seed: 3, ..Setup::default() };
@@ -262,7 +264,7 @@ fn a_worker_that_fails_is_taken_out_and_the_others_go_on() {
         assert!(trained < whole, "{mode}: what the lost ones would have trained is not trained: {trained}");
         let (all, _) = run(&job, &Setup::default());
         if mode == "bsp" {
-            // The others wait for its lease to end, less what was left of the step.
+            // The others wait for the end of its lease, less the rest of the step.
             assert!(outcome.seconds > all.seconds + 0.18, "{} and {}", outcome.seconds, all.seconds);
         }
     }
@@ -350,9 +352,10 @@ fn every_push_is_applied_exactly_once_under_failovers() {
 }
 
 #[test]
-fn what_is_acknowledged_of_workers_that_fail_too_is_applied_once() {
-    // A worker that comes back goes on where the others are, so samples may be left out; none may be in twice in an epoch
-    // but for steps that its predecessor had pushed and that were acknowledged to it: those are in once.
+fn acknowledged_pushes_of_failing_workers_apply_once() {
+    // A worker that rejoins continues at the others' step, so some samples may be left out. No sample
+    // is applied twice in an epoch. Steps that its predecessor pushed with an acknowledgement are
+    // applied once.
     const PLACES: usize = 960;
     for seed in 0..6 {
         let mut job = job(&[
@@ -414,7 +417,7 @@ fn what_the_simulator_does_not_have_is_refused() {
     }
 }
 
-/// The modes that the rule of `train.mode = "auto"` chose, as worker 0 heard of them.
+/// The modes that the rule of `train.mode = "auto"` chose, as worker 0 received them.
 fn chosen(set: &[&str], setup: &Setup) -> (Vec<String>, Outcome) {
     let auto = ["train.mode=auto", "train.batch=4", "train.epochs=20", "optimizer.lr=0.01"];
     let (outcome, events) = run(&job(&[&auto[..], set].concat()), setup);
@@ -435,15 +438,15 @@ fn auto_gives_way_to_stragglers_and_tightens_near_convergence() {
     let straggler = Setup { slow: [(1, 6.0)].into(), ..Setup::default() };
     let (modes, _) = chosen(&[], &straggler);
     assert_eq!(modes[0], "asp", "stragglers dominate from the first window: {modes:?}");
-    // With a rate of 0 the loss falls no more.
+    // With a rate of 0 the loss no longer falls.
     let tight = &["optimizer.lr=0", "auto.max_staleness=4"];
     let (modes, _) = chosen(tight, &straggler);
     assert_eq!(modes, ["asp", "ssp:4", "ssp:2", "ssp:1", "ssp:0"]);
-    // Steps of one length: nobody needs more than the bound to begin with.
+    // With steps of equal length the initial bound suffices.
     let even = Setup { compute_spread: 0.0, jitter: 0.0, ..Setup::default() };
     let (modes, outcome) = chosen(&["auto.min_staleness=1"], &even);
     assert_eq!((modes.len(), outcome.largest_lead <= 1), (0, true), "{modes:?}");
-    // Leaders die and come back; each begins with a window of its own, and keeps to what the log says.
+    // Leaders fail and recover; each starts with its own window, and keeps to the limit in the log.
     let failing = Setup { server_mttf_s: Some(4.0), server_restart_s: 0.3, ..straggler };
     let (modes, outcome) = chosen(tight, &failing);
     let bound = |m: &String| m.strip_prefix("ssp:").map_or(u64::MAX, |s| s.parse().expect("a number"));

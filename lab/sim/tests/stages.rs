@@ -48,7 +48,7 @@ fn uneven() -> Setup {
 }
 
 #[test]
-fn stages_learn_the_bits_of_one_process_that_trains_at_the_same_versions() {
+fn stages_learn_the_bits_of_one_process_at_equal_versions() {
     for (workers, set) in [
         (1, &["parallel.pipeline=2", "parallel.micro_batches=5"][..]),
         (3, &["parallel.pipeline=4", "parallel.schedule=gpipe"]),
@@ -70,7 +70,7 @@ fn stages_learn_the_bits_of_one_process_that_trains_at_the_same_versions() {
 
 /// The first stage lends the last its embedding: what that adds to the sums comes in another order.
 #[test]
-fn stages_that_share_an_embedding_learn_nearly_what_one_process_learns() {
+fn stages_with_a_shared_embedding_learn_like_one_process() {
     let folder = tempfile::tempdir().expect("a folder");
     let sum = |i: u32| format!("{} and {} are {}; ", i % 7, i % 11, i % 7 + i % 11);
     std::fs::write(folder.path().join("sums.txt"), (0..900).map(sum).collect::<String>()).expect("a text");
@@ -116,7 +116,7 @@ fn ranks_are_idle_as_long_as_their_schedule_says() {
 }
 
 #[test]
-fn a_push_of_minibatches_that_go_on_into_each_other_is_one_update_late_and_more_for_each_worker() {
+fn overlapping_minibatches_are_late_by_one_update_per_worker() {
     for (workers, schedule, mode, least, most) in [
         (1, "1f1b", "bsp", 0.0, 0.0),
         (1, "2bw", "asp", 0.8, 1.0),
@@ -137,7 +137,7 @@ fn a_push_of_minibatches_that_go_on_into_each_other_is_one_update_late_and_more_
 }
 
 #[test]
-fn each_stage_pushes_and_pulls_its_own_values_and_sends_what_its_neighbours_take() {
+fn each_stage_moves_its_own_values_and_its_neighbours_inputs() {
     let set = ["parallel.pipeline=2", "parallel.micro_batches=4", "train.max_steps=10"];
     let out = run(&job(UNEVEN, &set), &Setup::default()).expect("it ends");
     let [first, second] = &out.stages[..] else { panic!("{:?}", out.stages) };

@@ -59,7 +59,7 @@ pub struct ApplyBenchArgs {
 }
 
 fn optimizer(kind: &str) -> Result<OptimizerConfig, String> {
-    // The rate leaves the weights finite, however often they are updated.
+    // At this rate the weights stay finite, for any number of updates.
     toml::from_str(&format!("kind = {kind:?}\nlr = 1e-9\n")).map_err(|e| e.message().to_string())
 }
 
@@ -80,7 +80,7 @@ pub fn run(args: &ApplyBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// One bucket, as a server has it.
+/// One bucket, as on a server.
 struct Bucket {
     weights: Vec<f32>,
     slots: Vec<Vec<f32>>,
@@ -110,13 +110,13 @@ fn one(
     let mut applied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..args.repeats {
         for optimizer in &args.optimizers {
-            launch::go_on(interrupted)?;
+            launch::check_interrupted(interrupted)?;
             let seconds = pass(&mut pieces, threads, time, |p| {
                 p.to.copy_from_slice(&p.from);
                 black_box(&mut p.to);
             });
             copied.entry(optimizer.kind()).or_default().push(2.0 * bytes as f64 / seconds / 1e9);
-            // Each optimizer's state is made anew, so that only one lies in memory at a time.
+            // Each optimizer's state is created separately, so only one is in memory at a time.
             let mut buckets: Vec<Bucket> = lengths.iter().map(|n| bucket(optimizer, *n)).collect();
             let seconds = pass(&mut buckets, threads, time, |b| {
                 b.updates += 1;
@@ -147,31 +147,33 @@ fn one(
     Ok(figures)
 }
 
-/// Bytes that an update must touch for each byte of gradient: the gradient, and the weights and each slot twice.
+/// Bytes that an update must touch per byte of gradient: the gradient once, the weights and each slot
+/// twice.
 fn touched(optimizer: &OptimizerConfig) -> usize {
     1 + 2 * (1 + optimizer.slots())
 }
 
-/// Values of each bucket.
+/// The length of each bucket.
 fn lengths(values: usize, bucket: usize) -> Vec<usize> {
     (0..values).step_by(bucket).map(|at| bucket.min(values - at)).collect()
 }
 
 fn bucket(optimizer: &OptimizerConfig, len: usize) -> Bucket {
-    // Values of both signs and of several sizes; none so small that its square is a denormal, which would cost extra.
+    // Values of both signs and several magnitudes; none so small that its square is a denormal, which
+    // is slower.
     let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 2001) as f32 - 1000.5) * 1e-5).collect();
     let mut gradient = Vec::with_capacity(len * F32_BYTES);
     put_f32_le(&values, &mut gradient);
     Bucket { weights: values, slots: optimizer.new_slots(len), gradient: gradient.into(), updates: 0 }
 }
 
-/// Works on every item over and over, on so many threads between which the items are dealt out, for about this time;
-/// gives the seconds of one pass over all. The first pass of each thread is not timed.
+/// Applies `work` to every item repeatedly for about this time, with the items divided among the
+/// threads; returns the seconds of one pass over all. The first pass of each thread is not timed.
 fn pass<T: Send>(items: &mut [T], threads: u32, time: Duration, work: impl Fn(&mut T) + Sync) -> f64 {
     let threads = (threads as usize).min(items.len()).max(1);
     let began = Instant::now();
     items.iter_mut().for_each(&work);
-    // On one thread this pass took its time; so many more will take as long as is wanted.
+    // The time of this pass on one thread gives the number of passes for the requested time.
     let passes = (time.as_secs_f64() * threads as f64 / began.elapsed().as_secs_f64()).ceil().max(1.0) as u64;
     let part = items.len().div_ceil(threads);
     let together = Barrier::new(items.len().div_ceil(part));

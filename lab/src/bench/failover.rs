@@ -1,5 +1,5 @@
-//! `paraft bench failover`: how long nobody's push is acknowledged when a leader is killed, and what it costs the
-//! pushes of the others when the server comes back and learns.
+//! `paraft bench failover`: how long no push is acknowledged after a leader is killed, and the cost for
+//! other pushes while the restarted server catches up.
 
 use super::{
     figure::{self, Figure},
@@ -53,8 +53,8 @@ pub struct FailoverBenchArgs {
     pub json: bool,
 }
 
-/// A server that comes back must be a voter again within this.
-const REPAIR: Duration = Duration::from_secs(120);
+/// A restarted server must be a voter again within this time.
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
     if args.replicas < 3 {
@@ -106,7 +106,7 @@ fn fleet(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<BenchFleet
     BenchFleet::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
 }
 
-/// The seconds without an ack around each kill.
+/// The seconds without an acknowledgement around each kill.
 fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
     let mut fleet = fleet(args, args.values, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
@@ -122,7 +122,8 @@ fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
                 let killed = Instant::now();
                 fleet.fleet.servers[leader].kill();
-                // The first ack of a stream that was opened after the kill is one of the next leader.
+                // The first acknowledgement on a stream opened after the kill comes from the next
+                // leader.
                 let first = || {
                     let acks = acks.lock().ok()?;
                     acks.iter().find(|a: &&Acked| a.opened > killed).map(|a| a.at)
@@ -140,7 +141,8 @@ fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result
     })
 }
 
-/// Goodput before a follower comes back, its ratio while the follower gets its snapshot, and how long that takes (s).
+/// Goodput before a follower restarts, its ratio while the follower receives its snapshot, and the
+/// seconds of that.
 #[allow(clippy::type_complexity)]
 fn snapshots(
     args: &FailoverBenchArgs,
@@ -164,7 +166,7 @@ fn snapshots(
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
                 let victim = (leader + 1) % fleet.fleet.servers.len();
                 fleet.fleet.servers[victim].kill();
-                // Long enough for the log that it misses to be gone, and for a steady rate beside two replicas.
+                // Long enough for the log to be truncated, and for a steady rate with two replicas.
                 thread::sleep(Duration::from_secs(1));
                 let from = Instant::now();
                 thread::sleep(Duration::from_secs(3));
@@ -187,7 +189,7 @@ fn snapshots(
     })
 }
 
-/// Pushes until it is told to stop; a step at a time, as training does.
+/// Pushes until it is stopped, step by step as in training.
 fn push(
     slot: super::load::WorkerSlot,
     values: usize,
@@ -218,7 +220,7 @@ fn push(
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    // The client has failed; a pull says how.
+                    // The client has failed; a pull returns the error.
                     client.pull(step, &mut weights)?;
                     return Ok(());
                 }
@@ -234,7 +236,7 @@ fn panicked() -> Failure {
     Failure::new(exit::FAILED, "a worker of the benchmark panicked")
 }
 
-/// Waits until the shard has all its voters, on servers that answer; gives the place of its leader.
+/// Waits until all voters of the shard are on servers that answer; returns the place of its leader.
 fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> {
     let mut leader = None;
     let asked = &fleet.fleet.addresses;
@@ -252,11 +254,13 @@ fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> 
 fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {
     let began = Instant::now();
     while !done() {
-        launch::go_on(interrupted)?;
-        if began.elapsed() > REPAIR {
-            return Err(Failure::new(exit::FAILED, format!("the fleet is not whole after {REPAIR:?}")).help(
-                "its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`",
-            ));
+        launch::check_interrupted(interrupted)?;
+        if began.elapsed() > REPAIR_TIMEOUT {
+            return Err(Failure::new(
+                exit::FAILED,
+                format!("the fleet is not whole after {REPAIR_TIMEOUT:?}"),
+            )
+            .help("its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`"));
         }
         thread::sleep(Duration::from_millis(2));
     }

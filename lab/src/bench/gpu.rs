@@ -23,11 +23,11 @@ const SCRIPT: &str = concat!(
     include_str!("../../../tools/bench/torch_models.py"),
     include_str!("../../../tools/bench/torch_step.py")
 );
-/// Steps before the first that counts.
+/// Warm-up steps.
 const WARM_UP: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Which {
+enum BenchModel {
     /// 784-4096-4096-10, batch 4096, tf32.
     Mlp,
     /// The ConvNet on 28 x 28, batch 1024, tf32.
@@ -40,7 +40,7 @@ enum Which {
 pub struct GpuBenchArgs {
     /// Models, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "mlp,convnet,transformer")]
-    models: Vec<Which>,
+    models: Vec<BenchModel>,
     /// Which GPU, from 0.
     #[arg(long, default_value_t = 0)]
     ordinal: u32,
@@ -64,7 +64,7 @@ pub struct GpuBenchArgs {
     json: bool,
 }
 
-/// A model, its data, its batch and its precision.
+/// A model with its data, batch and precision.
 struct Case {
     name: &'static str,
     config: ModelConfig,
@@ -73,7 +73,7 @@ struct Case {
     precision: (&'static str, Precision),
 }
 
-impl Which {
+impl BenchModel {
     fn case(self, tiny: bool) -> Case {
         let images = DataShape { sample: Sample::Values(784), classes: Some(10) };
         let tf32 = ("tf32", Precision::Tf32);
@@ -105,7 +105,7 @@ impl Which {
     }
 }
 
-/// `n` samples for this shape, always the same.
+/// `n` deterministic samples of this shape.
 pub(super) fn samples(data: DataShape, n: usize) -> Batch {
     let ids = |len: usize, below: usize| (0..len).map(|i| (i * 7919 % below) as u32).collect();
     match data.sample {
@@ -160,7 +160,7 @@ fn kernels(args: &GpuBenchArgs) -> Result<Vec<Figure>, ModelError> {
     Ok(figures)
 }
 
-/// Milliseconds of a step, one number for each repeat: the median of its steps.
+/// Milliseconds of a step, one number per repeat: the median of its steps.
 fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
     let failed = |e: ModelError| Failure::new(exit::UNAVAILABLE, e);
     let options =
@@ -184,7 +184,7 @@ fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
         if theirs.is_empty() {
             continue;
         }
-        // Theirs over ours: how many times as fast.
+        // PyTorch's time over ours: the speed-up.
         if let Some(f) = figure("step", &ours) {
             let speed = f.against(reference, theirs, &ours);
             figures.push(speed);

@@ -25,13 +25,13 @@ const SCRIPT: &str = concat!(
     include_str!("../../../tools/bench/torch_models.py"),
     include_str!("../../../tools/bench/torch_cpu.py")
 );
-/// The hidden command that measures.
+/// The hidden command of the measuring process.
 const COMMAND: &str = "kernel-steps";
-/// Steps before the first that counts, and the fewest that do.
+/// Warm-up steps, and the minimum of measured steps.
 const STEPS: usize = 5;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Which {
+enum BenchModel {
     /// 784-256-128-10, batch 64.
     Mlp,
     /// 784-128-128-128-784, batch 128.
@@ -46,7 +46,7 @@ enum Which {
 pub struct KernelsBenchArgs {
     /// Models, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "mlp,autoencoder,convnet,transformer")]
-    models: Vec<Which>,
+    models: Vec<BenchModel>,
     /// Sets of vector instructions, comma-separated [default: every one of this machine].
     #[arg(long, value_delimiter = ',', value_parser = level)]
     levels: Vec<Isa>,
@@ -66,7 +66,7 @@ pub struct KernelsBenchArgs {
 
 #[derive(Args)]
 pub struct StepsArgs {
-    model: Which,
+    model: BenchModel,
     millis: u32,
 }
 
@@ -76,7 +76,7 @@ fn level(name: &str) -> Result<Isa, String> {
     isa.level().map(|_| isa).ok_or_else(|| "this machine doesn't have it".into())
 }
 
-impl Which {
+impl BenchModel {
     /// Its name, what it is, its data and the samples of a step.
     fn case(self) -> (&'static str, ModelConfig, DataShape, usize) {
         let images = DataShape { sample: Sample::Values(784), classes: Some(10) };

@@ -43,24 +43,24 @@ pub struct LargeBenchArgs {
     pub json: bool,
 }
 
-/// 1e5, say.
+/// For example 1e5.
 fn parameters(text: &str) -> Result<f64, String> {
     let n: f64 = text.parse().map_err(|e| format!("{e}"))?;
     if (1e4..=1.6e10).contains(&n) { Ok(n) } else { Err("it is not within 1e4 to 1.6e10".into()) }
 }
 
-/// What cannot be less: weight and Adam's two state vectors on the server, weight and gradient on the worker.
+/// The minimum: weight and Adam's two state vectors on the server, weight and gradient on the worker.
 const SERVER_BYTES: f64 = 12.0;
 const WORKER_BYTES: f64 = 8.0;
-/// Hidden layers of the model: its last gradients are pushed while the first are computed.
+/// Hidden layers of the model: the worker pushes its last gradients while it computes the first.
 const LAYERS: usize = 5;
-/// The digits' images and classes.
+/// Size of the digits' images, and number of classes.
 const INPUTS: usize = 64;
 const CLASSES: usize = 10;
-/// Nothing takes longer, per 1e8 parameters.
+/// The timeout of each phase, per 1e8 parameters.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The width that gives the hidden layers about so many parameters, and how many the model has then.
+/// The width of the hidden layers for about `params` parameters, and the model's exact number.
 fn shape(params: f64) -> (usize, usize) {
     let hidden = (LAYERS - 1) as f64;
     let around = (INPUTS + CLASSES + LAYERS) as f64;
@@ -99,28 +99,28 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
         interrupted: launch::interrupts(),
         deadline: Instant::now() + timeout,
         timeout,
-        seen: Seen::default(),
+        seen: Measurements::default(),
     };
     let figures = bench.run(args, &job, params as f64)?;
     figure::show(&figures, args.json);
     Ok(exit::OK)
 }
 
-/// What was seen while it ran.
+/// Measurements during the run.
 #[derive(Default)]
-struct Seen {
+struct Measurements {
     server_peak: f64,
     worker_peak: f64,
     log_memory: u64,
     log_length: u64,
     disk: u64,
-    /// Steps done, and when that was seen first.
+    /// Finished steps, with the time of the first observation.
     steps: Vec<(u64, Instant)>,
-    /// A snapshot that is being written, since when.
+    /// When the current snapshot's write started.
     writing: Option<Instant>,
-    /// The last that was there, by its time.
+    /// The time of the last snapshot.
     snapshot: Option<SystemTime>,
-    /// Seconds that each took.
+    /// Seconds of each snapshot.
     snapshots: Vec<f64>,
 }
 
@@ -131,7 +131,7 @@ struct Bench {
     interrupted: std::sync::Arc<AtomicI32>,
     deadline: Instant,
     timeout: Duration,
-    seen: Seen,
+    seen: Measurements,
 }
 
 impl Bench {
@@ -163,7 +163,7 @@ impl Bench {
             self.until("the next pull", |_, s| s.bytes_pulled > 0)?;
             add("failover, until weights come", killed.elapsed().as_secs_f64(), "s", None);
             self.until("the next step", |_, s| step(s) > at)?;
-            // The step in which it died and this one say nothing of a step.
+            // The step of the kill and the current one are not representative.
             self.seen.steps.retain(|(s, _)| *s < at || *s > at + 1);
         }
         self.until("the last step", |_, s| step(s) == args.steps)?;
@@ -194,7 +194,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Waits for the worker's end, and that every push is in exactly once.
+    /// Waits for the worker's end, and checks that every push was applied exactly once.
     fn end(&mut self, args: &LargeBenchArgs) -> Result<(), Failure> {
         let mut last = None;
         let status = loop {
@@ -217,8 +217,12 @@ impl Bench {
         }
     }
 
-    /// Watches until `done` says so of what was seen and of the shard.
-    fn until(&mut self, what: &str, done: impl Fn(&Seen, &ShardStatus) -> bool) -> Result<(), Failure> {
+    /// Polls until `done` holds for the measurements and the shard's status.
+    fn until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&Measurements, &ShardStatus) -> bool,
+    ) -> Result<(), Failure> {
         self.deadline = Instant::now() + self.timeout;
         loop {
             if self.look()?.is_some_and(|s| done(&self.seen, &s)) {
@@ -245,10 +249,10 @@ impl Bench {
         }
     }
 
-    /// Looks once at everything; the shard's status, where the server answers.
+    /// Takes one measurement; returns the shard's status if the server answers.
     fn look(&mut self) -> Result<Option<ShardStatus>, Failure> {
         thread::sleep(Duration::from_millis(50));
-        launch::go_on(&self.interrupted)?;
+        launch::check_interrupted(&self.interrupted)?;
         let seen = &mut self.seen;
         seen.server_peak = seen.server_peak.max(peak(self.fleet.servers[0].id()));
         seen.worker_peak = seen.worker_peak.max(peak(self.fleet.workers[0].id()));
@@ -275,12 +279,12 @@ impl Bench {
     }
 }
 
-/// Steps that the worker has done.
+/// Finished steps of the worker.
 fn step(s: &ShardStatus) -> u64 {
     s.members.iter().map(|m| m.clock).max().unwrap_or(0)
 }
 
-/// The peak resident memory of a process, in GB; 0 where it has ended.
+/// The peak resident set of a process in GB; 0 after its end.
 fn peak(pid: u32) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));

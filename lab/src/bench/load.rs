@@ -1,4 +1,4 @@
-//! What the benchmarks of servers have in common: a fleet with one shard, and clients that push.
+//! Shared by the benchmarks of servers: a fleet with one shard, and clients that push.
 
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// By which way client and server meet on this host.
+/// The transport between client and server on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Via {
     Tcp,
@@ -27,7 +27,7 @@ pub enum Via {
 }
 
 impl Via {
-    /// As in the names of cases.
+    /// The name in the benchmark's cases.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -44,26 +44,26 @@ impl Via {
     }
 }
 
-/// A fleet of as many servers as its shards have replicas, in asynchronous mode.
+/// A fleet in asynchronous mode, with as many servers as replicas.
 pub struct BenchFleet {
     pub job: Job,
     pub server_job: ServerJob,
     pub fleet: Fleet,
 }
 
-/// What a fleet is like.
+/// The shape of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
     pub values: usize,
     pub workers: u32,
-    /// The workers push one after the other, so none may have to wait for another.
+    /// The workers push one after the other, so no worker may wait for another.
     pub in_turn: bool,
     pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
     pub grace_ms: u64,
     pub set: &'a [String],
-    /// What the servers' connections to each other are like.
+    /// The simulated link between servers.
     pub between: Option<Link>,
 }
 
@@ -85,7 +85,7 @@ impl Default for Shape<'_> {
 }
 
 impl Shape<'_> {
-    /// For what is timed push by push: a busy machine takes nobody's lease.
+    /// For pushes that are timed one by one: a lease long enough for a busy machine.
     pub fn timed(durability: Durability) -> Self {
         Self { durability, grace_ms: 10_000, ..Self::default() }
     }
@@ -95,7 +95,7 @@ impl BenchFleet {
     /// Starts the servers; their files are in `dir`.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
-        // Rate 1e-9: the optimizer's work is done and the weights stay finite.
+        // Rate 1e-9: the optimizer does its work and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
              [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
@@ -123,12 +123,12 @@ impl BenchFleet {
         self.fleet.servers.iter().map(|s| s.id()).collect()
     }
 
-    /// How one of its workers joins, over TCP.
+    /// The options of one of its workers, over TCP.
     pub fn slot(&self, worker: u32) -> WorkerSlot {
         self.seat_via(worker, Via::Tcp)
     }
 
-    /// How one of its workers joins.
+    /// The options of one of its workers, over this transport.
     pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
         let options = ClientOptions {
             servers: self.fleet.addresses.clone(),
@@ -146,18 +146,18 @@ impl BenchFleet {
     }
 }
 
-/// A worker's place, to be taken on a thread of its own.
+/// The options of a worker that joins on its own thread.
 pub struct WorkerSlot(ClientOptions);
 
 impl WorkerSlot {
-    /// Joins, waits until all have, and gives the step that it is at.
+    /// Joins, waits until all workers have, and returns the current step.
     pub fn join(self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
         let (mut client, step) = Client::join(self.0, weights)?;
         client.pull(step, weights)?;
         Ok((client, step))
     }
 
-    /// Joins; its first pull waits until all have.
+    /// Joins; the first pull waits until all workers have.
     pub fn pusher(self) -> Result<Pusher, Failure> {
         let weights = vec![0.0; self.0.job.params_len];
         let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
@@ -172,30 +172,30 @@ pub struct Pusher {
     client: Client,
     step: Step,
     acks: Receiver<Acked>,
-    /// Pushes that are not acknowledged.
+    /// Unacknowledged pushes.
     open: usize,
     buckets: Vec<BucketSpec>,
     gradient: Vec<f32>,
     weights: Vec<f32>,
 }
 
-/// What [`Pusher::stream`] did.
+/// The result of [`Pusher::stream`].
 pub struct Streamed {
     pub pushes: u64,
-    /// Payload.
+    /// Payload bytes.
     pub bytes: u64,
-    /// Until the last was acknowledged.
+    /// Time until the last acknowledgement.
     pub took: Duration,
 }
 
-/// An ack that does not come within this is an error.
-const ACK_PATIENCE: Duration = Duration::from_secs(30);
+/// An acknowledgement that takes longer is an error.
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pusher {
-    /// Pushes every bucket, the last first as a backward pass does, and waits for all acks.
+    /// Pushes every bucket, the last first as a backward pass does, and waits for all acknowledgements.
     pub fn push(&mut self) -> Result<(), Failure> {
         self.begin();
-        self.settle()
+        self.wait_for_acks()
     }
 
     /// Pulls the model.
@@ -203,7 +203,8 @@ impl Pusher {
         self.client.pull(self.step, &mut self.weights).map(drop).map_err(failed)
     }
 
-    /// Pulls the model after a push that changed all of it; that less came is an error, since its time would say nothing.
+    /// Pulls the model after a push that changed all of it. Fewer bytes are an error, since the time
+    /// would mean nothing.
     pub fn pull_whole(&mut self) -> Result<(), Failure> {
         let before = self.client.counters().bytes_pulled;
         self.pull()?;
@@ -218,7 +219,8 @@ impl Pusher {
         }
     }
 
-    /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two.
+    /// The exchange of a training step: pushes and pulls the model, without a wait for the
+    /// acknowledgements in between.
     pub fn round(&mut self) -> Result<(), Failure> {
         self.begin();
         self.pull()?;
@@ -227,40 +229,40 @@ impl Pusher {
     }
 
     /// Waits until every push is acknowledged.
-    pub fn settle(&mut self) -> Result<(), Failure> {
-        self.settle_to(0)
+    pub fn wait_for_acks(&mut self) -> Result<(), Failure> {
+        self.wait_until_unacked(0)
     }
 
-    /// Pushes one bucket after the other, over and over, until this time is over or the user wants the end; then waits for
-    /// the last ack. Under way is one push of every bucket: a server takes the next of a bucket only when it has applied
-    /// the one before.
+    /// Pushes one bucket after the other until the time is over or the user interrupts; then waits for
+    /// the last acknowledgement. One push per bucket is in flight: a server accepts the next push of a
+    /// bucket only after the previous update.
     pub fn stream(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Streamed, Failure> {
         let (mut pushes, mut bytes, began) = (0, 0, Instant::now());
         while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
             self.step = self.step.next();
             for i in (0..self.buckets.len()).rev() {
-                self.settle_to(self.buckets.len() - 1)?; // acks come in the order of the pushes
+                self.wait_until_unacked(self.buckets.len() - 1)?; // acknowledgements arrive in the order of the pushes
                 self.push_bucket(i);
                 pushes += 1;
                 bytes += (self.buckets[i].len * F32_BYTES) as u64;
             }
         }
-        self.settle()?;
+        self.wait_for_acks()?;
         Ok(Streamed { pushes, bytes, took: began.elapsed() })
     }
 
-    /// Pushes one bucket at a time; the seconds from each push to its ack. The last step may stay without some buckets: it
-    /// is the last of this pusher.
+    /// Pushes one bucket at a time; returns the seconds from each push to its acknowledgement. The last
+    /// step of this pusher may leave out some buckets.
     pub fn one_by_one(mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
         let (mut seconds, began) = (Vec::new(), Instant::now());
         let goes_on = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
         while goes_on() {
             self.step = self.step.next();
-            // Where each ack waits for a cut, a step takes a minute.
+            // If each acknowledgement waits for a disk flush, a step takes a minute.
             for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
                 let pushed = Instant::now();
                 self.push_bucket(i);
-                self.settle()?;
+                self.wait_for_acks()?;
                 seconds.push(pushed.elapsed().as_secs_f64());
             }
         }
@@ -278,16 +280,16 @@ impl Pusher {
         self.open += 1;
     }
 
-    /// Waits until at most so many pushes are not acknowledged.
-    fn settle_to(&mut self, most: usize) -> Result<(), Failure> {
+    /// Waits until at most `most` pushes are unacknowledged.
+    fn wait_until_unacked(&mut self, most: usize) -> Result<(), Failure> {
         while self.open > most {
-            if self.acks.recv_timeout(ACK_PATIENCE).is_err() {
-                // The client has failed, or its servers are gone: a pull says which.
+            if self.acks.recv_timeout(ACK_TIMEOUT).is_err() {
+                // The client has failed or its servers are gone; a pull returns the error.
                 self.pull()?;
                 let what = match self.client.counters().rejoins {
-                    0 => format!(
-                        "no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered"
-                    ),
+                    0 => {
+                        format!("no acknowledgement of a push within {ACK_TIMEOUT:?}, but pulls are answered")
+                    }
                     _ => "a worker of the benchmark lost its lease, and pushes with it".into(),
                 };
                 return Err(
@@ -300,18 +302,18 @@ impl Pusher {
     }
 }
 
-/// An error of a benchmark's worker, for the user.
+/// The failure of a benchmark's worker.
 fn failed(e: ClientError) -> Failure {
     WorkerError::from(e).into()
 }
 
-/// A benchmark's worker ended with an error, or its thread panicked.
+/// The result of a benchmark's worker thread, which may have failed or panicked.
 pub fn ended<T>(result: std::thread::Result<Result<T, ClientError>>) -> Result<T, Failure> {
     let ended = result.map_err(|_| Failure::new(exit::FAILED, "a worker of the benchmark panicked"))?;
     Ok(ended.map_err(WorkerError::from)?)
 }
 
-/// Bytes that this host's loopback interface has carried.
+/// Bytes so far on this host's loopback interface.
 pub fn loopback_bytes() -> Option<u64> {
     let devices = std::fs::read_to_string("/proc/net/dev").ok()?;
     let lo = devices.lines().find_map(|l| l.trim().strip_prefix("lo:"))?;

@@ -25,17 +25,17 @@ impl Meter {
     }
 
     /// Does it, and says what it took.
-    pub fn time<T>(&self, op: impl FnOnce() -> Result<T, Failure>) -> Result<Took, Failure> {
+    pub fn time<T>(&self, op: impl FnOnce() -> Result<T, Failure>) -> Result<OpTime, Failure> {
         let (cpu, began) = (self.cpu(), Instant::now());
         op()?;
         let seconds = began.elapsed().as_secs_f64();
-        Ok(Took { seconds, cpu: self.cpu() - cpu })
+        Ok(OpTime { seconds, cpu: self.cpu() - cpu })
     }
 }
 
 /// What an operation took.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub struct OpTime {
     pub seconds: f64,
     /// CPU seconds of all processes.
     pub cpu: f64,
@@ -46,19 +46,19 @@ pub struct Took {
 pub fn median_of(
     time: Duration,
     interrupted: &AtomicI32,
-    mut op: impl FnMut() -> Result<Took, Failure>,
-) -> Result<Took, Failure> {
-    const LEAST: usize = 3;
+    mut op: impl FnMut() -> Result<OpTime, Failure>,
+) -> Result<OpTime, Failure> {
+    const MIN_OPERATIONS: usize = 3;
     let (mut seconds, mut cpu, mut sum, began) = (Vec::new(), 0.0, 0.0, Instant::now());
-    while seconds.len() < LEAST || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
-        launch::go_on(interrupted)?;
+    while seconds.len() < MIN_OPERATIONS || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
+        launch::check_interrupted(interrupted)?;
         let took = op()?;
         seconds.push(took.seconds);
         sum += took.seconds;
         cpu += took.cpu;
     }
     let middle = median(&seconds).map_or(f64::NAN, |m| m.0);
-    Ok(Took { seconds: middle, cpu: cpu / seconds.len() as f64 })
+    Ok(OpTime { seconds: middle, cpu: cpu / seconds.len() as f64 })
 }
 
 /// The median of so many seconds, in milliseconds.

@@ -2,7 +2,7 @@
 //! the two things that people do without Paraft.
 //!
 //! The ways, each also without kills:
-//! - `paraft`: the job as it is; a killed server or worker is started again after [`RESTART_PAUSE`], the others go on.
+//! - `paraft`: the job as it is; a killed server or worker restarts after [`RESTART_DELAY`], the others continue.
 //! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
 //!   started again from the latest checkpoint after the same while.
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
@@ -12,7 +12,7 @@ use super::figure::{self, Figure};
 use crate::{health, statistics::median};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
-use paraft_fleet::{RESTART_PAUSE, failure::Failure, faults::process, launch};
+use paraft_fleet::{RESTART_DELAY, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use rand_chacha::ChaCha8Rng;
@@ -71,7 +71,7 @@ struct Resilience {
     most: Duration,
 }
 
-/// What one run gave.
+/// The result of one run.
 struct Run {
     /// From the start of the first process to the end of the last.
     seconds: f64,
@@ -167,7 +167,8 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
     figures
 }
 
-/// Kills one of `victims` now and then until it is told to stop; gives how many. `killed` hears of each.
+/// Kills a random one of `victims` at intervals until it is stopped; returns the number of kills.
+/// `killed` is called for each.
 fn killer(
     args: &ResilienceBenchArgs,
     seed: u64,
@@ -198,7 +199,8 @@ fn killer(
     }
 }
 
-/// Those that may be killed: no server while another one is down or learning, and not the last worker.
+/// Processes that may be killed: no server while another one is down or learning, and not the last
+/// worker.
 fn minority(dir: &Path) -> Vec<(String, u32)> {
     let addresses = fs::read_to_string(dir.join(paraft_fleet::fleet::SERVERS_FILE)).unwrap_or_default();
     let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
@@ -208,8 +210,8 @@ fn minority(dir: &Path) -> Vec<(String, u32)> {
     all.into_iter().filter(|(n, _)| if n.starts_with("worker") { workers > 1 } else { whole }).collect()
 }
 
-/// Samples in the final weights, from what the servers have counted. (BatchNorm's buffers are pushed too and are not
-/// counted as parameters: a ConvNet's figure is a third of a percent too high, in all runs.)
+/// Samples in the final weights, from the servers' counters. (BatchNorm's buffers are pushed too but do
+/// not count as parameters: a ConvNet's figure is a third of a percent too high, in all runs.)
 fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
     let pushed: u64 = record.shards.iter().map(|s| s.bytes_pushed).sum();
     pushed as f64 / (4.0 * parameters as f64) * job.train.batch as f64
@@ -257,7 +259,7 @@ fn restart(
 ) -> Result<Run, Failure> {
     let mut job = job.clone();
     (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
-    // As often as the torchrun script does.
+    // As often as the torchrun script.
     let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
     checkpoint.every_steps = Some(50);
     job.checkpoint = Some(checkpoint);
@@ -266,7 +268,7 @@ fn restart(
     let end = AtomicI32::new(0);
     let began = Instant::now();
     let most = fire.map_or(Duration::MAX, |f| f.most);
-    // The record of the run, or, when it is given up, the step of its last checkpoint.
+    // The record of the run; for a run that timed out, the step of its last checkpoint.
     let run = || -> Result<Result<RunRecord, u64>, Failure> {
         for life in 0.. {
             let here = dir.join(life.to_string());
@@ -287,7 +289,7 @@ fn restart(
                         .map(|c| c.manifest().resume_step);
                     return Ok(Err(steps.max().unwrap_or(0)));
                 }
-                Err(_) if end.load(Relaxed) != 0 => thread::sleep(RESTART_PAUSE),
+                Err(_) if end.load(Relaxed) != 0 => thread::sleep(RESTART_DELAY),
                 Err(e) => return Err(e),
             }
         }
@@ -320,7 +322,7 @@ fn restart(
     let seconds = began.elapsed().as_secs_f64();
     let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.shares())) as f64;
     let (useful, accuracy) = match record {
-        // Every step is in the weights, whatever had to be done twice.
+        // Every step is in the weights, even if some were trained twice.
         Ok(record) => {
             let resumed = record.run.resumed_step.map_or(0, |s| s.0);
             (record.run.samples_budget as f64 + samples(resumed), record.summarize().final_accuracy)
@@ -372,7 +374,7 @@ fn torchrun(
         if let Some(Resilience { seed, .. }) = fire {
             let (stop, kills) = (&stop, &kills);
             s.spawn(move || {
-                // Each worker writes a file that is named after its process.
+                // Each worker writes a file named after its process.
                 let victims = || {
                     let names = fs::read_dir(dir).into_iter().flatten().flatten();
                     let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
@@ -415,7 +417,7 @@ fn torchrun(
     Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
 }
 
-/// The furthest step that a worker of torchrun's has written down.
+/// The furthest step that a torchrun worker has recorded.
 fn furthest(dir: &Path) -> u64 {
     let files =
         fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| fs::read_to_string(e.path()).ok());

@@ -1,16 +1,17 @@
-//! `paraft bench shard`: what admission, log and apply of one shard make of pushes, by replicas and durability.
+//! `paraft bench shard`: the cost of admission, log and apply of one shard, by replicas and durability.
 //!
-//! One worker pushes over TCP, with one push of every bucket under way and without pulling: 16 buckets of 1 MiB for the
-//! goodput, 512 buckets of 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of
-//! acknowledgements. *Wire* is bytes that the loopback interface carried for each byte pushed: with three replicas 3 would be
-//! every byte sent once to each.
+//! One worker pushes over TCP, with one push of every bucket in flight and without pulls: 16 buckets of
+//! 1 MiB for the goodput, 512 buckets of 1 KiB for the pushes per second, and one push of 1 KiB at a
+//! time for the latency of acknowledgements. *Wire* is the bytes on the loopback interface per pushed
+//! byte: with three replicas, 3 means that every byte was sent once to each.
 //!
-//! What the goodput of three replicas is compared with is the raw cost of moving the same bytes three times: three plain TCP
-//! transfers at once, each to a process of its own, until the last has ended. At once is the fair one, since a leader sends
-//! to both followers while it takes the next push. One after the other is given beside it.
+//! The baseline for three replicas is the raw cost of moving the same bytes three times: three
+//! concurrent plain TCP transfers, each to its own process, until the last has ended. Concurrent
+//! transfers are the fair baseline, since a leader sends to both followers while it receives the next
+//! push. Sequential transfers are also reported.
 //!
-//! With `--delay-ms` the servers are that far from each other, each way, over links of `--mbit`, and so are the raw transfers: a
-//! byte that is sent waits in a proxy of this process. The worker stays beside them.
+//! With `--delay-ms` the servers, and the raw transfers, have this one-way delay between them, over
+//! links of `--mbit`: a proxy of this process delays each byte. The worker has no delay.
 
 use super::{
     far::FarSide,
@@ -70,7 +71,7 @@ pub struct ShardBenchArgs {
     pub json: bool,
 }
 
-/// The figures of one case, by name, one value for each run.
+/// The figures of one case by name, with one value per run.
 type Case = BTreeMap<&'static str, Vec<f64>>;
 
 const GOODPUT: &str = "goodput";
@@ -81,7 +82,7 @@ const FIGURES: [(&str, &str); 5] = [
     ("ack p99", "ms"),
     ("wire", "bytes/byte pushed"),
 ];
-/// What a raw case has; the first is what is compared.
+/// The variants of the raw case; the first is the baseline.
 const AT_ONCE: &str = "at once";
 const IN_TURN: &str = "in turn";
 
@@ -102,7 +103,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     for repeat in 0..args.repeats {
         for durability in &args.durability {
             for replicas in &args.replicas {
-                launch::go_on(&interrupted)?;
+                launch::check_interrupted(&interrupted)?;
                 let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
                 let raw = raws.entry((*durability, *replicas)).or_default();
                 for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
@@ -112,7 +113,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
                 for (name, value) in one(args, *durability, *replicas, &dir, &interrupted)? {
                     case.entry(name).or_default().push(value);
                 }
-                let _ = std::fs::remove_dir_all(&dir); // logs of gigabytes, on disk
+                let _ = std::fs::remove_dir_all(&dir); // gigabytes of logs on disk
             }
         }
     }
@@ -127,7 +128,7 @@ impl ShardBenchArgs {
     }
 }
 
-/// Puts the far sides of the raw transfers behind such links.
+/// Puts the far sides of the raw transfers behind simulated links.
 fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failure> {
     let links = Links { workers: Some(link), servers: Some(link) };
     let proxies = Proxies::start(far.len() as u32, dir, links);
@@ -140,10 +141,10 @@ fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failur
     Ok(proxies)
 }
 
-/// A raw transfer over a link is as long as this: its answer is under way for a small part of the time.
+/// The bytes of a raw transfer over a link: its reply must take a small part of the time.
 const LINK_BYTES: usize = 128 << 20;
 
-/// Goodput in MB/s of so many raw transfers, each byte counted once: at once, and one after the other.
+/// Goodput in MB/s of concurrent and of sequential raw transfers, each byte counted once.
 fn transfers(
     args: &ShardBenchArgs,
     to: &[FarSide],
@@ -185,7 +186,7 @@ fn one(
 
     let fleet = BenchFleet::start(shape, &dir.join("large"))?;
     let mut pusher = fleet.slot(0).pusher()?;
-    // The first second is another: logs grow to their length, and every page of them is new.
+    // Warm-up: at first the logs grow to their length, and every page is new.
     pusher.stream(time, interrupted)?;
     let before = loopback_bytes();
     let streamed = pusher.stream(time, interrupted)?;
@@ -194,7 +195,7 @@ fn one(
         figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
     }
     drop((pusher, fleet));
-    launch::go_on(interrupted)?;
+    launch::check_interrupted(interrupted)?;
 
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
@@ -209,7 +210,7 @@ fn one(
     for (name, share) in [("ack p50", 0.5), ("ack p99", 0.99)] {
         figures.extend(quantile(&acks, share).map(|v| (name, v * 1e3)));
     }
-    launch::go_on(interrupted)?;
+    launch::check_interrupted(interrupted)?;
     Ok(figures)
 }
 

@@ -10,7 +10,7 @@ use super::{
     far::FarSide,
     figure::{self, Figure},
     load::{BenchFleet, Pusher, Shape, Via},
-    meter::{Meter, Took, median_of},
+    meter::{Meter, OpTime, median_of},
     raw::{self, Raw},
 };
 use clap::Args;
@@ -50,21 +50,21 @@ pub struct WireBenchArgs {
     pub json: bool,
 }
 
-/// What is measured of each way: the keys are the same for ours and for the raw sockets.
+/// The measured operations, with the same keys for ours and for the raw sockets.
 const MEASURES: [&str; 3] = ["push", "pull", "round"];
 
-/// The repeats of each measure: seconds, and CPU seconds, of one operation.
+/// For each operation its repeats: seconds and CPU seconds of one operation.
 #[derive(Default)]
 struct Case(BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>);
 
 impl Case {
-    fn add(&mut self, measure: &'static str, took: Took) {
+    fn add(&mut self, measure: &'static str, took: OpTime) {
         let (seconds, cpu) = self.0.entry(measure).or_default();
         seconds.push(took.seconds);
         cpu.push(took.cpu);
     }
 
-    /// Each repeat's seconds or CPU seconds, turned into a figure.
+    /// Converts each repeat's seconds or CPU seconds to a figure.
     fn each(&self, measure: &str, of: impl Fn(&(Vec<f64>, Vec<f64>)) -> Vec<f64>) -> Vec<f64> {
         self.0.get(measure).map(of).unwrap_or_default()
     }
@@ -82,7 +82,7 @@ pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// All repeats of one payload: ours and raw, by the way that they went.
+/// All repeats of one payload: ours and raw, by transport.
 fn one(
     args: &WireBenchArgs,
     bytes: usize,
@@ -101,14 +101,14 @@ fn one(
     let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
     let (ours, raws) = (Meter::new(fleet.servers()), Meter::new([peer.id()]));
-    // One worker for each way; the one that is not measured only says that it lives.
+    // One worker for each transport; idle workers only send heartbeats.
     let mut ways = Vec::new();
     for (worker, via) in (0u32..).zip(&args.via) {
         ways.push((*via, fleet.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
     }
     let mut payload = vec![1; bytes];
     for (_, pusher, raw) in &mut ways {
-        // Nobody's first time counts: connections open their windows, allocators get their pages.
+        // Warm-up: connections open their windows, and allocators get their pages.
         for _ in 0..3 {
             pusher.push()?;
             pusher.pull()?;
@@ -149,7 +149,7 @@ fn measure(
     case.add("pull", pull);
     let round = median_of(time, interrupted, || {
         let took = meter.time(|| pusher.round())?;
-        pusher.settle()?;
+        pusher.wait_for_acks()?;
         Ok(took)
     })?;
     case.add("round", round);
@@ -200,7 +200,7 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
         for via in &args.via {
             let Some(ours) = cases.get(&(*via, true)) else { continue };
             let (case, values) = (format!("{}, {size}", via.name()), each(ours, measure));
-            // Over the Unix socket the question is also whether it is worth leaving TCP.
+            // For the Unix socket, TCP is a second reference.
             for reference in args.via.iter().filter(|r| *r == via || **r == Via::Tcp) {
                 let Some(raw) = cases.get(&(*reference, false)) else { continue };
                 let figure = Figure::alone("wire", &case, what, unit, &values);
@@ -214,7 +214,7 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
 
 const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 
-/// Reads a payload's size.
+/// Parses a payload's size.
 pub fn size(text: &str) -> Result<usize, String> {
     let bytes = text.parse::<Bytes>().ok().and_then(|Bytes(n)| usize::try_from(n).ok());
     bytes
@@ -222,7 +222,7 @@ pub fn size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "write a number of bytes such as 64K or 4M: a multiple of 4, at most 1G".into())
 }
 
-/// Writes it.
+/// Formats a payload's size.
 pub fn named(bytes: usize) -> String {
     match UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor)) {
         Some((letter, factor)) => format!("{} {letter}iB", bytes / factor),

@@ -1,14 +1,14 @@
-//! One run of a comparison: whether it is there already, how it is run, what is left of it where training diverges.
+//! One run of a comparison: whether it is complete, how to run it, and its record if training diverges.
 
 use super::matrix::Planned;
 use crate::simulate;
 use paraft_fleet::{
+    existing::ExistingFleet,
     failure::Failure,
     faults::link::Link,
     fleet::{Extras, JOB_FILE},
     launch,
     run_dir::RunDir,
-    standing::On,
 };
 use paraft_record::{Cell, Event, METRICS_FILE, MetricsWriter, RunRecord, read_events};
 use paraft_sim::Setup;
@@ -20,20 +20,25 @@ use std::{
     sync::atomic::AtomicI32,
 };
 
-/// What a run had beside its job; in its folder.
+/// The conditions of a run besides its job, in its folder.
 const CONDITIONS_FILE: &str = "conditions.json";
 
-/// How runs are run.
+/// The mode of execution.
 #[derive(Clone, Debug)]
 pub enum How {
-    /// By processes of this machine; its workers alone, where a fleet that stands has the servers.
-    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link>, on: Option<On> },
-    /// By a simulation of such a fleet, seeded with the run's seed, or with this.
+    /// Real processes on this machine; only workers if the servers belong to an existing fleet.
+    Real {
+        slow: BTreeMap<u32, f64>,
+        straggle: Option<Straggle>,
+        link: Option<Link>,
+        on: Option<ExistingFleet>,
+    },
+    /// A simulation of this setup, seeded with the run's seed or with `seed`.
     Simulated { setup: Box<Setup>, seed: Option<u64> },
 }
 
 impl How {
-    /// Whether a job can be run so; the error says why not.
+    /// Checks that a job can run this way; the error is the reason.
     pub fn fits(&self, job: &Job) -> Result<(), String> {
         let workers = job.train.workers;
         match self {
@@ -45,12 +50,12 @@ impl How {
         }
     }
 
-    /// Whether the servers are those of a fleet that stands already.
+    /// Whether the servers belong to an existing fleet.
     pub fn stands(&self) -> bool {
         matches!(self, Self::Real { on: Some(_), .. })
     }
 
-    /// What the run of another comparison must have had too, to be this one.
+    /// The conditions that a run of an earlier comparison must share to be reused.
     fn text(&self, seed: u64) -> String {
         let mut json = match self {
             Self::Real { slow, straggle, link, .. } => serde_json::json!({
@@ -89,14 +94,14 @@ pub struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Looks into its folder. A complete run of another job, or under other conditions, is refused.
+    /// Checks the folder. A complete run of another job, or under other conditions, is an error.
     pub fn new(planned: &'a Planned, dir: &Path, how: &How) -> Result<Self, Failure> {
         let mut job = planned.job.clone();
         if let Some(checkpoints) = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut()) {
-            *checkpoints = checkpoints.join(&planned.dir); // two runs' checkpoints are not one job's
+            *checkpoints = checkpoints.join(&planned.dir); // checkpoints of different runs must not mix
         }
         if let How::Real { link: Some(_), .. } = how {
-            job.cluster.transport = paraft_worker::job::TransportConfig::Tcp; // a Unix socket would lead past the proxies
+            job.cluster.transport = paraft_worker::job::TransportConfig::Tcp; // a Unix socket would bypass the proxies
         }
         let (dir, conditions) = (dir.join(&planned.dir), how.text(planned.seed));
         let mut resolved = job.clone();
@@ -104,7 +109,7 @@ impl<'a> Prepared<'a> {
         let metrics = dir.join(METRICS_FILE);
         let done = metrics.exists() && read_events(&metrics)?.iter().any(|e| matches!(e, Event::Summary(_)));
         if done {
-            // The fleet gave the job another, where it was taken.
+            // The fleet may have renamed the job.
             let then = how.stands().then(|| Job::load(&dir.join(JOB_FILE), &[]));
             if let Some(Ok(then)) = then {
                 resolved.name = then.name;
@@ -124,12 +129,12 @@ impl<'a> Prepared<'a> {
         Ok(Self { planned, dir, done, job, conditions })
     }
 
-    /// Runs it, unless it is done. One that diverges is a result.
+    /// Runs it unless it is done. Divergence is a result.
     pub fn run(&self, how: &How, quiet: bool, interrupted: &AtomicI32) -> Result<(), Failure> {
         if self.done {
             return Ok(());
         }
-        // What an interrupted comparison has left of it stays beside it.
+        // An interrupted attempt is set aside.
         let dir = match self.dir.exists() {
             true => RunDir::again(&self.dir)?,
             false => RunDir::new(Some(&self.dir), &self.job.name)?,
@@ -153,7 +158,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Completes the record of a run that diverged.
+    /// Completes the record of a diverged run.
     fn keep(&self, dir: &Path, why: &Failure) -> Result<(), Failure> {
         let mut record = RunRecord::load(dir)?;
         let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
@@ -167,7 +172,7 @@ impl<'a> Prepared<'a> {
         Ok(writer.write(&Event::Summary(record.summarize()))?)
     }
 
-    /// What it has recorded.
+    /// The recorded run.
     pub fn cell(&self) -> Result<Cell, Failure> {
         Ok(Cell {
             mode: self.planned.mode.to_string(),

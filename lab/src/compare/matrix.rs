@@ -1,10 +1,12 @@
-//! Which runs a comparison has: modes × algorithms × workers × seeds, as jobs.
+//! The runs of a comparison: modes × algorithms × workers × seeds, as jobs.
 //!
-//! An algorithm is a name and what it changes in the job. A name that is an `algorithm.kind`, a `round.kind` or a
-//! `train.encoding` says that by itself. What the job refuses is left out, with the job's own words.
+//! An algorithm is a name with changes to the job. The name of an `algorithm.kind`, a `round.kind` or a
+//! `train.encoding` implies its change. Combinations that the job refuses are skipped, with the job's
+//! error.
 //!
-//! Every run gets the samples of the job as it is in its file: the fleet's, whatever the number of workers. Its steps are that
-//! budget over the samples of a step of all workers, rounded down, so that runs differ by less than one such step.
+//! Every run trains on the samples of the unchanged job, for any number of workers. Its steps are that
+//! budget divided by the samples in a step of all workers, rounded down, so runs differ by less than
+//! one such step.
 
 use paraft_common::{Encoding, Mode, ModeChoice, algorithm::AlgorithmConfig, round::RoundConfig};
 use paraft_data::Dataset;
@@ -17,19 +19,19 @@ use paraft_worker::{
 };
 use std::{collections::BTreeSet, str::FromStr};
 
-/// What a job's own settings are called in a comparison that changes none of them.
-pub const AS_IT_IS: &str = "job";
+/// The name of the job's own settings, without changes.
+pub const UNCHANGED: &str = "job";
 
-/// Keys that are the matrix's own, or the budget's.
-const KEPT: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", "train.max_steps"];
+/// Keys that belong to the matrix or to the budget.
+const RESERVED_KEYS: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", "train.max_steps"];
 
 /// The axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axes {
     pub modes: Vec<ModeChoice>,
-    /// Empty: the job's.
+    /// Empty: that of the job.
     pub workers: Vec<u32>,
-    /// Empty: the job's.
+    /// Empty: that of the job.
     pub seeds: Vec<u64>,
     pub algorithms: Vec<Algorithm>,
 }
@@ -54,7 +56,7 @@ enum Kind {
     Own(Vec<String>),
 }
 
-/// A run that is to be.
+/// A planned run.
 #[derive(Clone, Debug)]
 pub struct Planned {
     pub mode: ModeChoice,
@@ -94,19 +96,19 @@ impl FromStr for Seeds {
 }
 
 impl Algorithm {
-    /// The job as it is.
+    /// The unchanged job.
     pub fn as_it_is() -> Self {
-        Self { name: AS_IT_IS.into(), kind: Kind::AsItIs }
+        Self { name: UNCHANGED.into(), kind: Kind::AsItIs }
     }
 
-    /// One that its name describes.
+    /// The algorithm that the name implies.
     pub fn named(name: &str) -> Result<Self, Failure> {
         let text = format!("kind = {}", toml::Value::from(name));
         let kind = match toml::from_str::<AlgorithmConfig>(&text) {
             Ok(_) => Kind::Late,
             Err(_) if toml::from_str::<RoundConfig>(&text).is_ok() => Kind::Round,
             Err(_) if name.parse::<Encoding>().is_ok() => Kind::Encoding,
-            Err(_) if name == AS_IT_IS => Kind::AsItIs,
+            Err(_) if name == UNCHANGED => Kind::AsItIs,
             Err(e) => {
                 return Err(Failure::new(
                     exit::USAGE,
@@ -138,7 +140,7 @@ impl Algorithm {
             let Some((key, _)) = s.split_once('=') else {
                 return Err(bad(&format!("`{s}` is not KEY=VALUE")));
             };
-            if KEPT.contains(&key.trim()) {
+            if RESERVED_KEYS.contains(&key.trim()) {
                 return Err(bad(&format!(
                     "{} is the comparison's own: modes, workers and seeds have flags, and all runs have one budget",
                     key.trim()
@@ -148,11 +150,11 @@ impl Algorithm {
         Ok(Self { name: name.into(), kind: Kind::Own(set) })
     }
 
-    /// What it changes in this job.
+    /// Its changes to this job.
     fn set(&self, job: &Job) -> Vec<String> {
         let table = |key: &str| vec![format!("{key}={{ kind = {} }}", toml::Value::from(self.name.as_str()))];
         match &self.kind {
-            // A kind that the job has already keeps its options.
+            // If the job already has this kind, its options stay.
             Kind::Late if job.algorithm.kind() == self.name => Vec::new(),
             Kind::Round if job.round.kind() == self.name => Vec::new(),
             Kind::AsItIs => Vec::new(),
@@ -164,7 +166,7 @@ impl Algorithm {
     }
 }
 
-/// At commas that are in no quotes and no brackets.
+/// Splits at commas outside of quotes and brackets.
 fn split(text: &str) -> Vec<String> {
     let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_i32, None);
     for c in text.chars() {
@@ -184,8 +186,8 @@ fn split(text: &str) -> Vec<String> {
     parts
 }
 
-/// The runs, the first seeds of all groups first, and what was left out. `load` gives the job under these assignments; `fits`
-/// says why a job cannot be run as this comparison runs them.
+/// The runs, the first seeds of all groups first, and the skipped combinations. `load` returns the job
+/// under these assignments; `fits` returns why this comparison cannot run a job.
 pub fn expand(
     axes: &Axes,
     load: &dyn Fn(&[String]) -> Result<Job, JobError>,
@@ -215,7 +217,7 @@ pub fn expand(
                 };
                 let job = match made {
                     Ok(job) => job,
-                    // That can be right in no job.
+                    // This is an error in every job.
                     Err(why) if why.contains("unknown key") || why.contains("unknown field") => {
                         return Err(Failure::new(
                             exit::CONFIG,
@@ -257,10 +259,11 @@ fn twice(what: &str, names: impl Iterator<Item = String>) -> Result<(), Failure>
     Ok(())
 }
 
-/// Of a run's folder: its mode, and what is not as in the job file. So it stays the same where a comparison grows.
+/// The folder's name: the mode and the differences from the job file. It stays the same when a
+/// comparison grows.
 fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64) -> String {
     let mut name = mode.to_string();
-    if algorithm != AS_IT_IS {
+    if algorithm != UNCHANGED {
         name += &format!("_{algorithm}");
     }
     if workers != base.train.workers {
@@ -272,18 +275,18 @@ fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
 }
 
-/// The samples that every run trains on.
+/// The samples for every run.
 struct Budget<'a> {
     base: &'a Job,
-    /// The training samples, once they are needed.
+    /// The training samples, loaded on demand.
     train: Option<Dataset>,
 }
 
 impl Budget<'_> {
-    /// Gives a job of another size as many steps as there are samples for.
+    /// Gives a job of another size as many steps as the samples allow.
     fn give(&mut self, job: &mut Job) -> Result<(), String> {
         let size = |j: &Job| (j.shares(), j.train.batch, j.train.drop_last);
-        // The leased sampler gives out each epoch once, to however many workers.
+        // The leased sampler hands out each epoch once, for any number of workers.
         if size(job) == size(self.base) || job.train.sampler == SamplerKind::Leased {
             return Ok(());
         }
@@ -345,7 +348,7 @@ mod tests {
     #[test]
     fn the_matrix_is_the_product_without_what_the_job_refuses() {
         let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "backup", "dana-zero", "top-k:0.1"]));
-        // Rounds only with bsp, and DANA not with plain SGD: of 2 × 5 × 2 groups, 2 and 4.
+        // Rounds need bsp, and DANA does not support plain SGD: of 2 × 5 × 2 groups, 2 and 4.
         assert_eq!((runs.len(), left.len()), (2 * (20 - 2 - 4), 6));
         let dirs: BTreeSet<_> = runs.iter().map(|r| r.dir.as_str()).collect();
         assert!(dirs.contains("bsp_asgd") && dirs.contains("asp_top-k-0.1_w4_s2"), "{dirs:?}");
@@ -358,7 +361,7 @@ mod tests {
             assert!(l.reason.contains(why), "{}", l.reason);
         }
         let of = |name: &str| &runs.iter().find(|r| r.algorithm == name).expect(name).job;
-        // The job's own kind keeps its options, another begins with its defaults.
+        // The job's own kind keeps its options; another kind has its defaults.
         assert_eq!(of("dc-asgd-c").algorithm, load(&[]).expect("a job").algorithm);
         assert_eq!(of("asgd").algorithm, AlgorithmConfig::default());
         assert_eq!(of("backup").round.kind(), "backup");

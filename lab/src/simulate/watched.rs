@@ -1,12 +1,12 @@
 //! The live page of a simulated fleet: what the fleet says goes to the page as if servers had said it.
 
 use paraft_dashboard::{
-    Here, Source,
+    LocalControl, Source,
     facts::{self, Facts},
 };
 use paraft_fleet::failure::Failure;
 use paraft_host::clock::unix_ms;
-use paraft_sim::watched::{Said, Watcher};
+use paraft_sim::watched::{FleetSnapshot, Watcher};
 use std::net::SocketAddr;
 use tokio::sync::watch;
 
@@ -22,7 +22,7 @@ impl Page {
         let (facts, told) = watch::channel(Facts::default());
         Ok(Self {
             facts,
-            _page: paraft_dashboard::Page::serve(at, Source::Facts(told), None, Here::default())?,
+            _page: paraft_dashboard::Page::serve(at, Source::Facts(told), None, LocalControl::default())?,
         })
     }
 
@@ -33,8 +33,8 @@ impl Page {
     }
 }
 
-fn put_together(began: u64, said: Said) -> Facts {
-    let Said { at, mut fleet, servers } = said;
+fn put_together(began: u64, said: FleetSnapshot) -> Facts {
+    let FleetSnapshot { at, mut fleet, servers } = said;
     fleet.jobs.iter_mut().for_each(|j| j.first_seen_ms = began);
     let mut facts = facts::put_together(began + at.as_millis() as u64, &fleet, &servers);
     facts.simulated = true;

@@ -1,4 +1,4 @@
-//! What a sweep has done so far, line by line: it goes on from there, and the picture of it is drawn from there.
+//! The log of a sweep, line by line: a sweep resumes from it, and its page is drawn from it.
 
 use super::search::{Score, Search};
 use paraft_fleet::failure::Failure;
@@ -10,47 +10,48 @@ use std::{
     path::Path,
 };
 
-/// A trial has ended on a rung.
+/// The end of a trial on a rung.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct TrialEnd {
     pub trial: usize,
     pub rung: usize,
-    /// Of the metric, as it is measured.
+    /// The metric.
     pub value: Option<f64>,
-    /// Its training on this rung.
+    /// Training seconds on this rung.
     pub seconds: f64,
-    /// From the decision to its first step.
+    /// Seconds from the decision to the first step.
     pub start_seconds: Option<f64>,
-    /// How often it was begun: more than once where it was killed.
+    /// The number of attempts: more than one after a kill.
     pub tries: u32,
-    /// Why there is no value.
+    /// Why it has no value.
     pub why: String,
-    /// After so many epochs, where it has ended before those of its rung.
+    /// The epochs after which it stopped, if before those of its rung.
     pub stopped: Option<u64>,
-    /// A job of somebody else's that trained on this machine at the same time.
+    /// Another job that trained on this machine at the same time.
     pub beside: Option<String>,
     /// The run's folder, below the sweep's.
     pub dir: String,
-    /// When, in ms of unix time; 0 in files of before it was noted.
+    /// When it ended, in ms of Unix time; 0 in old files.
     pub ended_ms: u64,
 }
 
-/// What a log says.
+/// The content of a log.
 #[derive(Debug, Default)]
-pub struct Said {
-    /// Its first line: which sweep it is. Null: there is none yet.
+pub struct LogContent {
+    /// The first line: the identity of the sweep. Null: there is none yet.
     pub sweep: Value,
-    /// When it began, in ms of unix time, and in which folder: what names it for trackers. Files of before have neither.
+    /// When it began, in ms of Unix time, and its folder then, which identify it for trackers. Old
+    /// files have neither.
     pub began: Option<(u64, String)>,
-    /// Each trial that has begun on a rung, with its settings, in this order.
+    /// Each start of a trial on a rung with its settings, in this order.
     pub begun: Vec<(usize, usize, Vec<String>)>,
-    pub ended: Vec<Ended>,
-    /// Bytes of its whole lines: a last one that is cut short counts as not written.
+    pub ended: Vec<TrialEnd>,
+    /// Bytes of its complete lines: a torn last line counts as not written.
     whole: u64,
 }
 
-impl Said {
-    /// Reads it.
+impl LogContent {
+    /// Reads a log.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
         let mut reader = BufReader::new(File::open(path).map_err(cannot)?);
@@ -81,16 +82,16 @@ impl Said {
         Ok(all)
     }
 
-    /// Tells a search.
-    pub fn tell(&self, search: &mut Search, score: impl Fn(&Ended) -> Score) {
+    /// Replays it into a search.
+    pub fn tell(&self, search: &mut Search, score: impl Fn(&TrialEnd) -> Score) {
         self.begun.iter().for_each(|(trial, rung, _)| search.begin(*trial, *rung));
         self.ended.iter().for_each(|end| search.ended(end.trial, end.rung, score(end)));
     }
 
-    /// What names the sweep for trackers, and when it began, in ms of unix time. `dir` is its folder.
+    /// The sweep's identity for trackers, and when it began, in ms of Unix time. `dir` is its folder.
     pub fn id(&self, dir: &Path) -> (String, u64) {
         match &self.began {
-            // The folder may have another name by now, and another sweep may have had this one.
+            // The folder may have been renamed, and another sweep may use its old name.
             Some((began, dir)) => (format!("{dir}\n{began}\n{}", self.sweep), *began),
             None => {
                 let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
@@ -100,27 +101,27 @@ impl Said {
     }
 }
 
-/// The log, open for more.
+/// A log, open for appending.
 pub struct Log {
     file: File,
-    /// What had ended when it was opened.
-    pub ended: Vec<Ended>,
-    /// For trackers: [`Said::id`].
+    /// The trials that had ended before it was opened.
+    pub ended: Vec<TrialEnd>,
+    /// See [`LogContent::id`].
     pub id: (String, u64),
 }
 
 impl Log {
-    /// Opens it, or begins it. One of another sweep is refused: its results would not be of this one's trials. A last line that is cut
-    /// short counts as not written.
+    /// Opens or creates it. A log of another sweep is an error, since its results belong to other
+    /// trials. A torn last line counts as not written.
     pub fn open(
         path: &Path,
         sweep: &Value,
         search: &mut Search,
-        score: impl Fn(&Ended) -> Score,
+        score: impl Fn(&TrialEnd) -> Score,
     ) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
         let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(cannot)?;
-        let mut said = Said::read(path)?;
+        let mut said = LogContent::read(path)?;
         let dir = path.parent().unwrap_or(path);
         if said.whole > 0 && said.sweep != *sweep {
             let keys = sweep.as_object().into_iter().flatten();
@@ -147,7 +148,7 @@ impl Log {
         self.write(&json!({ "begin": { "trial": trial, "rung": rung, "set": set } }))
     }
 
-    pub fn end(&mut self, e: &Ended) -> Result<(), Failure> {
+    pub fn end(&mut self, e: &TrialEnd) -> Result<(), Failure> {
         self.write(&json!({ "end": {
             "trial": e.trial, "rung": e.rung, "value": e.value, "seconds": e.seconds, "start_seconds": e.start_seconds,
             "tries": e.tries, "why": e.why, "stopped": e.stopped, "beside": e.beside, "dir": e.dir, "ended_ms": e.ended_ms,
@@ -160,7 +161,7 @@ impl Log {
         let whole = self.file.metadata().map(|m| m.len());
         let written = self.file.write_all(format!("{line}\n").as_bytes());
         written.map_err(|e| {
-            // Half a line would be taken for one with the next behind it.
+            // A partial line would merge with the next one.
             let _ = whole.and_then(|len| self.file.set_len(len));
             Failure::new(exit::IO, format!("the sweep's log: {e}"))
         })
@@ -171,9 +172,9 @@ fn of(said: &Value) -> Option<(usize, usize)> {
     Some((said["trial"].as_u64()? as usize, said["rung"].as_u64()? as usize))
 }
 
-fn read(said: &Value) -> Option<Ended> {
+fn read(said: &Value) -> Option<TrialEnd> {
     let (trial, rung) = of(said)?;
-    Some(Ended {
+    Some(TrialEnd {
         trial,
         rung,
         value: said["value"].as_f64(),
@@ -195,9 +196,9 @@ mod tests {
         *,
     };
 
-    fn ended(trial: usize, value: Option<f64>) -> Ended {
+    fn ended(trial: usize, value: Option<f64>) -> TrialEnd {
         let (why, dir) = (String::new(), format!("trial-{trial}"));
-        Ended {
+        TrialEnd {
             trial,
             rung: 0,
             value,
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_goes_on_from_its_log_also_where_its_last_line_is_cut_short() {
+    fn a_sweep_resumes_from_a_log_with_a_torn_last_line() {
         let folder = tempfile::tempdir().expect("scratch");
         let path = folder.path().join("sweep.jsonl");
         let sweep = json!({ "seed": 1, "job": "x" });

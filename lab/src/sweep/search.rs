@@ -1,15 +1,19 @@
-//! Which trial trains next, and up to which rung: decided by what the others have come to. Knows nothing of settings, jobs and time.
+//! Which trial trains next, and up to which rung, from the results so far. Independent of settings,
+//! jobs and time.
 //!
-//! A trial is a number; a rung is a budget, the lowest is 0, and one that is promoted trains on from where it stopped.
+//! A trial is a number; a rung is a budget, and the lowest is 0. A promoted trial resumes where it
+//! stopped.
 //!
-//! - *once*: every trial gets everything.
-//! - *halving*: successive halving (Jamieson and Talwalkar 2016): when all of a rung are there, the best of each `eta` go on.
-//! - *asha*: asynchronous successive halving, algorithm 2 of Li et al. 2018 (arXiv 1810.05934): whoever asks gets a trial that is
-//!   among the best of each `eta` of a rung so far, the highest rung first, or else a new one at the lowest.
+//! - *once*: every trial gets the whole budget.
+//! - *halving*: successive halving (Jamieson and Talwalkar 2016): when a rung is complete, the best of
+//!   each `eta` trials continue.
+//! - *asha*: asynchronous successive halving, algorithm 2 of Li et al. 2018 (arXiv 1810.05934): a free
+//!   worker gets a trial among the best of each `eta` of a rung so far, the highest rung first, or else
+//!   a new trial on the lowest rung.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How trials are promoted.
+/// The rule of promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     Once,
@@ -17,35 +21,35 @@ pub enum Rule {
     Asha,
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// This trial trains up to this rung.
     Train { trial: usize, rung: usize },
-    /// Nothing, before another has ended.
+    /// Wait until another trial has ended.
     Wait,
-    /// Nothing any more.
+    /// All trials are done.
     Done,
 }
 
-/// A trial's result on a rung: the higher the better. Where it has failed or diverged there is none.
+/// A trial's result on a rung: higher is better. `None` if it failed or diverged.
 pub type Score = Option<f64>;
 
 /// The trials of a sweep.
 #[derive(Clone, Debug)]
 pub struct Search {
     rule: Rule,
-    /// How many there are to be.
+    /// The total number of trials.
     trials: usize,
     eta: usize,
-    /// Who has begun each rung.
+    /// The trials that have started each rung.
     begun: Vec<BTreeSet<usize>>,
-    /// What they have come to there.
+    /// Their results.
     results: Vec<BTreeMap<usize, Score>>,
 }
 
 impl Search {
-    /// Of so many trials, on so many rungs; one of `eta` goes on.
+    /// A search over `trials` trials on `rungs` rungs; one of `eta` continues.
     pub fn new(rule: Rule, trials: usize, rungs: usize, eta: usize) -> Self {
         let rungs = if rule == Rule::Once { 1 } else { rungs.max(1) };
         Self {
@@ -57,7 +61,7 @@ impl Search {
         }
     }
 
-    /// Who goes next, for whoever is free; it counts as begun.
+    /// The next action for a free worker; the trial counts as started.
     pub fn next(&mut self) -> Next {
         let found = match self.rule {
             Rule::Once => self.new_trial(),
@@ -74,14 +78,14 @@ impl Search {
         }
     }
 
-    /// It has begun: said by [`Self::next`], or by the log of a sweep that goes on.
+    /// Marks a trial as started: [`Self::next`] does so, and a resumed sweep from its log.
     pub fn begin(&mut self, trial: usize, rung: usize) {
         if let Some(begun) = self.begun.get_mut(rung) {
             begun.insert(trial);
         }
     }
 
-    /// What it has come to.
+    /// Records a result.
     pub fn ended(&mut self, trial: usize, rung: usize, score: Score) {
         self.begin(trial, rung);
         if let Some(results) = self.results.get_mut(rung) {
@@ -89,7 +93,7 @@ impl Search {
         }
     }
 
-    /// Those that have begun and not ended, of a sweep that goes on: they are tried again.
+    /// Trials that a resumed sweep finds started but not ended: they are retried.
     pub fn unfinished(&self) -> Vec<(usize, usize)> {
         let of = |(rung, begun): (usize, &BTreeSet<usize>)| {
             let ended = &self.results[rung];
@@ -98,7 +102,7 @@ impl Search {
         self.begun.iter().enumerate().flat_map(of).collect()
     }
 
-    /// The best trial: of those that came furthest.
+    /// The best of the trials that came furthest.
     pub fn best(&self) -> Option<(usize, usize, f64)> {
         let best = |(rung, _): (usize, _)| self.ranked(rung).first().map(|(t, s)| (*t, rung, *s));
         self.results.iter().enumerate().rev().find_map(best)
@@ -113,14 +117,15 @@ impl Search {
         (next < self.trials).then_some((next, 0))
     }
 
-    /// Those with a score, the best first; of equals the earlier one.
+    /// Trials with a score, the best first; of equals the earlier one.
     fn ranked(&self, rung: usize) -> Vec<(usize, f64)> {
         let mut all: Vec<_> = self.results[rung].iter().filter_map(|(t, s)| Some((*t, (*s)?))).collect();
         all.sort_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
         all
     }
 
-    /// The best of each `eta` that have ended on a rung, and have not begun the next.
+    /// A trial among the best of each `eta` that have ended on a rung, and that has not started the
+    /// next.
     fn promotable(&self, rung: usize) -> Option<(usize, usize)> {
         let above = self.begun.get(rung + 1)?;
         let most = self.results[rung].len() / self.eta;
@@ -136,7 +141,7 @@ impl Search {
         if let Some(new) = self.new_trial() {
             return Some(new);
         }
-        // A rung is full when those that the one below sends there have ended.
+        // A rung is complete when all trials that the rung below promotes have ended there.
         let (mut rung, mut size) = (0, self.trials);
         while rung + 1 < self.begun.len() && self.results[rung].len() == size {
             if let Some(next) = self.promotable(rung) {
@@ -155,7 +160,7 @@ mod tests {
 
     /// Known learning curves: the score of trial `t` on rung `r`.
     fn curve(t: usize, r: usize) -> f64 {
-        // Some learn slowly and get far.
+        // Some learn slowly and end high.
         [0.5, 0.9, 0.2, 0.7, 0.6, 0.1, 0.8, 0.3, 0.4][t]
             + r as f64 * [0.3, 0.01, 0.1, 0.2, 0.0, 0.5, 0.05, 0.1, 0.2][t]
     }
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn halving_waits_for_a_full_rung_and_does_not_mind_the_order_in_which_trials_end() {
+    fn halving_waits_for_a_full_rung_in_any_order_of_ends() {
         let mut search = Search::new(Rule::Halving, 9, 3, 3);
         let begun: Vec<_> = (0..9).map(|_| search.next()).collect();
         assert_eq!(begun.len(), 9);
@@ -192,10 +197,10 @@ mod tests {
         assert_eq!(run(&mut search), [(1, 1), (6, 1), (3, 1), (1, 2)]);
     }
 
-    /// Algorithm 2 by hand, with one worker: after each third result of a rung its best goes on at once, even where a better one
-    /// is still to come.
+    /// Algorithm 2 by hand, with one worker: after each third result of a rung its best continues at
+    /// once, even if a better one follows.
     #[test]
-    fn asha_promotes_as_soon_as_there_are_enough_and_the_highest_rung_first() {
+    fn asha_promotes_early_and_the_highest_rung_first() {
         let mut search = Search::new(Rule::Asha, 9, 3, 3);
         let first = [(0, 0), (1, 0), (2, 0), (1, 1)]; // the best of three
         let then = [(3, 0), (4, 0), (5, 0), (3, 1)]; // the best two of six are 1 and 3
@@ -204,9 +209,9 @@ mod tests {
         assert_eq!(search.next(), Next::Done);
     }
 
-    /// A trial that was promoted early stays promoted, and is one of those that are counted.
+    /// A trial that was promoted early stays promoted, and counts.
     #[test]
-    fn asha_gives_whoever_asks_something_while_others_train() {
+    fn asha_gives_a_free_worker_a_trial_while_others_train() {
         let mut search = Search::new(Rule::Asha, 4, 2, 2);
         let all: Vec<_> = (0..4).map(|_| search.next()).collect();
         assert!(all.iter().enumerate().all(|(i, n)| *n == Next::Train { trial: i, rung: 0 }));
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_goes_on_knows_what_was_not_finished() {
+    fn a_resumed_sweep_knows_unfinished_trials() {
         let mut search = Search::new(Rule::Once, 3, 1, 2);
         assert_eq!(search.next(), Next::Train { trial: 0, rung: 0 });
         assert_eq!(search.next(), Next::Train { trial: 1, rung: 0 });

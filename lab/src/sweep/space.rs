@@ -1,4 +1,4 @@
-//! The space file: which keys of a job are tried, with which values, and what a good result is.
+//! The space file: which keys of a job vary, their values, and the metric.
 //!
 //! ```toml
 //! metric = "accuracy"                                      # or "loss"; of the held-out samples
@@ -16,17 +16,17 @@ use rand_chacha::{
 use std::path::Path;
 use toml::{Table, Value};
 
-/// What is to be found.
+/// The metric of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// The share of the held-out samples that are classified rightly; the more the better.
+    /// The share of held-out samples classified correctly; higher is better.
     Accuracy,
-    /// The mean loss over them; the less the better.
+    /// The mean held-out loss; lower is better.
     Loss,
 }
 
 impl Metric {
-    /// As the space file has it.
+    /// The name in the space file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Accuracy => "accuracy",
@@ -34,7 +34,7 @@ impl Metric {
         }
     }
 
-    /// The higher the better, whichever it is.
+    /// A score of the metric: higher is better for both.
     pub fn score(self, value: f64) -> f64 {
         match self {
             Self::Accuracy => value,
@@ -43,10 +43,10 @@ impl Metric {
     }
 }
 
-/// A key and what it may be.
+/// A key with its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// Of the job file, as `--set` has it.
+    /// A key of the job file, as in `--set`.
     pub key: String,
     values: Values,
 }
@@ -57,23 +57,26 @@ enum Values {
     Range { min: f64, max: f64, log: bool, whole: bool, points: Option<usize> },
 }
 
-/// What may be tried.
+/// The search space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Space {
     pub metric: Metric,
-    /// By key.
+    /// Sorted by key.
     pub axes: Vec<Axis>,
 }
 
-/// A trial's setting: a value for each axis.
+/// The setting of a trial: a value for each axis.
 pub type Point = Vec<Value>;
 
-/// A grid has no more points.
-const MOST: usize = 100_000;
+/// The maximal number of grid points.
+const MAX_GRID_POINTS: usize = 100_000;
 
 impl Space {
+    /// Reads a space file.
+    ///
     /// # Errors
-    /// What is wrong, with the file and the key.
+    ///
+    /// The file and the key of the error.
     pub fn load(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", path.display())))?;
@@ -102,7 +105,7 @@ impl Space {
         }
         for axis in &axes {
             let n = axis.points().unwrap_or(1);
-            if let Some(i) = (1..n.min(MOST)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
+            if let Some(i) = (1..n.min(MAX_GRID_POINTS)).find(|i| axis.at(*i, n) == axis.at(i - 1, n)) {
                 let value = axis.at(i, n);
                 return Err(format!(
                     "`{}`: of points = {n} two are {value}: take fewer, or a list of values",
@@ -113,24 +116,27 @@ impl Space {
         Ok(Self { metric, axes })
     }
 
-    /// How many points its grid has; the last axis goes through its values first.
+    /// The number of points in the grid; the first axis varies slowest.
     ///
     /// # Errors
-    /// The key whose range has no number of points, or that there are too many.
+    ///
+    /// The key of a range without a number of points, or too many points.
     pub fn grid(&self) -> Result<usize, String> {
         let mut all = 1_usize;
         for axis in &self.axes {
             let n = axis.points().ok_or_else(|| {
                 format!("`{}` is a range: a grid needs `points = N` with it, or a list of values", axis.key)
             })?;
-            all = all.checked_mul(n).filter(|n| *n <= MOST).ok_or_else(|| {
-                format!("the grid has more than {MOST} points: take fewer values, or --search random")
+            all = all.checked_mul(n).filter(|n| *n <= MAX_GRID_POINTS).ok_or_else(|| {
+                format!(
+                    "the grid has more than {MAX_GRID_POINTS} points: take fewer values, or --search random"
+                )
             })?;
         }
         Ok(all)
     }
 
-    /// A point of the grid.
+    /// A point of the grid, by number.
     pub fn of_grid(&self, mut at: usize) -> Point {
         let mut point = Vec::with_capacity(self.axes.len());
         for axis in self.axes.iter().rev() {
@@ -142,20 +148,20 @@ impl Space {
         point
     }
 
-    /// The point that a seed has for a trial, whatever the others are.
+    /// The random point of a trial, independent of the other trials.
     pub fn drawn(&self, seed: u64, trial: usize) -> Point {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(trial as u64);
         self.axes.iter().map(|axis| axis.draw((rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64)).collect()
     }
 
-    /// What makes a job of a point.
+    /// The assignments that turn the job into this point's job.
     pub fn set(&self, point: &Point) -> Vec<String> {
         self.axes.iter().zip(point).map(|(axis, value)| format!("{}={value}", axis.key)).collect()
     }
 }
 
-/// A value as a person writes it.
+/// A value in the usual notation.
 pub fn shown(value: &Value) -> String {
     match value {
         Value::String(s) => s.clone(),
@@ -163,7 +169,7 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// Keys may be written with dots or as tables.
+/// Keys may be dotted or nested tables.
 fn collect(axes: &mut Vec<Axis>, before: &str, table: Table) -> Result<(), String> {
     for (name, value) in table {
         let key = if before.is_empty() { name } else { format!("{before}.{name}") };
@@ -219,7 +225,7 @@ fn range(key: &str, mut table: Table) -> Result<Values, String> {
 }
 
 impl Axis {
-    /// How many values a grid has of it.
+    /// The number of its grid values; `None` for a range without `points`.
     fn points(&self) -> Option<usize> {
         match &self.values {
             Values::OneOf(values) => Some(values.len()),
@@ -234,7 +240,7 @@ impl Axis {
         }
     }
 
-    /// At a place of it, from 0 to 1.
+    /// The value at a position from 0 to 1.
     fn draw(&self, place: f64) -> Value {
         match &self.values {
             Values::OneOf(values) => {
@@ -247,7 +253,7 @@ impl Axis {
                 };
                 match whole {
                     true => Value::Integer(value.round().clamp(*min, *max) as i64),
-                    // As many digits as a person would write, and as the best job's file shows.
+                    // As few digits as a person would write; the best job's file shows them.
                     false => {
                         Value::Float(format!("{value:.4e}").parse::<f64>().unwrap_or(value).clamp(*min, *max))
                     }
@@ -256,7 +262,7 @@ impl Axis {
         }
     }
 
-    /// What stands along it on a picture, each with its place.
+    /// The labels of its axis in a plot, with their positions.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let tick = |value: Value| (self.place(&value), shown(&value));
         match &self.values {
@@ -265,7 +271,7 @@ impl Axis {
         }
     }
 
-    /// Where a value lies in it, from 0 to 1: on a picture's axis.
+    /// The position of a value, from 0 to 1, in a plot.
     pub fn place(&self, value: &Value) -> f64 {
         match &self.values {
             Values::OneOf(values) => {

@@ -1,8 +1,8 @@
-//! `paraft track` of a sweep's folder: to MLflow what could not be sent while the sweep went on, or was sent in part.
+//! `paraft track` for a sweep's folder: sends to MLflow what was not sent during the sweep.
 
 use super::{
     Kind, LOG_FILE,
-    log::{Ended, Said},
+    log::{LogContent, TrialEnd},
     search::{Next, Search},
     space::Metric,
     trial_dir,
@@ -16,8 +16,13 @@ use paraft_record::METRICS_FILE;
 use paraft_worker::{Job, exit};
 use std::path::{Path, PathBuf};
 
-/// The best trial as trackers are told of it; none without a value.
-pub(super) fn best(metric: Metric, ended: &[Ended], which: (usize, usize), set: Vec<String>) -> Option<Best> {
+/// The best trial for trackers; `None` without a value.
+pub(super) fn best(
+    metric: Metric,
+    ended: &[TrialEnd],
+    which: (usize, usize),
+    set: Vec<String>,
+) -> Option<Best> {
     let ended = ended.iter().rfind(|e| (e.trial, e.rung) == which)?;
     let key = match metric {
         Metric::Accuracy => "eval/accuracy",
@@ -26,27 +31,27 @@ pub(super) fn best(metric: Metric, ended: &[Ended], which: (usize, usize), set: 
     Some(Best { key, value: ended.value?, wall: ended.ended_ms as f64 / 1e3, set })
 }
 
-/// The sweep of this folder, where it is one's own or that of one of its trials.
+/// The sweep of this folder, if it belongs to a sweep or to one of its trials.
 pub fn of(dir: &Path) -> Option<PathBuf> {
-    // Its name may be `.`, or a link.
+    // The path may be `.`, or a link.
     let dir = dir.canonicalize().ok()?;
     let of_trial = dir.parent().and_then(Path::parent).filter(|_| dir.join(METRICS_FILE).exists());
     [Some(&*dir), of_trial].into_iter().flatten().find(|d| d.join(LOG_FILE).is_file()).map(Path::to_path_buf)
 }
 
-/// Sends the sweep in `dir` with all its trials, to the server of its job or to this one: its run there, and how many lie below it.
-/// What is there already stays.
+/// Sends the sweep in `dir` with all its trials, to `to` or to the server of its job; returns its run
+/// there and the number of nested runs. Existing data stays.
 pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(String, usize), Failure> {
     let path = dir.join(LOG_FILE);
-    let said = Said::read(&path)?;
-    let found = Found::of(&said).ok_or_else(|| {
+    let said = LogContent::read(&path)?;
+    let found = SweepFiles::of(&said).ok_or_else(|| {
         Failure::new(exit::DATA, format!("{}: it does not say which sweep it is of", path.display()))
             .help("give the folder of a sweep of `paraft sweep`")
     })?;
     let mut job = Job::parse(said.sweep["job"].as_str().unwrap_or_default(), &path, &[])?;
     track::set(&mut job, dir, to, experiment)?;
     let (id, began_ms) = said.id(dir);
-    // A trial that was killed before it had begun has no record.
+    // A trial that was killed before its start has no record.
     let trials: Vec<_> =
         found.trials.iter().map(|d| dir.join(d)).filter(|d| d.join(METRICS_FILE).exists()).collect();
     let began = began_ms as f64 / 1e3;
@@ -57,16 +62,16 @@ pub fn send(dir: &Path, to: Option<&str>, experiment: Option<&str>) -> Result<(S
     Ok((run, trials.len()))
 }
 
-/// What its log comes to.
-struct Found {
+/// The runs of a log.
+struct SweepFiles {
     /// Folders of trials, below the sweep's.
     trials: Vec<String>,
-    /// Of a sweep that is done.
+    /// Set if the sweep is done.
     best: Option<Best>,
 }
 
-impl Found {
-    fn of(said: &Said) -> Option<Self> {
+impl SweepFiles {
+    fn of(said: &LogContent) -> Option<Self> {
         let rungs: Vec<u64> = said.sweep["epochs"].as_array()?.iter().filter_map(|e| e.as_u64()).collect();
         let points = said.sweep["points"].as_array()?.len();
         let metric =
@@ -77,7 +82,7 @@ impl Found {
         let mut trials: Vec<String> = Vec::new();
         for (trial, rung, _) in &said.begun {
             let dir = trial_dir(*trial, *rungs.get(*rung)?);
-            // One that was tried again has begun twice.
+            // A retried trial has started twice.
             if !trials.contains(&dir) {
                 trials.push(dir);
             }
@@ -90,7 +95,7 @@ impl Found {
         Some(Self { trials, best: best.filter(|_| done) })
     }
 
-    /// As its end would have told it.
+    /// The status at the sweep's end.
     fn status(&self) -> Status {
         if self.best.is_some() { Status::Finished } else { Status::Failed }
     }
@@ -105,7 +110,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_log_says_which_trials_there_are_and_once_all_are_done_which_is_the_best() {
+    fn a_sweep_log_lists_trials_and_the_best_when_all_end() {
         let folder = tempfile::tempdir().expect("scratch");
         let dir = folder.path();
         let about = json!({
@@ -120,7 +125,7 @@ mod tests {
             let (why, dir) = (String::new(), String::new());
             let ended_ms = 1000 * (1 + trial as u64);
             let value = Some(value);
-            log.end(&Ended {
+            log.end(&TrialEnd {
                 trial,
                 rung,
                 value,
@@ -137,14 +142,15 @@ mod tests {
         };
         trains(&mut log, 0, 0, 0.5);
         trains(&mut log, 1, 0, 0.25);
-        let found = || Found::of(&Said::read(&dir.join(LOG_FILE)).expect("a log")).expect("a sweep's");
+        let found =
+            || SweepFiles::of(&LogContent::read(&dir.join(LOG_FILE)).expect("a log")).expect("a sweep's");
         assert_eq!((found().best, found().status()), (None, Status::Failed), "trial 1 has yet to go on");
         trains(&mut log, 1, 1, 0.125);
         let best = Best { key: "eval/loss", value: 0.125, wall: 2.0, set: vec!["a=1".into()] };
         assert_eq!((found().best, found().status()), (Some(best), Status::Finished));
         assert_eq!(found().trials, ["trial-0000/epochs-1", "trial-0001/epochs-1", "trial-0001/epochs-4"]);
-        // Whoever goes on with it, or sends it from another place, means the same sweep.
-        let id = Said::read(&dir.join(LOG_FILE)).expect("a log").id(Path::new("/elsewhere"));
+        // A resumed or moved sweep keeps its identity.
+        let id = LogContent::read(&dir.join(LOG_FILE)).expect("a log").id(Path::new("/elsewhere"));
         drop(log);
         let again = Log::open(&dir.join(LOG_FILE), &about, &mut search, |_| None).expect("goes on");
         assert_eq!(again.id, id);

@@ -1,8 +1,8 @@
-//! One trial: its job, its run on the fleet, and what has come of it.
+//! One trial: its job, its run on the fleet, and its result.
 
-use super::{PAUSE, Sweep, TRIES, log::Ended, space};
+use super::{MAX_ATTEMPTS, RETRY_DELAY, Sweep, log::TrialEnd, space};
 use paraft_checkpoint::Folder;
-use paraft_fleet::{ask, failure::Failure, fleet::Extras, launch, run_dir::RunDir, standing::On};
+use paraft_fleet::{ask, existing::ExistingFleet, failure::Failure, fleet::Extras, launch, run_dir::RunDir};
 use paraft_proto::JobInfo;
 use paraft_worker::{Job, exit};
 use std::{
@@ -12,9 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After how many epochs a trial has ended, where that is before all of its job's. `before`: those that it had when it began; `last`: the
-/// last that was evaluated; `share`: how much of its samples it has trained. One of the two alone may lack what was not heard, or what is
-/// skipped where a round doesn't wait, or what a short last minibatch has less than a whole one.
+/// The epochs after which a trial has ended, if that is before all of its job's. `before`: the epochs
+/// at its start; `last`: the last evaluated epoch; `share`: the share of its samples that it has
+/// trained. Either number alone may be low: for unreported samples, pushes that a round left out, or a
+/// short last minibatch.
 fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
     let train = &job.train;
     let epochs = train.epochs;
@@ -42,14 +43,14 @@ impl Sweep<'_> {
             Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
         })?;
         if let Some(checkpoint) = &mut job.checkpoint {
-            // Trials have their own.
+            // Trials have their own checkpoints.
             checkpoint.dir = None;
         }
         Ok(job)
     }
 
-    /// What a trial goes on from. Where its checkpoint was not made, since a leader was lost or moved just then, it trains from the
-    /// start.
+    /// The checkpoint that a trial resumes from. If the loss or move of a leader prevented it, the
+    /// trial trains from the start.
     fn checkpoint_before(&self, trial: usize, rung: usize) -> Option<PathBuf> {
         let below = self.dir.join(self.trial_dir(trial, rung.checked_sub(1)?)).join("checkpoints");
         let found = Folder::find(&below).map_err(|e| e.to_string());
@@ -62,7 +63,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// A job of somebody else's that trains on this machine now, as the fleet knows it that stands.
+    /// Another job that trains on this machine now, according to the shared fleet.
     fn beside(&self, servers: &[String]) -> Option<String> {
         self.args.to.as_ref()?;
         let own = fs::canonicalize(&self.dir).ok()?;
@@ -73,17 +74,18 @@ impl Sweep<'_> {
         ask::jobs(servers).ok()?.into_iter().find(is_others).map(|job| job.name)
     }
 
-    /// One trial up to a rung. What goes wrong with its setting is its result; what goes wrong with the fleet is an error.
+    /// Trains one trial up to a rung. A failure of its setting is its result; a failure of the fleet is
+    /// an error.
     pub(super) fn train(
         &self,
         trial: usize,
         rung: usize,
         servers: &[String],
         interrupted: &AtomicI32,
-    ) -> Result<Ended, Failure> {
+    ) -> Result<TrialEnd, Failure> {
         let job = self.job(trial, rung)?;
         let name = self.trial_dir(trial, rung);
-        let mut ended = Ended {
+        let mut ended = TrialEnd {
             trial,
             rung,
             value: None,
@@ -96,34 +98,34 @@ impl Sweep<'_> {
             dir: name.clone(),
             ended_ms: 0,
         };
-        while ended.tries < TRIES {
+        while ended.tries < MAX_ATTEMPTS {
             ended.tries += 1;
             ended.why.clear();
             let beside = self.beside(servers);
             let began = Instant::now();
             let resume = self.checkpoint_before(trial, rung);
             let path = self.dir.join(&name);
-            // Those of a try that came to nothing.
+            // Checkpoints of a failed attempt.
             match fs::remove_dir_all(path.join("checkpoints")) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::write(&path, e)),
                 _ => {}
             }
-            // Also where one was killed when its record was aside and it had not begun another.
+            // The record may also be set aside by an attempt that was killed before it began another.
             let dir = match path.exists() {
                 true => RunDir::again(&path)?,
                 false => RunDir::new(Some(&path), &job.name)?,
             };
-            // The sweep's own servers end with it, and what they have.
+            // The sweep's own servers, and their jobs, end with it.
             let remember = self.args.to.is_some();
-            let on = On { servers: servers.to_vec(), keep: None, delete: true, remember };
+            let on = ExistingFleet { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
             match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
-                // Without one of its workers it was another job.
+                // A run that lost a worker was another job.
                 Ok(record) if !record.leaves.is_empty() => {
                     ended.why = "a worker was lost".into();
                     ended.seconds = began.elapsed().as_secs_f64();
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
                 Ok(record) => {
                     let summary = record.summarize();
@@ -141,7 +143,8 @@ impl Sweep<'_> {
                     let before =
                         resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
                     ended.stopped = ended_early(&job, before, last, share);
-                    // The job's own rule belongs to its settings; what a person has ended says nothing of them.
+                    // The job's own early stopping belongs to its settings; a stop by a user says
+                    // nothing about them.
                     if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
                         ended.value = None;
                         ended.why = format!("somebody has stopped it after {after} epochs");
@@ -161,12 +164,12 @@ impl Sweep<'_> {
                 }
                 Err(e) if interrupted.load(Relaxed) != 0 || e.code() == exit::IO => return Err(e),
                 Err(e) if e.code() == exit::UNAVAILABLE => {
-                    // No fault of its setting: the sweep goes on with it later, if the fleet is not reached by then.
-                    if ended.tries == TRIES {
+                    // The setting is not at fault: a resumed sweep retries the trial.
+                    if ended.tries == MAX_ATTEMPTS {
                         return Err(e);
                     }
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", e.message(), ended.tries);
-                    let until = Instant::now() + PAUSE;
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", e.message(), ended.tries);
+                    let until = Instant::now() + RETRY_DELAY;
                     while Instant::now() < until && interrupted.load(Relaxed) == 0 {
                         std::thread::sleep(Duration::from_millis(50));
                     }
@@ -178,8 +181,9 @@ impl Sweep<'_> {
                         ended.beside = beside;
                         return Ok(ended);
                     }
-                    // Also what a worker says of its job or its servers: one that is just back may not know the job yet.
-                    eprintln!("trial {trial}: {}; try {} of {TRIES}", ended.why, ended.tries);
+                    // Also for a worker's error about its job or its servers: a restarted server may
+                    // not know the job yet.
+                    eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
             }
         }
@@ -192,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trial_that_was_stopped_is_told_from_one_that_came_to_its_end() {
+    fn a_stopped_trial_differs_from_a_finished_one() {
         let job = |set: &[&str]| {
             let base =
                 "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[train]\nworkers = 2\n";

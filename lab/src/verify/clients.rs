@@ -1,4 +1,4 @@
-//! Clients in this process that push as a ledger says, and remember every ack.
+//! Clients in this process that push the entries of a ledger and record every acknowledgement.
 
 use paraft_client::{Acked, ClientError};
 use paraft_common::{ServerId, ShardId, Step};
@@ -15,28 +15,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The clients and what they have seen.
+/// The clients and their observations.
 pub struct Clients {
     ledger: Ledger,
-    seen: Arc<Seen>,
+    seen: Arc<Observations>,
     workers: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
 }
 
-struct Seen {
+struct Observations {
     stop: AtomicBool,
-    /// Nobody begins a later round than this, so that the ledger is not full before the last fault.
+    /// The last round that clients may start, so the ledger has room until the last fault.
     allowed: AtomicU64,
-    /// Rounds that each worker has begun.
+    /// Rounds that each worker has started.
     begun: Vec<AtomicU64>,
-    /// By worker, then by round and bucket.
+    /// Indexed by worker, then by round and bucket.
     acked: Vec<Vec<AtomicBool>>,
     acks: AtomicU64,
-    /// Of shards whose leader was killed, until each worker has had a push acknowledged by another one.
+    /// Shards with a killed leader, until a later leader has acknowledged a push of each worker.
     outages: Mutex<Vec<Outage>>,
     gaps: Mutex<Vec<Duration>>,
-    /// Pulls without the worker's own push, in words.
+    /// Pulls without the worker's own push, as text.
     unseen: Mutex<Vec<String>>,
-    /// The first client that gave up, and why.
+    /// The first client that gave up, with its error.
     failed: Mutex<Option<(u32, ClientError)>>,
 }
 
@@ -47,23 +47,24 @@ struct Outage {
     waiting: BTreeSet<u32>,
 }
 
-/// What the clients leave behind.
+/// The result of the clients.
 pub struct Outcome {
-    /// The final weights, as each worker pulled them afresh.
+    /// The final weights, from a fresh pull of each worker.
     pub weights: Vec<Vec<f32>>,
-    /// Seconds from a leader's death to the next ack of another one; for each shard that it led and each client.
+    /// Seconds from a leader's death to the next acknowledgement of another one; for each of its shards
+    /// and each client.
     pub gaps: Vec<f64>,
-    /// Pulls that did not show the worker's own push.
+    /// Pulls without the worker's own push.
     pub unseen: Vec<String>,
-    seen: Arc<Seen>,
+    seen: Arc<Observations>,
     buckets: usize,
 }
 
 impl Clients {
-    /// All join, and push: each begins a round every `pace`, if the one before is done.
+    /// Makes all clients join and push: each starts a round every `pace`, if the previous one is done.
     pub fn start(ledger: &Ledger, at: &At, pace: Duration) -> Self {
         let entries = ledger.steps as usize * ledger.copies;
-        let seen = Arc::new(Seen {
+        let seen = Arc::new(Observations {
             stop: AtomicBool::new(false),
             allowed: AtomicU64::new(0),
             begun: (0..ledger.workers).map(|_| AtomicU64::new(0)).collect(),
@@ -94,19 +95,19 @@ impl Clients {
         self.seen.acks.load(Relaxed)
     }
 
-    /// The first client that has given up, and why.
+    /// The first client that has given up, with its error.
     pub fn failed(&self) -> Option<(u32, ClientError)> {
         self.seen.failed.lock().clone()
     }
 
-    /// Lets rounds up to this share of the ledger begin, 0 to 1.
+    /// Allows rounds up to this share of the ledger, 0 to 1.
     pub fn allow(&self, share: f64) {
         let rounds = (self.ledger.steps as f64 * share.clamp(0.0, 1.0)) as u64;
         self.seen.allowed.store(rounds, Relaxed);
     }
 
-    /// The leader of these shards is about to die: from now until each client has an ack on a stream that was opened
-    /// later is a gap.
+    /// Starts a gap for these shards, whose leader is about to die. It ends for each client at an
+    /// acknowledgement on a stream opened later.
     pub fn leader_dies(&self, victim: ServerId, shards: &[ShardId]) {
         let since = Instant::now();
         let waiting: BTreeSet<u32> = (0..self.ledger.workers).collect();
@@ -115,23 +116,23 @@ impl Clients {
         self.seen.outages.lock().extend(new);
     }
 
-    /// Returns when a client has just begun a round, or soon: a kill hits a push on its way then, where between two
-    /// rounds it would hit nothing.
+    /// Returns right after a client has started a round, or soon. A kill then hits a push in flight,
+    /// while between two rounds it would hit none.
     pub fn next_round(&self) {
-        const SOON: Duration = Duration::from_millis(200);
+        const ROUND_TIMEOUT: Duration = Duration::from_millis(200);
         let sum = || self.seen.begun.iter().map(|b| b.load(Relaxed)).sum::<u64>();
         let (before, since) = (sum(), Instant::now());
-        while sum() == before && since.elapsed() < SOON {
+        while sum() == before && since.elapsed() < ROUND_TIMEOUT {
             thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// Whether every client has had its ack after every death so far.
+    /// Whether every client has had an acknowledgement after every death so far.
     pub fn served(&self) -> bool {
         self.seen.outages.lock().is_empty()
     }
 
-    /// The end: no further round begins; everyone pulls the final weights.
+    /// Ends the clients: no further round starts, and each pulls the final weights.
     pub fn finish(self) -> Result<Outcome, ClientError> {
         self.seen.stop.store(true, Relaxed);
         let mut weights = Vec::new();
@@ -147,7 +148,7 @@ impl Clients {
 }
 
 impl Outcome {
-    /// What became of a push: its worker, its round (from 1) and its bucket.
+    /// The fate of a push: its worker, its round (from 1) and its bucket.
     pub fn fate(&self, worker: u32, round: u64, bucket: usize) -> Fate {
         let entry = (round - 1) as usize * self.buckets + bucket;
         if self.seen.acked[worker as usize][entry].load(Relaxed) {
@@ -165,7 +166,7 @@ fn work(
     at: &At,
     worker: u32,
     pace: Duration,
-    seen: &Arc<Seen>,
+    seen: &Arc<Observations>,
 ) -> Result<Vec<f32>, ClientError> {
     let mut page = ledger.join(at, worker)?;
     let acks = page.client.acks();
@@ -188,7 +189,8 @@ fn work(
         seen.begun[worker as usize].store(round, Relaxed);
         page.push_gradient(&gradient);
         let pulled = page.pull()?;
-        // What a session that is over had pushed may not be in, nor what a leader alone had acknowledged.
+        // Pushes of an ended session may be lost, and so may those that a leader alone had
+        // acknowledged.
         let reads_own = !pulled.rejoined && !ledger.durability.is_leader();
         if let Some(bucket) = ledger.missing(worker, Step(round), &page.weights).filter(|_| reads_own) {
             let what =
@@ -197,17 +199,17 @@ fn work(
         }
     }
     let weights = page.finish()?;
-    let _ = listener.join(); // the client is gone, and its channel with it
+    let _ = listener.join(); // the client and its channel are gone
     Ok(weights)
 }
 
-/// Enters acks until the client is gone.
-fn listen(seen: &Seen, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
+/// Records acknowledgements until the client is gone.
+fn listen(seen: &Observations, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
     let buckets_of =
         |shard: ShardId| (shard.0 as usize..ledger.copies).step_by(shards as usize).count() as u64;
     for ack in acks {
-        // A client pushes all buckets of a shard in each round, so its count of pushes tells the round: its steps do
-        // not, where a session was lost.
+        // A client pushes all buckets of a shard in each round, so the number of its pushes gives the
+        // round. Its steps do not, after the loss of a session.
         let round = (ack.seq - 1) / buckets_of(ack.shard).max(1);
         let entry = round as usize * ledger.copies + ack.bucket.0 as usize;
         if let Some(acked) = seen.acked[worker as usize].get(entry) {
@@ -217,8 +219,9 @@ fn listen(seen: &Seen, ledger: &Ledger, shards: u32, worker: u32, acks: &Receive
         let mut outages = seen.outages.lock();
         for o in outages.iter_mut().filter(|o| o.shard == ack.shard) {
             let later = ack.opened > o.since;
-            // An ack of another leader on an older stream: the victim had handed the shard over before it died, and this
-            // client has seen no gap at all. One of the victim was on its way when it died, and says nothing.
+            // Another leader's acknowledgement on an older stream: the victim had handed the shard over
+            // before it died, so this client has no gap. An acknowledgement of the victim itself was in
+            // flight at its death, and does not count.
             let counts = later || ack.leader != o.victim;
             if counts && o.waiting.remove(&worker) && later {
                 seen.gaps.lock().push(ack.at.saturating_duration_since(o.since));

@@ -1,4 +1,4 @@
-//! A fleet of real server processes, each behind a proxy, on which every fault can be put.
+//! A fleet of real server processes, each behind a proxy, for all kinds of faults.
 
 use crate::health::{self, View};
 use nix::sys::signal::Signal;
@@ -14,31 +14,32 @@ use paraft_worker::exit;
 use std::{path::Path, time::Duration};
 use tonic::transport::Channel;
 
-/// What the fleet looks like.
+/// The shape of the fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Servers that found the fleet.
+    /// The founding servers.
     pub servers: u32,
     /// Raft groups.
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
-    /// Its level.
+    /// Its durability.
     pub durability: Durability,
-    /// A follower that hears nothing for three to four times so many milliseconds stands for election.
+    /// A follower that receives nothing for three to four times this many milliseconds starts an
+    /// election.
     pub election_ms: u64,
 }
 
-/// The fleet. It ends with this.
+/// The fleet. Drop ends it.
 pub struct TestCluster {
     shape: Shape,
     fleet: Fleet,
-    /// For questions, which come often: to where each server listens itself, without its proxy.
+    /// Channels for frequent queries, directly to each server without its proxy.
     channels: Vec<Channel>,
-    /// Servers that are stopped.
+    /// Stopped servers.
     paused: Vec<usize>,
     faults: Faults,
-    /// How to ask the control group.
+    /// The runtime for queries of the control group.
     asking: tokio::runtime::Runtime,
 }
 
@@ -81,7 +82,7 @@ impl TestCluster {
         Ok(cluster)
     }
 
-    /// Prepares questions to a server that is new where it listens.
+    /// Opens the query channel of a server.
     fn connect(&mut self, place: usize) -> Result<(), Failure> {
         let direct = &self.fleet.listens()[place];
         let lazy = async { paraft_client::connect::lazy(direct, &Access::ours()) };
@@ -95,26 +96,26 @@ impl TestCluster {
         Ok(())
     }
 
-    /// As its servers come by connections: with a certificate that is good, to say what is not.
+    /// Access with a server's certificate, which the proofs need to send invalid messages.
     pub fn as_server(&self) -> Result<Access, Failure> {
         self.fleet.access(As::Peer)
     }
 
-    /// The fleet as workers see it.
+    /// The fleet from the view of its workers.
     pub fn at(&self) -> At {
         let addresses = self.fleet.addresses.clone();
-        // A Unix socket would lead past the proxies.
+        // A Unix socket would bypass the proxies.
         At { addresses, shards: self.shape.shards, replicas: self.shape.replicas, transport: Transport::Tcp }
     }
 
-    /// Servers that were started.
+    /// The number of started servers.
     pub fn len(&self) -> usize {
         self.fleet.servers.len()
     }
 
     // ---- what it looks like ----
 
-    /// Asks every server at once what it knows of its shards.
+    /// Queries the status of all servers at the same time.
     fn statuses(&self, digest: bool) -> Vec<Result<StatusReply, String>> {
         let ask = |channel: &Channel| {
             let mut client = paraft_client::connect::shards(channel.clone());
@@ -123,7 +124,7 @@ impl TestCluster {
         self.asking.block_on(futures::future::join_all(self.channels.iter().map(ask)))
     }
 
-    /// The fleet if it is whole, else what is missing.
+    /// The fleet's view if it is whole; otherwise what is missing.
     pub fn whole(&self) -> Result<View, String> {
         let replies = self.statuses(false);
         let fleet = self.channels.iter().find_map(|channel| {
@@ -134,13 +135,13 @@ impl TestCluster {
         health::view(&fleet.ok_or("the control group has no leader")?, &replies, self.shape.shards)
     }
 
-    /// Pushes of the level `leader` that the servers report as lost.
+    /// Acknowledged pushes that the servers report as lost, at the level `leader`.
     pub fn reported_lost(&self) -> u64 {
         let shards = self.statuses(false).into_iter().flatten().flat_map(|r| r.shards);
         shards.filter(|s| s.role == "leader").map(|s| s.pushes_lost).sum()
     }
 
-    /// Whether the living replicas of every shard are the same bits at the same index.
+    /// Checks that the living replicas of every shard are equal bit for bit at the same index.
     pub fn replicas_agree(&self) -> Result<(), String> {
         let shards: Vec<_> = self.statuses(true).into_iter().flatten().flat_map(|r| r.shards).collect();
         for shard in 0..self.shape.shards {
@@ -166,28 +167,28 @@ impl TestCluster {
         self.fleet.servers[place].kill();
     }
 
-    /// Starts a killed server again, with its data folder.
+    /// Restarts a killed server with its data folder.
     pub fn restart(&mut self, place: usize) -> Result<(), Failure> {
         self.fleet.restart_server(place)?;
         self.connect(place)
     }
 
-    /// The process of a server, as the kernel numbers it.
+    /// The process id of a server.
     pub fn pid(&self, place: usize) -> u32 {
         self.fleet.servers[place].id()
     }
 
-    /// Whether a server has ended by itself.
+    /// Whether a server has ended without a kill.
     pub fn has_ended(&mut self, place: usize) -> bool {
         self.fleet.servers[place].ended().is_some()
     }
 
-    /// Where the servers listen, without their proxies.
+    /// The servers' own addresses, without their proxies.
     pub fn direct(&self) -> Vec<String> {
         self.fleet.listens().to_vec()
     }
 
-    /// Runs what asks the servers something.
+    /// Runs a query of the servers.
     pub fn ask<T>(&self, what: impl Future<Output = T>) -> T {
         self.asking.block_on(what)
     }
@@ -198,14 +199,14 @@ impl TestCluster {
         self.paused.push(place);
     }
 
-    /// SIGCONT, to whoever is paused.
+    /// SIGCONT to all paused servers.
     pub fn resume(&mut self) {
         for place in self.paused.drain(..) {
             self.fleet.servers[place].signal(Signal::SIGCONT);
         }
     }
 
-    /// The faults of links and disks.
+    /// The current faults of links and disks.
     pub fn faults(&self) -> Faults {
         self.faults.clone()
     }
@@ -217,13 +218,13 @@ impl TestCluster {
         Ok(())
     }
 
-    /// A server more, which joins the running fleet. Once.
+    /// Starts one more server, which joins the running fleet. Call it once at most.
     pub fn join(&mut self) -> Result<(), Failure> {
         self.fleet.join_server()?;
         self.connect(self.fleet.servers.len() - 1)
     }
 
-    /// Asks the control group to empty a server, or to fill it again. `Err` says why nobody took the order.
+    /// Orders the control group to drain a server, or to undo that. `Err` holds the refusal.
     pub fn drain(&self, server: ServerId, undo: bool) -> Result<(), String> {
         let (mut why, token) = ("no server".to_string(), orders::token());
         for channel in &self.channels {
@@ -239,13 +240,13 @@ impl TestCluster {
         Err(why)
     }
 
-    /// The id of a server; `None` while it does not answer.
+    /// The id of a server; `None` if it does not answer.
     pub fn id(&self, place: usize) -> Option<ServerId> {
         let reply = self.statuses(false).into_iter().nth(place)?;
         reply.ok().map(|r| ServerId(r.server))
     }
 
-    /// Servers that ended though nobody killed them, with their last words.
+    /// Servers that ended without a kill, with their last log lines.
     pub fn dead(&mut self) -> Vec<(usize, String)> {
         let words = |(i, s): (usize, &mut Process)| {
             s.ended()?;
@@ -257,7 +258,7 @@ impl TestCluster {
 
 impl Drop for TestCluster {
     fn drop(&mut self) {
-        self.resume(); // a stopped process does not even die of its lifeline
-        self.fleet.servers.iter_mut().for_each(Process::kill); // what they hold was for this
+        self.resume(); // a stopped process does not react to its lifeline
+        self.fleet.servers.iter_mut().for_each(Process::kill); // their data served this fleet only
     }
 }

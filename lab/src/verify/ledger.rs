@@ -1,4 +1,4 @@
-//! `paraft verify ledger`: kills and other faults under load, and then every push is counted.
+//! `paraft verify ledger`: kills and other faults under load, then a count of every push.
 
 use super::{
     clients::Clients,
@@ -62,10 +62,10 @@ pub struct LedgerArgs {
 }
 
 const BUCKETS_PER_SHARD: u32 = 4;
-/// The ledger has room for so many seconds of pushes for each kill.
+/// The ledger has room for this many seconds of pushes per kill.
 const SECONDS_PER_KILL: u64 = 4;
-/// A fleet that is not whole again after this long is given up: that is a fault of ours, not of the schedule.
-const CALM: Duration = Duration::from_secs(60);
+/// A fleet that is not whole after this time has failed the proof: no schedule causes that.
+const CALM_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let shards = args.servers.min(8);
@@ -73,7 +73,7 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let rounds = (u64::from(args.kills) * SECONDS_PER_KILL + 10) * args.pace;
     let mut ledger = Ledger::in_every_bucket(args.mode, args.workers, rounds, buckets);
     ledger.durability = args.durability;
-    // A client that a fault keeps away for a while is no lost worker.
+    // A client that a fault cuts off for a while must keep its lease.
     ledger.grace_ms = 60_000;
     let window = ledger.leader_window;
     durability::check(args.mode, args.durability, window)
@@ -113,7 +113,7 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     Ok(verdict.exit_code())
 }
 
-/// The servers' folder.
+/// The servers' folder, which is removed unless it is needed.
 struct Scratch {
     path: PathBuf,
     temporary: bool,
@@ -153,11 +153,11 @@ pub(super) struct Storm<'a> {
     pub cluster: TestCluster,
     pub schedule: FaultSchedule,
     pub counts: Counts,
-    /// Faults that impair nobody, and so go on during others; until when.
+    /// Faults that harm no client and may overlap with others, with their ends.
     pub fading: Vec<(Instant, Kind)>,
-    /// The server that is being emptied.
+    /// The server that is drained.
     pub drained: Option<usize>,
-    /// Snapshots that each server's process had installed when it was last seen.
+    /// Snapshots installed by each server's process at the last observation.
     installed: Vec<u64>,
     interrupted: Arc<AtomicI32>,
     said: Instant,
@@ -172,7 +172,7 @@ impl Storm<'_> {
         let begun = Instant::now();
         while clients.acknowledged() == 0 {
             self.checked(&clients)?;
-            if begun.elapsed() > CALM {
+            if begun.elapsed() > CALM_TIMEOUT {
                 return Err(Failure::new(exit::UNAVAILABLE, "no push was acknowledged in the first minute"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -211,12 +211,12 @@ impl Storm<'_> {
             workers: self.args.workers,
             per_place: ledger.per_place,
             reported_lost: self.cluster.reported_lost(),
-            // Terms without a leader are counted too: the bound is not too small.
+            // Terms without a leader count too, which only makes the bound larger.
             bound: (terms(&last) - terms(&first)) * ledger.leader_window.pushes,
         })
     }
 
-    /// Waits until the fleet is whole and every client is served; what fades, fades meanwhile.
+    /// Waits until the fleet is whole and every client is served; fading faults end in the meantime.
     fn calm(&mut self, clients: Option<&Clients>) -> Result<View, Failure> {
         let began = Instant::now();
         loop {
@@ -230,17 +230,19 @@ impl Storm<'_> {
                     self.count_snapshots(&view);
                     return Ok(view);
                 }
-                Ok(_) if began.elapsed() > CALM => {
-                    // Whoever is told that a push is in does not push it again, and waits for ever for the step to be.
+                Ok(_) if began.elapsed() > CALM_TIMEOUT => {
+                    // A client whose push is acknowledged does not push it again, and would wait for a
+                    // lost step for ever.
                     let done = self.counts.leader_kills;
                     let what = format!(
-                        "BROKEN after {done} kills: the fleet is whole, but for {CALM:?} a client has had no ack: a push that was acknowledged may be gone"
+                        "BROKEN after {done} kills: the fleet is whole, but for {CALM_TIMEOUT:?} a client has had no ack: a push that was acknowledged may be gone"
                     );
                     return Err(Failure::new(exit::FAILED, what).help("see the servers' logs"));
                 }
-                Err(why) if began.elapsed() > CALM => {
+                Err(why) if began.elapsed() > CALM_TIMEOUT => {
                     let done = self.counts.leader_kills;
-                    let what = format!("after {done} kills the fleet is not whole within {CALM:?}: {why}");
+                    let what =
+                        format!("after {done} kills the fleet is not whole within {CALM_TIMEOUT:?}: {why}");
                     return Err(Failure::new(exit::UNAVAILABLE, what).help("see the servers' logs"));
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),
@@ -248,7 +250,7 @@ impl Storm<'_> {
         }
     }
 
-    /// A process that was started since begins at 0.
+    /// A process that has restarted counts from 0.
     fn count_snapshots(&mut self, view: &View) {
         self.installed.resize(view.installed.len(), 0);
         for (before, now) in self.installed.iter_mut().zip(&view.installed) {
@@ -258,8 +260,8 @@ impl Storm<'_> {
         }
     }
 
-    /// Servers that cannot be reached are away for too long; servers that refuse what they had taken before, or have lost
-    /// it, have broken the promise.
+    /// Servers that are unreachable for too long only fail the run. Servers that refuse or have lost
+    /// acknowledged data break the promise.
     fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
         let done = self.counts.leader_kills;
         match why {
@@ -275,9 +277,9 @@ impl Storm<'_> {
         }
     }
 
-    /// Ends the run where the user wants it, a client has given up or a server has died by itself.
+    /// Ends the run if the user interrupts, a client gives up or a server dies by itself.
     fn checked(&mut self, clients: &Clients) -> Result<(), Failure> {
-        launch::go_on(&self.interrupted)?;
+        launch::check_interrupted(&self.interrupted)?;
         if let Some((worker, why)) = clients.failed() {
             return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
         }

@@ -1,6 +1,6 @@
 //! `paraft verify`: the promises, proven on the user's own machine.
 //!
-//! - `ledger`: an acknowledged push is applied exactly once, whoever dies. Uses `cluster` (the fleet, and every fault
+//! - `ledger`: an acknowledged push is applied exactly once. Uses `cluster` (the fleet, and every fault
 //!   that can be put on it), `storm` (what a fault does),
 //!   `clients` (who push, and remember what was acknowledged) and `verdict` (what is said in the end).
 //! - `sync`: synchronous training is training in one process.

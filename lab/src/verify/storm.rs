@@ -1,7 +1,7 @@
-//! What one fault does to the fleet under the ledger, and how it ends.
+//! The effect of one fault on the fleet under the ledger, and its end.
 
 use super::{clients::Clients, ledger::Storm};
-use crate::{fault_schedule::Kind, hanging, health::View, scarce, stranger};
+use crate::{fault_schedule::Kind, health::View, limits, stalled_readers, stranger};
 use paraft_fleet::{failure::Failure, faults::Faults};
 use paraft_worker::exit;
 use rand::SeedableRng;
@@ -73,13 +73,13 @@ impl Storm<'_> {
         Ok(())
     }
 
-    /// The disk fills up, the server dies of something else, and there is room again when it comes back.
+    /// The disk fills up, the server is killed, and the disk has space again at its restart.
     fn disk_full(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
         let mut faults = self.cluster.faults();
         faults.full_disk.insert(place as u32);
         self.cluster.put(faults)?;
         std::thread::sleep(self.schedule.millis(100, 1000));
-        // It may lead still, where nothing had to grow.
+        // It may still lead, if no file had to grow.
         clients.leader_dies(view.ids[place], &view.led_by(place));
         self.cluster.kill(place);
         let mut faults = self.cluster.faults();
@@ -89,7 +89,7 @@ impl Storm<'_> {
         self.cluster.restart(place)
     }
 
-    /// No room for a vote on one server, on two or on all, while a leader dies and is started again.
+    /// One, two or all servers have no space for a vote, while a leader is killed and restarted.
     fn no_votes(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
         let before = self.cluster.faults();
         let full_votes = self.some_of_all(place);
@@ -104,14 +104,14 @@ impl Storm<'_> {
         self.cluster.put(before)
     }
 
-    /// One server, as a rule, or two, or all.
+    /// Usually one server, sometimes two, or all.
     fn some_of_all(&mut self, place: usize) -> BTreeSet<u32> {
         let n = self.args.servers as usize;
         let count = [1, 1, 2, n][self.schedule.pick(4)];
         (0..count).map(|i| ((place + i) % n) as u32).collect()
     }
 
-    /// A server more at first; then one is emptied, filled again, and so on.
+    /// First one more server joins; then servers are drained and filled again in turn.
     fn membership(&mut self, place: usize) -> Result<(), Failure> {
         if self.cluster.len() == self.args.servers as usize {
             return self.cluster.join();
@@ -121,14 +121,15 @@ impl Storm<'_> {
             None => (place, false),
         };
         let Some(id) = self.cluster.id(server) else { return Ok(()) };
-        // The control group may be without a leader for a moment: then this change does not happen.
+        // The control group may have no leader for a moment: then skip this change.
         if self.cluster.drain(id, undo).is_ok() {
             self.drained = (!undo).then_some(server);
         }
         Ok(())
     }
 
-    /// Something runs out on one server, on two or on all, and comes back; nobody restarts what has not ended.
+    /// A resource runs out on one, two or all servers, and recovers; only ended processes are
+    /// restarted.
     fn run_short(&mut self, kind: Kind, place: usize) -> Result<(), Failure> {
         let n = self.args.servers as usize;
         let places = self.some_of_all(place);
@@ -137,7 +138,7 @@ impl Storm<'_> {
         match kind {
             Kind::Fds => {
                 let taken: Result<Vec<_>, _> =
-                    places.iter().map(|p| scarce::descriptors(self.cluster.pid(*p as usize))).collect();
+                    places.iter().map(|p| limits::descriptors(self.cluster.pid(*p as usize))).collect();
                 let taken = taken.map_err(refused)?;
                 std::thread::sleep(lasting);
                 drop(taken);
@@ -154,7 +155,7 @@ impl Storm<'_> {
             Kind::Readers => {
                 let (addresses, access) = (self.cluster.direct(), self.cluster.as_server()?);
                 let shards = self.cluster.at().shards;
-                self.cluster.ask(hanging::hang(&addresses, &access, shards, lasting));
+                self.cluster.ask(stalled_readers::hang(&addresses, &access, shards, lasting));
             }
             Kind::Stranger => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.schedule.pick(usize::MAX) as u64);
@@ -186,11 +187,11 @@ impl Storm<'_> {
         Ok(())
     }
 
-    /// A server's address space is all used up. It may end of that, as it would by the kernel's hand; then whoever looks
-    /// after processes starts it again.
+    /// A server's address space is exhausted. It may abort, as if the kernel had killed it; then it is
+    /// restarted.
     fn no_memory(&mut self, place: usize, lasting: Duration) -> Result<(), Failure> {
         let more = self.schedule.pick(16) as u64 * (1 << 20);
-        let taken = scarce::memory(self.cluster.pid(place), more);
+        let taken = limits::memory(self.cluster.pid(place), more);
         let taken = taken.map_err(|e| Failure::new(exit::IO, format!("a limit cannot be changed: {e}")))?;
         let until = Instant::now() + lasting;
         while Instant::now() < until && !self.cluster.has_ended(place) {
@@ -199,7 +200,7 @@ impl Storm<'_> {
         drop(taken);
         if self.cluster.has_ended(place) {
             self.counts.ended_for_memory += 1;
-            self.cluster.kill(place); // waited for
+            self.cluster.kill(place); // reap it
             self.cluster.restart(place)?;
         }
         Ok(())

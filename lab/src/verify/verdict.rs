@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_promise_outweighs_everything_and_a_slow_run_does_not_count() {
+    fn a_broken_promise_decides_and_a_slow_run_does_not_count() {
         let good = || verdict(Tally::default(), Durability::QuorumMemory);
         assert_eq!(good().exit_code(), exit::OK);
         assert_eq!(Verdict { floor: 501.0, ..good() }.exit_code(), exit::DOES_NOT_COUNT);

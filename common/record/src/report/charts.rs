@@ -5,17 +5,17 @@ use crate::{Eval, curve};
 use paraft_common::histogram::DelayHistogram;
 use serde::Serialize;
 
-/// At most this many places on the delay axis; more bars cannot be told apart on a phone.
+/// The maximal number of bins on the delay axis: a phone cannot show more bars.
 const DELAY_BINS: u64 = 24;
 
-/// The loss axis is logarithmic when the largest loss is more than this many times the smallest.
+/// The loss axis is logarithmic if the largest loss exceeds this multiple of the smallest.
 const LOG_FROM: f64 = 5.0;
 
 #[derive(Serialize)]
 pub(super) struct Page<'a> {
     /// Labels of the runs, or of groups of them.
     pub runs: Vec<&'a str>,
-    /// Those that are not drawn until the reader asks for them, by place.
+    /// Indices of runs that are hidden until the reader selects them.
     pub hidden: Vec<usize>,
     pub groups: Vec<Group>,
 }
@@ -40,39 +40,39 @@ pub(super) struct Lines {
     /// `samples`, `seconds`, `bytes` or `workers`.
     pub x: &'static str,
     pub lines: Vec<Line>,
-    /// What the lines are, where they are not the page's runs.
+    /// The names of the lines, if they are not the page's runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// Moments of a line that are worth a mark.
+    /// Marked moments of a line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<Mark>,
-    /// What to say when no run has a point.
+    /// The text if no run has a point.
     pub empty: &'static str,
     pub percent: bool,
     /// Whether the y axis starts at 0.
     pub zero: bool,
     /// Whether the y axis is logarithmic.
     pub log: bool,
-    /// Whether points are marked, as there are few.
+    /// Whether points are marked, since there are few.
     pub points: bool,
     pub target: Option<f64>,
 }
 
-/// A moment of a line.
+/// A marked moment of a line.
 #[derive(Clone, PartialEq, Serialize)]
 pub(super) struct Mark {
-    /// The line's place.
+    /// The line's index.
     pub run: usize,
     pub x: f64,
     pub text: String,
 }
 
-/// `y` has a `null` where a value is not a number.
+/// `y` is `null` where a value is NaN.
 #[derive(Default, Serialize)]
 pub(super) struct Line {
     pub x: Vec<f64>,
     pub y: Vec<f64>,
-    /// Where the line is a mean: the least and the largest, at the same places.
+    /// The minimum and maximum at the same x, if the line is a mean.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub low: Vec<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -80,7 +80,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Points in the order of x; of several points at one x the last stays, as the chart needs.
+    /// Points in the order of x; of several points at one x only the last stays, as the chart library
+    /// requires.
     pub fn new(points: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut line = Line::default();
         for (x, y) in points.map(|(x, y)| (rounded(x), rounded(y))) {
@@ -99,9 +100,9 @@ impl Line {
 pub(super) struct Bars {
     pub title: &'static str,
     pub empty: &'static str,
-    /// The delays of each place: `0`, `5–9`, `20+`.
+    /// The delays of each bin: `0`, `5–9`, `20+`.
     pub bins: Vec<String>,
-    /// By run: the share of its pushes in each place, or nothing where no delay was recorded.
+    /// For each run the share of its pushes in each bin; empty without recorded delays.
     pub shares: Vec<Vec<f64>>,
 }
 
@@ -118,7 +119,7 @@ pub(super) fn json(entries: &[Entry<'_>]) -> String {
 
 /// As [`json`].
 pub(super) fn encode(page: &Page<'_>) -> String {
-    // In JSON a `<` occurs inside strings only.
+    // In JSON a `<` occurs only inside strings.
     serde_json::to_string(page).expect("strings and numbers have a JSON form").replace('<', "\\u003c")
 }
 
@@ -154,7 +155,7 @@ fn loss(entries: &[Entry<'_>]) -> Group {
     }
 }
 
-/// Where the runs' modes were switched, on an axis of samples or seconds.
+/// The switches of the runs' modes, on an axis of samples or seconds.
 fn marks(entries: &[Entry<'_>], x: &str) -> Vec<Mark> {
     let of = |(run, e): (usize, &Entry<'_>)| {
         let switches = curve::switches(e.record).into_iter();
@@ -167,14 +168,14 @@ fn marks(entries: &[Entry<'_>], x: &str) -> Vec<Mark> {
     entries.iter().enumerate().flat_map(of).map(mark).collect()
 }
 
-/// A loss that fell far is a flat line on a plain axis, with the runs on top of each other.
+/// On a linear axis a loss that fell far is a flat line, with the runs on top of each other.
 pub(super) fn wants_log(losses: impl Iterator<Item = f64>) -> bool {
     let finite = losses.filter(|l| l.is_finite());
     let (low, high) = finite.fold((f64::MAX, 0.0_f64), |(low, high), l| (low.min(l), high.max(l)));
     low > 0.0 && high > LOG_FROM * low
 }
 
-/// Accuracy where any run has one, else the held-out loss; nothing without evaluations.
+/// Accuracy if any run has one, else the held-out loss; `None` without evaluations.
 fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
     let evals = || entries.iter().flat_map(|e| &e.record.evals);
     evals().next()?;
@@ -242,8 +243,8 @@ fn servers(entries: &[Entry<'_>]) -> Group {
     }
 }
 
-/// Places for the delays of nearly all pushes, and one place for the long tail, which would otherwise squeeze
-/// everything into the first.
+/// Bins for the delays of nearly all pushes, and one bin for the long tail, which would otherwise
+/// compress all others.
 pub(super) fn delays(title: &'static str, all: &[DelayHistogram]) -> Bars {
     let most = |value: fn(&DelayHistogram) -> Option<u64>| all.iter().filter_map(value).max().unwrap_or(0);
     let (nearly_all, max) = (most(|h| h.quantile(0.995)), most(DelayHistogram::max));

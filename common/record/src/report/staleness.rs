@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_worker_has_a_row_with_its_histograms_and_many_have_the_latest() {
+    fn every_worker_has_a_histogram_row_up_to_the_limit() {
         let (three, twenty) = (run(3), run(20));
         let html = section([("asp", vec![&three, &three])].into_iter());
         assert_eq!((html.matches("<tr>").count(), html.matches("<svg").count()), (1 + 3, 9));

@@ -1,4 +1,5 @@
-//! The page of a sweep: what is best, what each setting matters, every trial as a line through its settings, and as a row.
+//! The page of a sweep: the best trial, the importance of each setting, and every trial as a line
+//! through its settings and as a row.
 
 use super::{LINES_SCRIPT, fill, page_with, text::escape, write_page};
 use crate::RecordError;
@@ -8,31 +9,31 @@ use std::path::Path;
 const BODY: &str = include_str!("../../assets/sweep.html");
 const SCRIPT: &str = include_str!("../../assets/sweep.js");
 
-/// A setting that was tried.
+/// A setting that varies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
     /// A key of the job file.
     pub key: String,
-    /// What stands along it, each with its place from 0 to 1.
+    /// The labels of its axis, with their positions from 0 to 1.
     pub ticks: Vec<(f64, String)>,
 }
 
-/// What one trial has come to.
+/// The result of one trial.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trial {
     /// Its number.
     pub trial: usize,
-    /// Of each axis: as it is written, and its place from 0 to 1.
+    /// For each axis the value as text, and its position from 0 to 1.
     pub set: Vec<(String, f64)>,
-    /// That it was trained.
+    /// Its trained epochs.
     pub epochs: u64,
-    /// Of the metric, the higher the better, with as few epochs as every trial has had.
+    /// Its score (higher is better) after the number of epochs that every trial has.
     pub first: Option<f64>,
-    /// As it is measured, after all its epochs.
+    /// The metric after all its epochs.
     pub value: Option<f64>,
-    /// All its training.
+    /// Its total training time.
     pub seconds: f64,
-    /// Why it has no value; empty: it has.
+    /// Why it has no value; empty if it has one.
     pub why: String,
 }
 
@@ -41,29 +42,30 @@ pub struct Trial {
 pub struct Sweep {
     /// The job's name.
     pub job: String,
-    /// accuracy or loss.
+    /// `accuracy` or `loss`.
     pub metric: String,
-    /// The less the better.
+    /// Whether less is better.
     pub least: bool,
-    /// Sentences above everything.
+    /// Sentences at the top of the page.
     pub headline: Vec<String>,
     /// The settings, in the order of each trial's.
     pub axes: Vec<Axis>,
-    /// Those that have ended, by number.
+    /// The ended trials, by number.
     pub trials: Vec<Trial>,
 }
 
 impl Sweep {
-    /// Of the variance of what all trials have come to with their first epochs, the share that each setting explains by itself, 0 to 1:
-    /// one-way analysis of variance over its values, a range in four parts of as many trials each; adjusted for the number of groups
-    /// (epsilon squared, Kelley 1935). `None` with too few trials.
+    /// For each setting, the share of the variance of all trials' first scores that it explains alone,
+    /// 0 to 1. This is a one-way analysis of variance over its values, with a range divided into four
+    /// parts of equal size, adjusted for the number of groups (epsilon squared, Kelley 1935). `None`
+    /// with too few trials.
     pub fn importance(&self) -> Vec<Option<f64>> {
         let scored: Vec<(&Trial, f64)> = self.trials.iter().filter_map(|t| Some((t, t.first?))).collect();
         (0..self.axes.len()).map(|axis| explained(&groups(&scored, axis))).collect()
     }
 }
 
-/// Scores by what a setting was.
+/// Scores grouped by the value of a setting.
 fn groups(scored: &[(&Trial, f64)], axis: usize) -> Vec<Vec<f64>> {
     const PARTS: usize = 4;
     let mut by_place: Vec<(f64, f64)> = scored.iter().map(|(t, s)| (t.set[axis].1, *s)).collect();
@@ -96,10 +98,11 @@ fn explained(groups: &[Vec<f64>]) -> Option<f64> {
     Some(adjusted.max(0.0))
 }
 
-/// Writes the page, whole or not at all.
+/// Writes the page atomically.
 ///
 /// # Errors
-/// The file's.
+///
+/// The file cannot be written.
 pub fn write_sweep(path: impl AsRef<Path>, sweep: &Sweep) -> Result<(), RecordError> {
     write_page(path.as_ref(), &render_sweep(sweep))
 }
@@ -116,13 +119,13 @@ pub fn render_sweep(sweep: &Sweep) -> String {
         other => unreachable!("sweep.html asks for `{other}`"),
     });
     let data = data(sweep);
-    // It carries no `<` at all: names are users'.
+    // Names come from users, so the page's data contains no `<`.
     let data = data.to_string().replace('<', "\\u003c");
     let script = format!("{LINES_SCRIPT}{SCRIPT}");
     page_with(&title, &body, &data, &script, "sweep.jsonl, the record of the sweep")
 }
 
-/// The sweep as its pages draw it.
+/// The sweep as data for its pages.
 pub fn data(sweep: &Sweep) -> serde_json::Value {
     let span = sweep.trials.iter().filter_map(|t| t.value).fold(None, |span: Option<(f64, f64)>, v| {
         Some(span.map_or((v, v), |(lo, hi)| (lo.min(v), hi.max(v))))
@@ -206,7 +209,8 @@ mod tests {
     fn a_setting_that_decides_everything_explains_everything() {
         assert_eq!(sweep(|a, _| a as f64).importance(), [Some(1.0), Some(0.0)]);
         assert_eq!(sweep(|_, _| 0.5).importance(), [Some(0.0), Some(0.0)]);
-        // Two that add up to it, one with twice the other's weight: four fifths and one, less what chance would have of them.
+        // Two settings add up, one with twice the weight of the other: four fifths and one fifth, less
+        // the share of chance.
         let both = sweep(|a, b| 2.0 * a as f64 + b as f64).importance();
         let [Some(a), Some(b)] = both[..] else { panic!("{both:?}") };
         assert!((a - 0.75).abs() < 0.01 && b < 0.01, "{a} {b}");

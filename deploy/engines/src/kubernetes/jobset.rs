@@ -2,7 +2,7 @@
 
 use super::{
     objects::{failure_policy, workers},
-    pod::{self, CONTAINER, JOB_INDEX, PORT, Told, label, labels},
+    pod::{self, CONTAINER, ContainerSpec, JOB_INDEX, PORT, label, labels},
 };
 use crate::{Role, fleet::Fleet};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(super) fn job_set(fleet: &Fleet, name: &str) -> Value {
             .chain([("JOBSET_NAME", label(NAME)), ("JOBSET_RESTART_ATTEMPT", label(ATTEMPT))])
             .collect()
     };
-    let told = |role| Told {
+    let told = |role| ContainerSpec {
         from: from(role == Role::Server),
         servers: servers.clone(),
         until_done: true,
@@ -59,10 +59,10 @@ const NODE: &str = "node";
 /// Trainer's own templates have one Job of a kind, so all servers are pods of one, which has them started again one by one.
 pub(super) fn runtime(fleet: &Fleet, name: &str) -> Value {
     let count = fleet.servers.count;
-    // The JobSet has the TrainJob's name, whoever submits that.
+    // The JobSet has the TrainJob's name, for any submitter.
     let servers: Vec<_> =
         (0..count).map(|n| format!("$(JOBSET_NAME)-servers-0-{n}.$(JOBSET_NAME):{PORT}")).collect();
-    let told = |container| Told {
+    let told = |container| ContainerSpec {
         from: vec![("JOBSET_NAME", label(NAME)), ("JOBSET_RESTART_ATTEMPT", label(ATTEMPT))],
         servers: servers.clone(),
         until_done: true,
@@ -104,7 +104,7 @@ pub(super) fn train_job(fleet: &Fleet, name: &str) -> Value {
 fn meta(name: &str) -> Value {
     let mut labels = labels(name, Role::Server);
     if let Some(all) = labels.as_object_mut() {
-        all.remove(super::ask::COMPONENT);
+        all.remove(super::query::COMPONENT);
     }
     json!({"labels": labels, "name": name})
 }

@@ -1,15 +1,16 @@
-//! Kubernetes: servers as a StatefulSet and workers as an Indexed Job; or both as one JobSet; or as a runtime of Kubeflow Trainer.
+//! Kubernetes: servers as a StatefulSet and workers as an Indexed Job; or both as one JobSet; or as a
+//! runtime of Kubeflow Trainer.
 //!
-//! - `pod`: what all pods have in common. `objects`: the kinds that every cluster has. `jobset`: those of JobSet and Trainer.
-//!   `ask`: `kubectl`, and what it says.
+//! - `pod`: shared by all pods. `objects`: the objects that every cluster supports. `jobset`: those of
+//!   JobSet and Trainer. `query`: `kubectl` and its output.
 //!
-//! The servers are known by the names of their pods, which stay the same on whatever node they are started. Nothing here asks
-//! whether a server has a leader: a partition must not have Kubernetes restart servers that are well.
+//! The names of their pods identify the servers, and stay the same on any node. No probe checks for a
+//! leader: in a partition Kubernetes must not restart healthy servers.
 
-mod ask;
 mod jobset;
 mod objects;
 mod pod;
+mod query;
 #[cfg(test)]
 mod schema;
 #[cfg(test)]
@@ -18,9 +19,9 @@ mod tests;
 use crate::{
     Role,
     certs::{Certs, FILES},
-    engine::{Artifact, Engine, Handle, Member, Said, run, tail},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, tail},
+    error::{EngineError, Kind},
     fleet::Fleet,
-    wrong::{Kind, Wrong},
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -36,7 +37,7 @@ pub enum Kubernetes {
     Trainer,
 }
 
-/// What stands above each file, by its name.
+/// File name, heading comment and content of each manifest.
 type Manifests = Vec<(&'static str, &'static str, Vec<Value>)>;
 
 impl Kubernetes {
@@ -85,26 +86,28 @@ impl Engine for Kubernetes {
         }
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         let name = name_of(&fleet.name)?;
         if fleet.image.is_none() {
-            return Err(Wrong::usage("which image? Kubernetes runs nothing else")
+            return Err(EngineError::usage("which image? Kubernetes runs nothing else")
                 .help("add --image NAME of an image that has `paraft` and what the job needs; docs/kubernetes.md builds one"));
         }
         if fleet.time.is_some() {
-            return Err(Wrong::usage("Kubernetes starts nothing again whose time is up: there is no --time")
-                .help("leave it out; activeDeadlineSeconds in workers.yaml ends a job for good"));
+            return Err(EngineError::usage(
+                "Kubernetes starts nothing again whose time is up: there is no --time",
+            )
+            .help("leave it out; activeDeadlineSeconds in workers.yaml ends a job for good"));
         }
         if *self != Self::Sets && fleet.workers.count == 0 {
-            return Err(Wrong::usage(format!(
+            return Err(EngineError::usage(format!(
                 "--on {}: a fleet without a job is no job of its own",
                 self.name()
             ))
             .help("use --on kubernetes for servers that stand"));
         }
         if *self != Self::Sets && fleet.disk.is_some() {
-            // What JobSet claims is one volume for all pods.
-            return Err(Wrong::usage(format!("--on {} has no volume for each server", self.name()))
+            // JobSet claims one volume for all pods.
+            return Err(EngineError::usage(format!("--on {} has no volume for each server", self.name()))
                 .help("leave --server-disk out, or use --on kubernetes, whose StatefulSet has"));
         }
         let manifests = self.manifests(fleet, &name);
@@ -113,7 +116,7 @@ impl Engine for Kubernetes {
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": names,
         });
         if let Certs::Each { server, worker } = &fleet.certs {
-            // Of the run's folder; who has Secrets of these names from elsewhere takes this out.
+            // Created from the run's folder; a user with Secrets of these names removes it.
             let secret = |name: &str, folder: &str| {
                 let files = FILES.map(|file| format!("{file}=certs/{folder}/{file}"));
                 json!({"name": name, "files": files})
@@ -126,20 +129,19 @@ impl Engine for Kubernetes {
         [index].into_iter().chain(manifests).map(|(file, what, all)| written(file, what, &all)).collect()
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let name = name_of(&fleet.name)?;
         let dir = fleet.run_dir.to_string_lossy();
-        // All of it is admitted, and nothing of it is there, before anything starts.
+        // All objects are validated, and none may exist, before the first is created.
         for more in [&["--dry-run=server"][..], &[]] {
-            ask::kubectl(&fleet.args, &[&["create", "-k", &dir][..], more].concat()).map_err(|e| match e
-                .why
-                .contains("AlreadyExists")
-            {
-                true => {
-                    e.help(format!("end the run that has this name, or name this one: --set name={name}-2"))
-                }
-                false => e,
-            })?;
+            query::kubectl(&fleet.args, &[&["create", "-k", &dir][..], more].concat()).map_err(
+                |e| match e.why.contains("AlreadyExists") {
+                    true => e.help(format!(
+                        "end the run that has this name, or name this one: --set name={name}-2"
+                    )),
+                    false => e,
+                },
+            )?;
         }
         let part = |role| {
             let object = match (self, role) {
@@ -154,48 +156,48 @@ impl Engine for Kubernetes {
         Ok(Handle { engine: self.name().into(), parts, args: fleet.args.clone(), ..Handle::default() })
     }
 
-    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, Wrong> {
-        Ok(ask::pods(handle)?.into_iter().map(|pod| pod.member).collect())
+    fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
+        Ok(query::pods(handle)?.into_iter().map(|pod| pod.member).collect())
     }
 
-    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), EngineError> {
         let dir = dir.to_string_lossy();
-        ask::kubectl(&handle.args, &["delete", "--ignore-not-found", "-k", &dir]).map(drop)
+        query::kubectl(&handle.args, &["delete", "--ignore-not-found", "-k", &dir]).map(drop)
     }
 
-    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, handle: &Handle, _: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         let many = format!("--tail={lines}");
-        let said = |pod: ask::Pod| {
+        let said = |pod: query::Pod| {
             let Member { role, index, .. } = &pod.member;
             let index = index.map_or("?".into(), |n| n.to_string());
-            // One that has not begun has nothing to say but why not.
-            let text = ask::kubectl(&handle.args, &["logs", &pod.name, &many]).unwrap_or_else(|e| e.why);
-            Said { name: format!("{role}-{index}"), text: tail(&text, lines) }
+            // A pod that has not started has only a reason, no log.
+            let text = query::kubectl(&handle.args, &["logs", &pod.name, &many]).unwrap_or_else(|e| e.why);
+            ProcessOutput { name: format!("{role}-{index}"), text: tail(&text, lines) }
         };
-        Ok(ask::pods(handle)?.into_iter().map(said).collect())
+        Ok(query::pods(handle)?.into_iter().map(said).collect())
     }
 
     fn scales(&self) -> bool {
         *self == Self::Sets
     }
 
-    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, _: &Path, workers: u32) -> Result<Handle, EngineError> {
         let job = handle.parts.iter().find(|(role, _)| *role == Role::Worker).map(|(_, object)| object);
         let Some(job) = job.filter(|_| self.scales()) else {
-            return Err(Wrong::new(
+            return Err(EngineError::new(
                 Kind::Usage,
                 format!("--on {} has as many workers as it began with", self.name()),
             )
             .help("submit the job with --on kubernetes, whose Indexed Job can be scaled"));
         };
         let spec = json!({"spec": {"parallelism": workers, "completions": workers}}).to_string();
-        ask::kubectl(&handle.args, &["patch", job, "--type=merge", "--patch", &spec])?;
+        query::kubectl(&handle.args, &["patch", job, "--type=merge", "--patch", &spec])?;
         Ok(handle.clone())
     }
 }
 
-/// A name that a Service may have, and that leaves room for what controllers add.
-fn name_of(name: &str) -> Result<String, Wrong> {
+/// A valid Service name, with room for the suffixes of controllers.
+fn name_of(name: &str) -> Result<String, EngineError> {
     let lower = name.to_ascii_lowercase();
     let fits = lower.len() <= 40
         && lower.starts_with(|c: char| c.is_ascii_lowercase())
@@ -203,18 +205,19 @@ fn name_of(name: &str) -> Result<String, Wrong> {
         && lower.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     match fits {
         true => Ok(lower),
-        false => Err(Wrong::usage(format!(
+        false => Err(EngineError::usage(format!(
             "`{name}` is no name for Kubernetes: a letter, then letters, digits and `-`, 40 at most"
         ))
         .help("give the job another one: --set name=NAME")),
     }
 }
 
-fn written(file: &str, what: &str, all: &[Value]) -> Result<Artifact, Wrong> {
+fn written(file: &str, what: &str, all: &[Value]) -> Result<Artifact, EngineError> {
     let mut text = format!("# {what}\n");
-    // Before the first too: what --dry-run prints of all files is one stream.
+    // A separator before the first too: --dry-run prints all files as one stream.
     for one in all {
-        let one = serde_norway::to_string(one).map_err(|e| Wrong::new(Kind::Io, format!("{file}: {e}")))?;
+        let one =
+            serde_norway::to_string(one).map_err(|e| EngineError::new(Kind::Io, format!("{file}: {e}")))?;
         text.push_str(&format!("---\n{one}"));
     }
     Ok(Artifact { name: file.into(), text })

@@ -1,20 +1,20 @@
-//! The kinds that every cluster has: ConfigMap, Service, PodDisruptionBudget, StatefulSet, Job.
+//! The objects that every cluster supports: ConfigMap, Service, PodDisruptionBudget, StatefulSet, Job.
 
-use super::pod::{self, CONTAINER, PORT, Told, label, labels};
+use super::pod::{self, CONTAINER, ContainerSpec, PORT, label, labels};
 use crate::{Role, fleet::Fleet};
 use serde_json::{Value, json};
 
 pub(super) fn config_map(fleet: &Fleet, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", super::ask::INSTANCE: name}, "name": format!("{name}-job")},
-        // A run has one job: another is another run.
+        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", super::query::INSTANCE: name}, "name": format!("{name}-job")},
+        // A run has one job; another job is another run.
         "immutable": true,
         "data": {"job.toml": fleet.job},
     })
 }
 
-/// Gives each server its name.
+/// The service that gives each server its name.
 pub(super) fn service(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service", "metadata": meta(name, Role::Server),
@@ -28,7 +28,7 @@ pub(super) fn service(name: &str) -> Value {
     })
 }
 
-/// A node is drained of one server at a time.
+/// Only one server at a time is drained from its node.
 pub(super) fn disruption_budget(name: &str) -> Value {
     json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta(name, Role::Server),
@@ -38,10 +38,10 @@ pub(super) fn disruption_budget(name: &str) -> Value {
 
 pub(super) fn stateful_set(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = Told {
+    let told = ContainerSpec {
         from: vec![("PARAFT_INDEX", label("apps.kubernetes.io/pod-index"))],
         servers: (0..fleet.servers.count).map(|n| format!("{set}-{n}.{set}:{PORT}")).collect(),
-        // A StatefulSet starts again whatever has ended.
+        // A StatefulSet restarts any ended pod.
         until_done: false,
         claimed: fleet.disk.is_some(),
         container: CONTAINER,
@@ -54,7 +54,7 @@ pub(super) fn stateful_set(fleet: &Fleet, name: &str) -> Value {
         "template": pod::template(fleet, name, Role::Server, "Always", &told),
     });
     if let Some(size) = &fleet.disk {
-        // What is left of a run must not be taken for that of the next one with its name.
+        // The next run with this name must not find old data.
         spec["persistentVolumeClaimRetentionPolicy"] =
             json!({"whenDeleted": "Delete", "whenScaled": "Retain"});
         spec["volumeClaimTemplates"] = json!([claim(size)]);
@@ -71,7 +71,7 @@ fn claim(size: &str) -> Value {
 
 pub(super) fn indexed_job(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = Told {
+    let told = ContainerSpec {
         from: vec![(
             "PARAFT_ATTEMPT",
             "metadata.annotations['batch.kubernetes.io/job-index-failure-count']".into(),
@@ -94,7 +94,7 @@ pub(super) fn workers(fleet: &Fleet, template: Value, container: &str) -> Value 
         "backoffLimitPerIndex": fleet.restarts,
         "completionMode": "Indexed",
         "completions": count,
-        // One that is given up ends the others, which would wait for it.
+        // A worker that is given up ends the others, which would wait for it.
         "maxFailedIndexes": 0,
         "parallelism": count,
         "podFailurePolicy": failure_policy(container),
@@ -102,14 +102,16 @@ pub(super) fn workers(fleet: &Fleet, template: Value, container: &str) -> Value 
     })
 }
 
-/// What `paraft_worker::exit` calls "again", and the signals that engines and kernels send; Kubernetes takes no ranges.
-const AGAIN: [u8; 17] = [69, 74, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143];
+/// The exit codes of `paraft_worker::exit` that mean "retry", and of signals from engines and kernels;
+/// Kubernetes accepts no ranges.
+const RETRY_CODES: [u8; 17] =
+    [69, 74, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143];
 
-/// A node that is drained counts for nothing; what would fail again ends all.
+/// A drained node does not count; a failure that would repeat ends all.
 pub(super) fn failure_policy(container: &str) -> Value {
     json!({"rules": [
         {"action": "Ignore", "onPodConditions": [{"status": "True", "type": "DisruptionTarget"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": AGAIN}},
+        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "NotIn", "values": RETRY_CODES}},
     ]})
 }
 

@@ -1,17 +1,17 @@
-//! What the pods of all kinds have in common: the container, who it runs as, what it sees, on which node it may be.
+//! Shared by the pods of all kinds: the container, its user, its mounts and its node.
 
-use super::ask::{COMPONENT, INSTANCE};
+use super::query::{COMPONENT, INSTANCE};
 use crate::{
     Role,
     fleet::{Files, Fleet},
 };
 use serde_json::{Map, Value, json};
 
-/// The container that an exit code is of.
+/// The container whose exit code counts.
 pub(super) const CONTAINER: &str = "paraft";
-/// Where servers listen. Each has its own address, so it is the same for all.
+/// The port of every server; each has its own address.
 pub(super) const PORT: u16 = 7071;
-/// The label of a JobSet's pods that numbers the Jobs of one role.
+/// The label of a JobSet's pods with the number of the Job in its role.
 pub(super) const JOB_INDEX: &str = "jobset.sigs.k8s.io/job-index";
 
 const JOB: &str = "/etc/paraft/job";
@@ -19,18 +19,18 @@ const CERTS: &str = "/etc/paraft/certs";
 const RUN: &str = "/paraft/run";
 const DATA: &str = "/paraft/data";
 
-/// No user of the node's, and not root.
+/// No user of the node, and not root.
 const USER: u32 = 65_532;
 
-/// How a pod is told what it is, by what has made it.
-pub(super) struct Told {
-    /// Variables by name, and what of the pod each has.
+/// How a pod's process learns its place.
+pub(super) struct ContainerSpec {
+    /// Variables by name, with the field of the pod for each.
     pub from: Vec<(&'static str, String)>,
-    /// Where all servers are.
+    /// The addresses of all servers.
     pub servers: Vec<String>,
-    /// A server may end with 0 when the job is over: nothing starts it again then.
+    /// A server may exit with 0 when the job is over, and is not restarted then.
     pub until_done: bool,
-    /// Each server's data is on a volume of its own, of this name, that who made the pod has claimed.
+    /// Each server's data is on its own volume of this name, which the owner of the pod has claimed.
     pub claimed: bool,
     /// The container's name.
     pub container: &'static str,
@@ -44,8 +44,8 @@ pub(super) fn label(label: &str) -> String {
     format!("metadata.labels['{label}']")
 }
 
-/// The pod of a role, as a template has it. `restart`: what the kubelet does where it ends.
-pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, told: &Told) -> Value {
+/// The pod template of a role. `restart`: the kubelet's restart policy.
+pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, told: &ContainerSpec) -> Value {
     let mut spec = Map::new();
     let mut set = |key: &str, value: Value| spec.insert(key.into(), value);
     if role == Role::Server {
@@ -53,12 +53,12 @@ pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, tol
     }
     set("automountServiceAccountToken", json!(false));
     set("containers", json!([container(fleet, name, role, told)]));
-    // An answer that is lost on the way is asked for again after 1 s, not after 5: servers look each other's names up.
+    // A lost DNS reply is retried after 1 s instead of 5: servers resolve each other's names.
     set(
         "dnsConfig",
         json!({"options": [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]}),
     );
-    // A variable for each service of the namespace is of no use, and some look like ours.
+    // Variables for each service of the namespace are useless, and some look like Paraft's.
     set("enableServiceLinks", json!(false));
     set("restartPolicy", json!(restart));
     set(
@@ -68,17 +68,17 @@ pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, tol
             "seccompProfile": {"type": "RuntimeDefault"},
         }),
     );
-    // After SIGTERM it hands over for `grace`, and then has still to end.
+    // After SIGTERM the process hands over for `grace`, and then needs time to exit.
     set("terminationGracePeriodSeconds", json!(fleet.grace + 10));
     set("volumes", json!(volumes(fleet, name, role, told)));
     json!({"metadata": {"labels": labels(name, role)}, "spec": spec})
 }
 
-fn container(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Value {
+fn container(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Value {
     let job = format!("{JOB}/job.toml");
     let data = (role == Role::Server).then_some(DATA);
     let files = Files { run: RUN, job: &job, data, certs: CERTS };
-    // `$(NAME)` is a variable there, and `$$` a `$`.
+    // `$(NAME)` is a variable there, and `$$` is a `$`.
     let plain = |word: &str| word.replace('$', "$$");
     let words: Vec<_> = fleet.words(role, &files, told.until_done).iter().map(|word| plain(word)).collect();
     let mut it = json!({
@@ -95,23 +95,23 @@ fn container(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Value {
     });
     if role == Role::Server {
         it["ports"] = json!([{"containerPort": PORT, "name": "paraft"}]);
-        // It listens: that needs no quorum.
+        // Ready means that it listens, which needs no quorum.
         it["readinessProbe"] = json!({"periodSeconds": 5, "tcpSocket": {"port": "paraft"}});
     }
     it
 }
 
-fn env(told: &Told) -> Vec<Value> {
+fn env(told: &ContainerSpec) -> Vec<Value> {
     let from =
         |(name, path): &(&str, String)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let servers = json!({"name": "PARAFT_SERVERS", "value": told.servers.join(",")});
-    // Behind those whose values stand in it.
+    // After the variables that it refers to.
     told.from.iter().map(from).chain([servers]).collect()
 }
 
 fn resources(fleet: &Fleet, role: Role) -> Value {
     let part = fleet.part(role);
-    // The limit too: by it a process knows how many threads to start.
+    // Also as the limit, from which a process derives its number of threads.
     let mut all = json!({"cpu": part.cpus.to_string()});
     if let Some(memory) = &part.memory {
         all["memory"] = json!(memory);
@@ -122,7 +122,7 @@ fn resources(fleet: &Fleet, role: Role) -> Value {
     json!({"limits": all, "requests": all})
 }
 
-/// No two servers on one node; with `--together` only where that can be.
+/// No two servers on one node; with `--together` only a preference.
 fn apart(fleet: &Fleet, name: &str) -> Value {
     let term = json!({
         "labelSelector": {"matchLabels": labels(name, Role::Server)}, "topologyKey": "kubernetes.io/hostname",
@@ -156,7 +156,7 @@ fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
     all
 }
 
-fn volumes(fleet: &Fleet, name: &str, role: Role, told: &Told) -> Vec<Value> {
+fn volumes(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Vec<Value> {
     let empty = |name: &str| json!({"emptyDir": {}, "name": name});
     let mut all = vec![json!({"configMap": {"name": format!("{name}-job")}, "name": "job"})];
     if let Some(name) = fleet.certs.of(role) {

@@ -39,7 +39,7 @@ fn of_kind<'a>(all: &'a [Value], kind: &str) -> &'a Value {
 }
 
 #[test]
-fn the_manifests_are_as_in_the_golden_files_and_right_by_their_schemas() {
+fn manifests_match_the_golden_files_and_their_schemas() {
     for (kind, folder) in ALL {
         let paths: Vec<PathBuf> = golden(folder, &kind, &fleet(kind));
         let text = paths.iter().map(|path| fs::read_to_string(path).expect("a golden file"));
@@ -105,7 +105,7 @@ fn what_is_wrong_is_found() {
 }
 
 #[test]
-fn kubernetes_is_told_what_the_fleet_asks_for() {
+fn manifests_contain_the_fleets_options() {
     let plain = Fleet { certs: Certs::Insecure, ..some_fleet_of_images() };
     let all = rendered(Kubernetes::Sets, &plain);
     let pod = &of_kind(&all, "StatefulSet")["spec"]["template"]["spec"];

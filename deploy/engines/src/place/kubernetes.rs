@@ -1,9 +1,9 @@
 //! A pod of an Indexed Job, also as one of a JobSet's, or of a LeaderWorkerSet.
 
-use super::{Env, Place, USUAL_PORT};
-use crate::wrong::Wrong;
+use super::{DEFAULT_PORT, Env, Place};
+use crate::error::EngineError;
 
-pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "an Indexed Job";
     // Where each Job has one pod, as a JobSet's servers, the Job's number is what counts; the manifest hands it over.
     let job = env.number("JOBSET_JOB_INDEX")?;
@@ -16,7 +16,7 @@ pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
     }
     let tasks = env.asked.workers.map_or_else(|| env.number("WORLD_SIZE"), |n| Ok(Some(n)))?;
     let tasks = tasks.ok_or_else(|| {
-        Wrong::usage(format!("this is pod {pod} of an Indexed Job, and nothing says of how many")).help(
+        EngineError::usage(format!("this is pod {pod} of an Indexed Job, and nothing says of how many")).help(
             "add --workers N, the Job's completions; for a fleet in each pod: env -u JOB_COMPLETION_INDEX paraft launch ...",
         )
     })?;
@@ -25,16 +25,16 @@ pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
         .or_else(|| first_pod(&env.text("HOSTNAME")?, pod, &env.around.hosts))
         .ok_or_else(|| super::needs(engine, "MASTER_ADDR"))?;
     // The pods of one Job have their service's name to themselves.
-    let port = env.beside_master()?.unwrap_or(USUAL_PORT);
+    let port = env.beside_master()?.unwrap_or(DEFAULT_PORT);
     Ok(Some(Place { attempt, port, first: first.clone(), ..Place::alone(engine, first, pod, tasks) }))
 }
 
-pub(super) fn leader_worker_set(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn leader_worker_set(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "a LeaderWorkerSet";
     let Some(first) = env.text("LWS_LEADER_ADDRESS") else { return Ok(None) };
     let (rank, tasks) =
         (env.must_number(engine, "LWS_WORKER_INDEX")?, env.must_number(engine, "LWS_GROUP_SIZE")?);
-    let port = env.beside_master()?.unwrap_or(USUAL_PORT);
+    let port = env.beside_master()?.unwrap_or(DEFAULT_PORT);
     Ok(Some(Place { port, first: first.clone(), ..Place::alone(engine, first, rank, tasks) }))
 }
 

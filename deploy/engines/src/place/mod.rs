@@ -1,12 +1,14 @@
-//! What a process is among those that an engine has started: its role, its number, how many there are, where they meet.
+//! The place of a process in an engine's job: its role, its number, the number of processes, and where
+//! they meet.
 //!
-//! It is a pure function of the variables that the engine sets (and of two files that it is given): nothing is asked. Precedence:
-//! a flag, a variable `PARAFT_*`, then the engine that is nearest to the process. What runs inside another is nearer, so torchrun
-//! goes before Slurm, in whose step it may run and where its workers would otherwise share one number. Then Slurm, an Indexed Job
-//! (JobSet's too), LeaderWorkerSet, `TF_CONFIG`, SkyPilot, dstack, a file of hosts.
+//! It is a pure function of the engine's variables (and of two files): it queries nothing. Precedence:
+//! a flag, a `PARAFT_*` variable, then the innermost engine. An engine that runs inside another is more
+//! specific. So torchrun precedes Slurm: it may run in a Slurm step, where Slurm's variables would give
+//! all of its workers the same number. Then follow Slurm, an Indexed Job (JobSet's too),
+//! LeaderWorkerSet, `TF_CONFIG`, SkyPilot, dstack, and a hosts file.
 //!
-//! Without a role, a task is a worker that may bring a server, and one task alone is no engine's: it launches a fleet on its machine
-//! as anywhere. Of several none may, or each would train for itself.
+//! Without a role, a task is a worker that may bring a server. A single task needs no engine: it
+//! launches a fleet on its machine. Several tasks must have an engine, or each would train alone.
 
 mod kubernetes;
 mod others;
@@ -15,10 +17,10 @@ mod slurm;
 mod tests;
 mod torchrun;
 
-use crate::wrong::Wrong;
+use crate::error::EngineError;
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -49,42 +51,42 @@ impl FromStr for Role {
     }
 }
 
-/// What this process is.
+/// The place of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// As people call it; where flags and variables alone say it, `the command`.
+    /// The engine's name for people; `the command` if only flags and variables define the place.
     pub engine: &'static str,
-    /// What the processes of one fleet have in common, and those of no other.
+    /// An id that the processes of one fleet share, and no others.
     pub id: String,
-    /// What it is for; `None`: a worker that may bring a server.
+    /// Its role; `None`: a worker that may bring a server.
     pub role: Option<Role>,
     /// Its number among those of its role, from 0.
     pub rank: u32,
-    /// How many of its role there are; 0 where that is not known.
+    /// The number of processes of its role; 0 if unknown.
     pub tasks: u32,
-    /// How often the engine has started it again.
+    /// How often the engine has restarted it.
     pub attempt: u32,
-    /// Among the tasks of this host.
+    /// Its number among the tasks of this host.
     pub local_rank: u32,
-    /// Tasks of this host.
+    /// The number of tasks on this host.
     pub local_tasks: u32,
-    /// Which host, from 0.
+    /// The number of this host, from 0.
     pub host: u32,
-    /// How many hosts there are.
+    /// The number of hosts.
     pub hosts: u32,
-    /// What the engine calls this host.
+    /// The engine's name for this host.
     pub node: String,
-    /// The host of task 0; empty where there is none to meet at.
+    /// The host of task 0; empty without a meeting point.
     pub first: String,
-    /// Where on that host the tasks meet.
+    /// The port on that host where the tasks meet.
     pub port: u16,
-    /// Where the servers are, where somebody has said it.
+    /// The servers' addresses, if they are given.
     pub servers: Vec<String>,
 }
 
-/// What the user has said by flags.
+/// The user's flags.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct PlaceFlags {
     /// `--role`
     pub role: Option<Role>,
     /// `--index`
@@ -93,19 +95,19 @@ pub struct Asked {
     pub workers: Option<u32>,
 }
 
-/// What is read of this host beside variables.
+/// The host's state that is read besides variables.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct HostContext {
     /// `/etc/hosts`
     pub hosts: String,
-    /// What the file has that `PARAFT_HOSTFILE` names: `host slots=N` in each line.
+    /// The content of the file that `PARAFT_HOSTFILE` names: `host slots=N` in each line.
     pub hostfile: String,
     /// This host's name.
     pub own: String,
 }
 
-impl Surroundings {
-    /// Those of this process.
+impl HostContext {
+    /// The surroundings of this process.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let hostfile = std::env::var("PARAFT_HOSTFILE").map(|path| read(&path)).unwrap_or_default();
@@ -114,7 +116,7 @@ impl Surroundings {
     }
 }
 
-/// The variables of this process, of those that are text.
+/// The variables of this process that are valid text.
 pub fn variables() -> BTreeMap<String, String> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -143,14 +145,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// Torch's own, where nobody has said another.
-const USUAL_PORT: u16 = 29_500;
+/// torchrun's own default.
+const DEFAULT_PORT: u16 = 29_500;
 
-/// The variables, without those that are empty.
+/// The variables that are not empty.
 struct Env<'a> {
     variables: &'a BTreeMap<String, String>,
-    asked: &'a Asked,
-    around: &'a Surroundings,
+    asked: &'a PlaceFlags,
+    around: &'a HostContext,
 }
 
 impl Env<'_> {
@@ -158,48 +160,50 @@ impl Env<'_> {
         self.variables.get(name).filter(|v| !v.is_empty()).cloned()
     }
 
-    fn number(&self, name: &str) -> Result<Option<u32>, Wrong> {
+    fn number(&self, name: &str) -> Result<Option<u32>, EngineError> {
         match self.text(name).map(|text| (text.parse::<u32>(), text)) {
             None => Ok(None),
             Some((Ok(n), _)) => Ok(Some(n)),
-            Some((Err(_), text)) => Err(Wrong::usage(format!("{name} is `{text}`; it is a whole number"))),
+            Some((Err(_), text)) => {
+                Err(EngineError::usage(format!("{name} is `{text}`; it is a whole number")))
+            }
         }
     }
 
-    /// A variable that this engine sets whenever it sets those by which it is recognised.
-    fn must(&self, engine: &str, name: &str) -> Result<String, Wrong> {
+    /// A variable that this engine always sets along with those that identify it.
+    fn must(&self, engine: &str, name: &str) -> Result<String, EngineError> {
         self.text(name).ok_or_else(|| needs(engine, name))
     }
 
-    fn must_number(&self, engine: &str, name: &str) -> Result<u32, Wrong> {
+    fn must_number(&self, engine: &str, name: &str) -> Result<u32, EngineError> {
         self.number(name)?.ok_or_else(|| needs(engine, name))
     }
 
-    /// The script's own processes open `MASTER_PORT`, or torchrun has.
-    fn beside_master(&self) -> Result<Option<u16>, Wrong> {
+    /// `MASTER_PORT` itself belongs to the script's processes, or to torchrun.
+    fn beside_master(&self) -> Result<Option<u16>, EngineError> {
         Ok(self.number("MASTER_PORT")?.and_then(|p| u16::try_from(p.saturating_add(1)).ok()))
     }
 
-    /// Addresses with commas between them.
+    /// Comma-separated addresses.
     fn list(&self, name: &str) -> Vec<String> {
         let text = self.text(name).unwrap_or_default();
         text.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::to_string).collect()
     }
 
-    fn role(&self) -> Result<Option<Role>, Wrong> {
-        let said = self.text("PARAFT_ROLE").map(|text| text.parse::<Role>().map_err(Wrong::usage));
+    fn role(&self) -> Result<Option<Role>, EngineError> {
+        let said = self.text("PARAFT_ROLE").map(|text| text.parse::<Role>().map_err(EngineError::usage));
         self.asked.role.map_or_else(|| said.transpose(), |role| Ok(Some(role)))
     }
 }
 
-fn needs(engine: &str, name: &str) -> Wrong {
-    Wrong::usage(format!("this is {engine}'s task, and {name} is not set")).help(format!(
+fn needs(engine: &str, name: &str) -> EngineError {
+    EngineError::usage(format!("this is {engine}'s task, and {name} is not set")).help(format!(
         "set {name}, or start it without {engine}'s variables for a fleet on this machine alone"
     ))
 }
 
 impl Place {
-    /// Of one process of its host, which is the only one of its fleet there.
+    /// A process that is the only one of its fleet on its host.
     fn alone(engine: &'static str, id: String, rank: u32, tasks: u32) -> Self {
         Self {
             engine,
@@ -214,16 +218,16 @@ impl Place {
             hosts: tasks,
             node: String::new(),
             first: String::new(),
-            port: USUAL_PORT,
+            port: DEFAULT_PORT,
             servers: Vec::new(),
         }
     }
 }
 
-/// An engine's part: `None` where the variables are not its own.
-type Recognise = fn(&Env<'_>) -> Result<Option<Place>, Wrong>;
+/// The detection of an engine: `None` if its variables are absent.
+type Recognise = fn(&Env<'_>) -> Result<Option<Place>, EngineError>;
 
-/// The nearest first.
+/// The innermost first.
 const ENGINES: [Recognise; 8] = [
     torchrun::recognise,
     slurm::recognise,
@@ -235,15 +239,15 @@ const ENGINES: [Recognise; 8] = [
     others::hostfile,
 ];
 
-/// What this process is; `None`: nobody's task, or the only one.
+/// The place of this process; `None`: it belongs to no engine, or it is the only task.
 pub fn place(
     variables: &BTreeMap<String, String>,
-    asked: &Asked,
-    around: &Surroundings,
-) -> Result<Option<Place>, Wrong> {
+    asked: &PlaceFlags,
+    around: &HostContext,
+) -> Result<Option<Place>, EngineError> {
     let env = Env { variables, asked, around };
     let role = env.role()?;
-    // In a script of `paraft launch` the variables of engines are of the launcher's surroundings.
+    // In a script of `paraft launch`, the engine's variables describe the launcher.
     if env.text("PARAFT_RANK").is_some() && role.is_none() {
         return Ok(None);
     }
@@ -259,7 +263,7 @@ pub fn place(
         (Some(place), _, _) => place,
         (None, Some(_), Some(index)) => Place::alone("the command", String::new(), index, 0),
         (None, Some(role), None) => {
-            return Err(Wrong::usage(format!("nothing says which {role} this is")).help(
+            return Err(EngineError::usage(format!("nothing says which {role} this is")).help(
                 "add --index N or set PARAFT_INDEX, from 0; engines that `paraft env` recognises say it themselves",
             ));
         }
@@ -289,19 +293,18 @@ pub fn place(
         return Err(outside(&place));
     }
     if place.first.is_empty() {
-        return Err(Wrong::usage(format!("nothing says where the tasks of {} meet", place.engine))
+        return Err(EngineError::usage(format!("nothing says where the tasks of {} meet", place.engine))
             .help("set MASTER_ADDR and MASTER_PORT to the host of task 0 and a port there, in every task"));
     }
     if let Some(asked) = asked.workers.filter(|n| *n != place.tasks) {
         let why = format!("--workers {asked}, and {} has started {} tasks", place.engine, place.tasks);
-        return Err(
-            Wrong::usage(why).help("each task is one worker: leave --workers out, or start as many tasks")
-        );
+        return Err(EngineError::usage(why)
+            .help("each task is one worker: leave --workers out, or start as many tasks"));
     }
     Ok(Some(place))
 }
 
-fn outside(place: &Place) -> Wrong {
+fn outside(place: &Place) -> EngineError {
     let Place { engine, rank, tasks, .. } = place;
-    Wrong::usage(format!("{engine} says that this is task {rank} of {tasks}, from 0"))
+    EngineError::usage(format!("{engine} says that this is task {rank} of {tasks}, from 0"))
 }

@@ -1,7 +1,7 @@
 //! Engines that give a rank and a list of hosts: `TF_CONFIG`, SkyPilot, dstack, and a file of hosts.
 
-use super::{Env, Place, Role, USUAL_PORT};
-use crate::wrong::Wrong;
+use super::{DEFAULT_PORT, Env, Place, Role};
+use crate::error::EngineError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -19,13 +19,14 @@ struct TfTask {
     index: u32,
 }
 
-pub(super) fn tf_config(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn tf_config(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "TF_CONFIG";
     let Some(text) = env.text(engine) else { return Ok(None) };
-    let config: TfConfig =
-        serde_json::from_str(&text).map_err(|e| Wrong::usage(format!("TF_CONFIG cannot be read: {e}")))?;
+    let config: TfConfig = serde_json::from_str(&text)
+        .map_err(|e| EngineError::usage(format!("TF_CONFIG cannot be read: {e}")))?;
     let of = |kind: &str| config.cluster.get(kind).cloned().unwrap_or_default();
-    let role: Role = config.task.kind.parse().map_err(|why| Wrong::usage(format!("TF_CONFIG: {why}")))?;
+    let role: Role =
+        config.task.kind.parse().map_err(|why| EngineError::usage(format!("TF_CONFIG: {why}")))?;
     // The chief trains too, as the first worker.
     let chiefs: Vec<String> = of("chief").into_iter().chain(of("master")).collect();
     let before = if config.task.kind == "worker" { chiefs.len() as u32 } else { 0 };
@@ -38,13 +39,13 @@ pub(super) fn tf_config(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
         // Without servers of their own, the tasks are workers that bring some.
         role: (!servers.is_empty()).then_some(role),
         first: first.to_string(),
-        port: port.parse().unwrap_or(USUAL_PORT),
+        port: port.parse().unwrap_or(DEFAULT_PORT),
         servers,
         ..Place::alone(engine, meet.clone(), before + config.task.index, tasks)
     }))
 }
 
-pub(super) fn skypilot(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn skypilot(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "SkyPilot";
     let Some(rank) = env.number("SKYPILOT_NODE_RANK")? else { return Ok(None) };
     let tasks = env.must_number(engine, "SKYPILOT_NUM_NODES")?;
@@ -52,7 +53,7 @@ pub(super) fn skypilot(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
     nodes_of(env, engine, "SKYPILOT_TASK_ID", (rank, tasks), nodes.split_whitespace().next())
 }
 
-pub(super) fn dstack(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn dstack(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "dstack";
     let Some(rank) = env.number("DSTACK_NODE_RANK")? else { return Ok(None) };
     let tasks = env.must_number(engine, "DSTACK_NODES_NUM")?;
@@ -67,31 +68,31 @@ fn nodes_of(
     id: &str,
     (rank, tasks): (u32, u32),
     first: Option<&str>,
-) -> Result<Option<Place>, Wrong> {
+) -> Result<Option<Place>, EngineError> {
     let first = first.unwrap_or_default().to_string();
     let id = env.text(id).unwrap_or_else(|| first.clone());
-    let port = env.beside_master()?.unwrap_or(USUAL_PORT);
+    let port = env.beside_master()?.unwrap_or(DEFAULT_PORT);
     Ok(Some(Place { first, port, ..Place::alone(engine, id, rank, tasks) }))
 }
 
 /// A list of hosts as DeepSpeed and MPI have it: this host's line is its number.
-pub(super) fn hostfile(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn hostfile(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "PARAFT_HOSTFILE";
     let Some(path) = env.text(engine) else { return Ok(None) };
     let hosts = hosts_of(&env.around.hostfile);
     let Some(first) = hosts.first() else {
-        return Err(Wrong::usage(format!("PARAFT_HOSTFILE: {path} names no host"))
+        return Err(EngineError::usage(format!("PARAFT_HOSTFILE: {path} names no host"))
             .help("write one host in each line, as `n1` or `n1 slots=8`"));
     };
     let own = &env.around.own;
     let short = own.split('.').next().unwrap_or_default();
     let is_own = |host: &String| host == own || host.split('.').next() == Some(short);
     let Some(rank) = hosts.iter().position(is_own) else {
-        return Err(Wrong::usage(format!("PARAFT_HOSTFILE: this host, {own}, is not in {path}"))
+        return Err(EngineError::usage(format!("PARAFT_HOSTFILE: this host, {own}, is not in {path}"))
             .help("write its name as `hostname` prints it, or give --index N"));
     };
     let place = Place::alone(engine, path, rank as u32, hosts.len() as u32);
-    let port = env.beside_master()?.unwrap_or(USUAL_PORT);
+    let port = env.beside_master()?.unwrap_or(DEFAULT_PORT);
     Ok(Some(Place { first: first.clone(), port, ..place }))
 }
 

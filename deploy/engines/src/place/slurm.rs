@@ -1,23 +1,25 @@
 //! A task of a Slurm step, or an element of a job array.
 
 use super::{Env, Place};
-use crate::wrong::Wrong;
+use crate::error::EngineError;
 
 const ENGINE: &str = "Slurm";
 
 /// From here on Slurm numbers what is no step of `srun`'s: the batch script, a shell.
-const NO_STEP: u32 = 0xffff_fff0;
+const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
-pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let has_role = env.role()?.is_some();
     if has_role && let Some(element) = env.number("SLURM_ARRAY_TASK_ID")? {
         // Each element is a job of its own, which Slurm starts again by itself; the array is what they have in common.
         let id = env.must(ENGINE, "SLURM_ARRAY_JOB_ID")?;
-        // Not how many this array has: workers that are added later are an array of their own, whose numbers go on.
+        // Not how many this array has: workers that are added later form another array with consecutive numbers.
         let tasks = env.number("SLURM_ARRAY_TASK_MAX")?.map_or(0, |last: u32| last.saturating_add(1));
         return Ok(Some(started(env, Place::alone(ENGINE, id, element, tasks))?));
     }
-    let Some(step) = env.number("SLURM_STEP_ID")?.filter(|step| *step < NO_STEP) else { return Ok(None) };
+    let Some(step) = env.number("SLURM_STEP_ID")?.filter(|step| *step < FIRST_SPECIAL_STEP) else {
+        return Ok(None);
+    };
     let of = |name: &str| env.must_number(ENGINE, name);
     let host = of("SLURM_NODEID")?;
     let job = of("SLURM_JOB_ID")?;
@@ -43,7 +45,7 @@ pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
 }
 
 /// With where Slurm has started it, and how often.
-fn started(env: &Env<'_>, place: Place) -> Result<Place, Wrong> {
+fn started(env: &Env<'_>, place: Place) -> Result<Place, EngineError> {
     let attempt = env.number("SLURM_RESTART_COUNT")?.unwrap_or(0);
     Ok(Place { attempt, node: env.text("SLURMD_NODENAME").unwrap_or_default(), ..place })
 }

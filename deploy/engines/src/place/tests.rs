@@ -70,25 +70,25 @@ const SKYPILOT: &[(&str, &str)] = &[
 const DSTACK: &[(&str, &str)] =
     &[("DSTACK_NODE_RANK", "0"), ("DSTACK_NODES_NUM", "3"), ("DSTACK_MASTER_NODE_IP", "10.1.0.2")];
 
-fn around() -> Surroundings {
-    Surroundings {
+fn around() -> HostContext {
+    HostContext {
         hosts: "127.0.0.1 localhost\n10.0.0.7\tt-w-0-2.t.ns.svc.cluster.local\tt-w-0-2\n".into(),
         hostfile: "# of the rack\nn1 slots=2\nn2.rack slots=2\n\nn3\n".into(),
         own: "n2".into(),
     }
 }
 
-fn find(all: &[&[(&str, &str)]], asked: &Asked) -> Result<Option<Place>, Wrong> {
+fn find(all: &[&[(&str, &str)]], asked: &PlaceFlags) -> Result<Option<Place>, EngineError> {
     let all = all.iter().copied().flatten().map(|(k, v)| (k.to_string(), v.to_string()));
     place(&all.collect(), asked, &around())
 }
 
 fn found(all: &[&[(&str, &str)]], workers: Option<u32>) -> Place {
-    find(all, &Asked { workers, ..Asked::default() }).expect("right").expect("a task")
+    find(all, &PlaceFlags { workers, ..PlaceFlags::default() }).expect("right").expect("a task")
 }
 
 fn with_role(all: &[&[(&str, &str)]], role: Role) -> Place {
-    find(all, &Asked { role: Some(role), ..Asked::default() }).expect("right").expect("a task")
+    find(all, &PlaceFlags { role: Some(role), ..PlaceFlags::default() }).expect("right").expect("a task")
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn with_a_role_the_number_is_that_of_the_role() {
         &[("SLURM_ARRAY_JOB_ID", "25"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("SLURM_ARRAY_TASK_MIN", "2")];
     let p = with_role(&[ARRAY, later], Role::Worker);
     assert_eq!((p.rank, p.tasks, &*p.id), (2, 3, "25"));
-    // One task alone is a fleet's, where it has a role, and nobody's where not.
-    assert_eq!(find(&[ARRAY], &Asked::default()).expect("right"), None);
+    // A single task belongs to a fleet if it has a role, otherwise to no engine.
+    assert_eq!(find(&[ARRAY], &PlaceFlags::default()).expect("right"), None);
     let p = with_role(&[SLURM], Role::Worker);
     assert_eq!((p.rank, p.tasks), (4, 5));
     let p = with_role(&[JOBSET], Role::Server);
@@ -146,12 +146,12 @@ fn a_flag_goes_before_a_variable_and_that_before_an_engine() {
         ("PARAFT_SERVERS", "a:1, b:1"),
         ("PARAFT_ATTEMPT", "4"),
     ];
-    let p = find(&[ARRAY, own], &Asked::default()).expect("right").expect("a task");
+    let p = find(&[ARRAY, own], &PlaceFlags::default()).expect("right").expect("a task");
     assert_eq!((p.role, p.rank, p.attempt, p.servers.len()), (Some(Role::Server), 1, 4, 2));
-    let asked = Asked { role: Some(Role::Worker), index: Some(0), workers: None };
+    let asked = PlaceFlags { role: Some(Role::Worker), index: Some(0), workers: None };
     let p = find(&[ARRAY, own], &asked).expect("right").expect("a task");
     assert_eq!((p.role, p.rank, p.engine), (Some(Role::Worker), 0, "Slurm"));
-    let p = find(&[own], &Asked::default()).expect("right").expect("a task");
+    let p = find(&[own], &PlaceFlags::default()).expect("right").expect("a task");
     assert_eq!((p.engine, p.rank, &*p.node), ("the command", 1, "n2"));
     // What runs inside the other is what is nearest.
     for order in [[SLURM, TORCHRUN], [TORCHRUN, SLURM]] {
@@ -165,8 +165,8 @@ fn a_flag_goes_before_a_variable_and_that_before_an_engine() {
 }
 
 #[test]
-fn one_process_alone_is_nobodys_task() {
-    let none = |all: &[&[(&str, &str)]]| find(all, &Asked::default()).expect("right");
+fn a_single_process_is_no_engine_task() {
+    let none = |all: &[&[(&str, &str)]]| find(all, &PlaceFlags::default()).expect("right");
     assert_eq!(none(&[]), None);
     assert_eq!(none(&[SLURM, &[("SLURM_STEP_ID", "4294967291")]]), None, "the batch script");
     assert_eq!(none(&[SLURM, &[("SLURM_STEP_NUM_TASKS", "1")]]), None);
@@ -176,22 +176,22 @@ fn one_process_alone_is_nobodys_task() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_numbers() {
-    let wrong = |all: &[(&str, &str)], asked: Asked, words: &[&str]| {
+    let wrong = |all: &[(&str, &str)], asked: PlaceFlags, words: &[&str]| {
         let said = find(&[all], &asked).expect_err("wrong").to_string();
         words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in {said}"));
     };
-    let workers = |n| Asked { workers: Some(n), ..Asked::default() };
-    let role = |index| Asked { role: Some(Role::Server), index, ..Asked::default() };
-    wrong(&TORCHRUN[..8], Asked::default(), &["torchrun", "MASTER_PORT"]);
+    let workers = |n| PlaceFlags { workers: Some(n), ..PlaceFlags::default() };
+    let role = |index| PlaceFlags { role: Some(Role::Server), index, ..PlaceFlags::default() };
+    wrong(&TORCHRUN[..8], PlaceFlags::default(), &["torchrun", "MASTER_PORT"]);
     wrong(TORCHRUN, workers(2), &["--workers 2", "4 tasks"]);
-    wrong(&[("JOB_COMPLETION_INDEX", "1")], Asked::default(), &["pod 1", "of how many"]);
+    wrong(&[("JOB_COMPLETION_INDEX", "1")], PlaceFlags::default(), &["pod 1", "of how many"]);
     wrong(&[("JOB_COMPLETION_INDEX", "3"), ("MASTER_ADDR", "h")], workers(3), &["task 3 of 3"]);
-    wrong(&[("JOB_COMPLETION_INDEX", "x")], Asked::default(), &["`x`", "whole number"]);
+    wrong(&[("JOB_COMPLETION_INDEX", "x")], PlaceFlags::default(), &["`x`", "whole number"]);
     wrong(&[], role(None), &["which server", "--index"]);
     wrong(ARRAY, role(Some(3)), &["task 3 of 3"]);
-    wrong(&[("PARAFT_ROLE", "boss")], Asked::default(), &["`boss`", "server or worker"]);
-    wrong(&[("TF_CONFIG", "{")], Asked::default(), &["TF_CONFIG", "cannot be read"]);
-    wrong(&[("SKYPILOT_NODE_RANK", "0")], Asked::default(), &["SkyPilot", "SKYPILOT_NUM_NODES"]);
+    wrong(&[("PARAFT_ROLE", "boss")], PlaceFlags::default(), &["`boss`", "server or worker"]);
+    wrong(&[("TF_CONFIG", "{")], PlaceFlags::default(), &["TF_CONFIG", "cannot be read"]);
+    wrong(&[("SKYPILOT_NODE_RANK", "0")], PlaceFlags::default(), &["SkyPilot", "SKYPILOT_NUM_NODES"]);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! torchrun's worker.
 
 use super::{Env, Place};
-use crate::wrong::Wrong;
+use crate::error::EngineError;
 
-pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, Wrong> {
+pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "torchrun";
     let Some(id) = env.text("TORCHELASTIC_RUN_ID") else { return Ok(None) };
     let of = |name: &str| env.must_number(engine, name);

@@ -1,24 +1,24 @@
-//! What a host is given: the run's files, and the script that runs one process there.
+//! The files for a host, and the script that runs one process there.
 
 use super::{addresses, placed, unreadable};
 use crate::{
     Role,
     certs::FILES,
+    error::EngineError,
     fleet::{Files, Fleet, inside, quoted},
-    wrong::Wrong,
 };
 use std::{fs, path::Path};
 
-/// What runs on a host, in the run's folder.
+/// The script on a host, in the run's folder.
 pub(super) const SCRIPT: &str = "start.sh";
 
-/// A folder of certificates in the run's.
+/// The folder of a role's certificates, in the run's folder.
 fn certs(role: Role) -> String {
     format!("certs-{role}")
 }
 
-/// The files that each host needs, by role where they are of one.
-pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, Wrong> {
+/// The files that each host needs; some for one role only.
+pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String)>, EngineError> {
     let mut files =
         vec![(None, "job.toml".to_string(), fleet.job.clone()), (None, SCRIPT.into(), script(fleet)?)];
     for role in fleet.roles() {
@@ -31,15 +31,15 @@ pub(super) fn carried(fleet: &Fleet) -> Result<Vec<(Option<Role>, String, String
     Ok(files)
 }
 
-/// The line that ends a file in what a host's shell reads.
-const END: &str = "=== end of a file of paraft ===";
+/// The line that ends a file in the input of a host's shell.
+const END_OF_FILE: &str = "=== end of a file of paraft ===";
 
-/// Puts them there, whole, for its user's eyes only.
+/// Copies the files, atomically and readable only by the user.
 pub(super) fn put(
     fleet: &Fleet,
     parts: &super::Parts,
     files: &[(Option<Role>, String, String)],
-) -> Result<String, Wrong> {
+) -> Result<String, EngineError> {
     let dir = quoted(&fleet.run_dir.to_string_lossy());
     let program = quoted(&fleet.program);
     let mut text = format!(
@@ -50,29 +50,31 @@ pub(super) fn put(
         if role.is_some_and(|role| parts.iter().all(|(r, _)| *r != role)) {
             continue;
         }
-        if what.contains(END) {
-            return Err(Wrong::usage(format!("{name} has the line `{END}`")).help("take it out"));
+        if what.contains(END_OF_FILE) {
+            return Err(
+                EngineError::usage(format!("{name} has the line `{END_OF_FILE}`")).help("take it out")
+            );
         }
         if let Some((folder, _)) = name.split_once('/') {
             text.push_str(&format!("mkdir -p {folder} && chmod 700 {folder} || exit 74\n"));
         }
         let what = what.strip_suffix('\n').unwrap_or(what);
         text.push_str(&format!(
-            "cat >{name}.part <<'{END}' && mv {name}.part {name} || exit 74\n{what}\n{END}\n"
+            "cat >{name}.part <<'{END_OF_FILE}' && mv {name}.part {name} || exit 74\n{what}\n{END_OF_FILE}\n"
         ));
     }
     Ok(text)
 }
 
-/// Starts a process there; its script stays behind when the connection ends.
+/// Starts a process; its script keeps running after the connection ends.
 pub(super) fn start(dir: &Path, role: Role, index: u32) -> String {
     let said = quoted(&inside(dir, &format!("{role}-{index}.said")));
     let script = quoted(&inside(dir, SCRIPT));
     format!("setsid sh {script} {role} {index} >>{said} 2>&1 </dev/null &\n")
 }
 
-/// What runs one process and starts it again.
-pub(super) fn script(fleet: &Fleet) -> Result<String, Wrong> {
+/// The script that runs one process and restarts it.
+pub(super) fn script(fleet: &Fleet) -> Result<String, EngineError> {
     let parts = placed(fleet)?;
     let run = fleet.run_dir.to_string_lossy();
     let job = inside(&fleet.run_dir, "job.toml");
@@ -129,7 +131,7 @@ mod tests {
     use crate::engine::told;
 
     #[test]
-    fn a_file_is_carried_as_it_is_and_by_nobody_elses_eyes() {
+    fn a_file_is_copied_unchanged_and_private() {
         let scratch = tempfile::tempdir().expect("scratch");
         let run_dir = scratch.path().join("a run's $HOME");
         let job = "name = \"$(touch x) `y` 'z'\\\"\n";
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_given_to_hosts_that_need_them_and_to_nobody_else_there() {
+    fn keys_are_copied_only_to_hosts_that_need_them() {
         let scratch = tempfile::tempdir().expect("scratch");
         let folder = |name: &str| {
             let folder = scratch.path().join(name);

@@ -1,15 +1,15 @@
-//! Hosts with nothing but `sshd`: each process runs under a script on its host, which starts it again by its exit code.
+//! Hosts with only `sshd`: a script runs each process on its host and restarts it by its exit code.
 //!
-//! The servers are known by their hosts' names, so hosts need share no file system. A host that is lost is nobody's to replace: the
-//! fleet goes on as long as a majority of its servers does.
+//! The names of their hosts identify the servers, so hosts need no shared file system. A lost host is
+//! not replaced: the fleet continues with a majority of its servers.
 
 mod host;
 
 use crate::{
     Role,
-    engine::{Artifact, Engine, Handle, Member, Said, told},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, told},
+    error::{EngineError, Kind},
     fleet::{Fleet, quoted},
-    wrong::{Kind, Wrong},
 };
 use host::{SCRIPT, carried, put, script, start};
 use std::{
@@ -17,11 +17,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// ssh, with keys that need no question.
+/// ssh, with keys that need no prompt.
 pub struct Ssh;
 
-/// The hosts of a file as DeepSpeed and MPI have it, `host slots=N`, each as often as it has slots.
-pub fn hosts_of(text: &str) -> Result<Vec<String>, Wrong> {
+/// The hosts of a file in the format of DeepSpeed and MPI, `host slots=N`, each repeated by its slots.
+pub fn hosts_of(text: &str) -> Result<Vec<String>, EngineError> {
     let mut hosts = Vec::new();
     for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
         let mut words = line.split_whitespace();
@@ -30,16 +30,15 @@ pub fn hosts_of(text: &str) -> Result<Vec<String>, Wrong> {
         for word in words {
             slots = word.strip_prefix("slots=").and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or_else(
                 || {
-                    Wrong::usage(format!("`{line}`: `{word}` is no slots=N"))
+                    EngineError::usage(format!("`{line}`: `{word}` is no slots=N"))
                         .help("write one host in each line, as `n1` or `n1 slots=8`")
                 },
             )?;
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-:@[]".contains(c);
         if host.starts_with('-') || !host.chars().all(plain) {
-            return Err(
-                Wrong::usage(format!("`{host}` is no host")).help("write its name or address, or USER@HOST")
-            );
+            return Err(EngineError::usage(format!("`{host}` is no host"))
+                .help("write its name or address, or USER@HOST"));
         }
         hosts.extend(std::iter::repeat_n(host.to_string(), slots));
     }
@@ -51,22 +50,22 @@ impl Engine for Ssh {
         "ssh"
     }
 
-    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, Wrong> {
+    fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         placed(fleet)?;
         if fleet.image.is_some() || fleet.disk.is_some() || !fleet.mounts.is_empty() || fleet.time.is_some() {
-            return Err(Wrong::usage("ssh knows no --image, --mount, --server-disk and --time")
+            return Err(EngineError::usage("ssh knows no --image, --mount, --server-disk and --time")
                 .help("leave them out"));
         }
         Ok(vec![Artifact { name: SCRIPT.into(), text: script(fleet)? }])
     }
 
-    fn submit(&self, fleet: &Fleet) -> Result<Handle, Wrong> {
+    fn submit(&self, fleet: &Fleet) -> Result<Handle, EngineError> {
         let parts = placed(fleet)?;
         let servers = addresses(fleet, &parts);
         let handle = Handle { engine: self.name().into(), parts, args: fleet.args.clone(), servers };
         let files = carried(fleet)?;
         let hosts = by_host(&handle);
-        // All hosts have all of it before anything starts.
+        // All hosts have all files before any process starts.
         for (host, parts) in &hosts {
             remote(&handle, host, &put(fleet, parts, &files)?)?;
         }
@@ -80,7 +79,7 @@ impl Engine for Ssh {
         Ok(handle)
     }
 
-    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, Wrong> {
+    fn members(&self, handle: &Handle, dir: &Path) -> Result<Vec<Member>, EngineError> {
         let dir = whole(dir)?;
         let mut members = Vec::new();
         for (host, parts) in by_host(handle) {
@@ -108,17 +107,17 @@ impl Engine for Ssh {
         Ok(members)
     }
 
-    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), Wrong> {
+    fn cancel(&self, handle: &Handle, dir: &Path) -> Result<(), EngineError> {
         self.end(handle, dir, |_, _| true)
     }
 
-    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<Said>, Wrong> {
+    fn logs(&self, handle: &Handle, dir: &Path, lines: usize) -> Result<Vec<ProcessOutput>, EngineError> {
         let dir = whole(dir)?;
         let one = |(role, n): (Role, u32), host: &str| {
             let name = format!("{role}-{n}");
             let text = remote(handle, host, &format!("tail -n {lines} {dir}/{name}.said\n"))
                 .unwrap_or_else(|e| e.why);
-            Said { name, text }
+            ProcessOutput { name, text }
         };
         let mut all: Vec<_> = by_host(handle)
             .into_iter()
@@ -128,7 +127,7 @@ impl Engine for Ssh {
         Ok(all)
     }
 
-    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, Wrong> {
+    fn scale(&self, handle: &Handle, dir: &Path, workers: u32) -> Result<Handle, EngineError> {
         self.end(handle, dir, |role, n| role == Role::Worker && n >= workers)?;
         let path = PathBuf::from(dir).canonicalize().map_err(|e| unreadable(dir, &e))?;
         for (host, parts) in by_host(handle) {
@@ -145,10 +144,10 @@ impl Engine for Ssh {
 }
 
 impl Ssh {
-    fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), Wrong> {
+    fn end(&self, handle: &Handle, dir: &Path, which: impl Fn(Role, u32) -> bool) -> Result<(), EngineError> {
         let dir = whole(dir)?;
         let mut failed = Ok(());
-        // All are told before any is waited for: they hand over at the same time.
+        // All processes are signalled before any is awaited, so they hand over at the same time.
         let tell = "alive \"$name\" && kill -TERM \"$pid\"";
         let wait = "n=0; while alive \"$name\"; do\n[ $n -lt 1200 ] || kill -KILL -- \"-$pid\"; n=$((n + 1)); sleep 0.1\ndone";
         for what in [tell, wait] {
@@ -162,7 +161,7 @@ impl Ssh {
                 let text = format!(
                     "cd {dir} 2>/dev/null || exit 0\n{ALIVE}for name in {names}; do\n{what}\ndone\ntrue\n"
                 );
-                // The others are ended all the same.
+                // The other hosts are ended anyway.
                 failed = remote(handle, &host, &text).map(drop).and(failed);
             }
         }
@@ -170,30 +169,30 @@ impl Ssh {
     }
 }
 
-/// Whether the script of such a process runs, as `$pid`.
+/// Checks whether the script of a process runs, as `$pid`.
 const ALIVE: &str =
     "alive() { pid=$(cat \"$1.pid\" 2>/dev/null) && grep -qs start.sh \"/proc/$pid/cmdline\"; }\n";
 
-fn unreadable(dir: &Path, e: &std::io::Error) -> Wrong {
-    Wrong::new(Kind::Io, format!("{}: {e}", dir.display()))
+fn unreadable(dir: &Path, e: &std::io::Error) -> EngineError {
+    EngineError::new(Kind::Io, format!("{}: {e}", dir.display()))
 }
 
-/// The run's folder as a shell takes it.
-fn whole(dir: &Path) -> Result<String, Wrong> {
+/// The run's folder, quoted for a shell.
+fn whole(dir: &Path) -> Result<String, EngineError> {
     let whole = dir.canonicalize().map_err(|e| unreadable(dir, &e))?;
     Ok(quoted(&whole.to_string_lossy()))
 }
 
-/// Has a shell there do this. What it reads stands in no list of processes.
-fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, Wrong> {
+/// Runs a script in a shell on the host. Its input is in no process list.
+fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, EngineError> {
     let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
     let own = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh -s"];
     told("ssh", &[&given[..], &own].concat(), script)
-        .map_err(|e| Wrong { why: format!("{host}: {}", e.why), ..e })
+        .map_err(|e| EngineError { why: format!("{host}: {}", e.why), ..e })
 }
 
-/// Which process on which host, as `N@HOST`: the servers on the first hosts, the workers by slots.
-fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, Wrong> {
+/// The host of each process, as `N@HOST`: servers on the first hosts, workers by slots.
+fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, EngineError> {
     let mut distinct: Vec<&String> = Vec::new();
     fleet.hosts.iter().for_each(|host| {
         if !distinct.contains(&host) {
@@ -202,23 +201,23 @@ fn placed(fleet: &Fleet) -> Result<Vec<(Role, String)>, Wrong> {
     });
     let (servers, workers) = (fleet.servers.count as usize, fleet.workers.count as usize);
     if distinct.is_empty() {
-        return Err(Wrong::usage("which hosts?")
+        return Err(EngineError::usage("which hosts?")
             .help("add --hosts FILE, with a host in each line, as `n1` or `n1 slots=8`"));
     }
     if fleet.spread && servers > distinct.len() {
-        return Err(Wrong::usage(format!("{servers} servers, and {} hosts", distinct.len()))
+        return Err(EngineError::usage(format!("{servers} servers, and {} hosts", distinct.len()))
             .help("name more hosts, set cluster.servers, or let servers share hosts: --together"));
     }
     let slotted = fleet.hosts.len() > distinct.len();
     if slotted && workers > fleet.hosts.len() {
-        return Err(Wrong::usage(format!(
+        return Err(EngineError::usage(format!(
             "{workers} workers, and the hosts have {} slots",
             fleet.hosts.len()
         ))
         .help("give them more slots, or set train.workers"));
     }
     let servers = (0..servers).map(|n| (Role::Server, format!("{n}@{}", distinct[n % distinct.len()])));
-    // From the last host on: the first ones have servers.
+    // From the last host on, since the first ones run servers.
     let workers = (0..workers).map(|n| {
         let host = &fleet.hosts[fleet.hosts.len() - 1 - n % fleet.hosts.len()];
         (Role::Worker, format!("{n}@{host}"))
@@ -238,7 +237,7 @@ fn by_host(handle: &Handle) -> BTreeMap<String, Parts> {
     hosts
 }
 
-/// Where the servers are: each has a port of its own, as some may share a host.
+/// The servers' addresses: each has its own port, since servers may share a host.
 fn addresses(fleet: &Fleet, parts: &[(Role, String)]) -> Vec<String> {
     let servers = parts.iter().filter(|(role, _)| *role == Role::Server).enumerate();
     let host = |part: &str| part.rsplit_once('@').map_or(part, |(_, host)| host).to_string();
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_on_the_first_hosts_and_workers_by_slots_from_the_last() {
+    fn servers_fill_the_first_hosts_and_workers_the_last() {
         let parts = placed(&fleet()).expect("room");
         let told: Vec<_> = parts.iter().map(|(role, at)| format!("{role} {at}")).collect();
         let all = "server 0@n1, server 1@root@n2, server 2@n3, worker 0@n3, worker 1@root@n2, worker 2@root@n2, worker 3@n1";

@@ -1,5 +1,6 @@
-//! A link that is longer and narrower than loopback, between a worker and a server, or between two servers. It is in a proxy of this process, so it
-//! needs neither root nor another machine. Its clock has a granularity of a millisecond.
+//! A simulated link with latency and bandwidth, between a worker and a server or between two servers. A
+//! proxy of this process implements it, so it needs neither root nor another machine. Its clock has a
+//! granularity of a millisecond.
 
 use std::time::Duration;
 use tokio::{
@@ -9,39 +10,40 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What the connections to the servers are like; none: as they are.
+/// The links of connections to the servers; `None`: unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Links {
-    /// Those of workers.
+    /// Connections of workers.
     pub workers: Option<Link>,
-    /// Those of other servers.
+    /// Connections of other servers.
     pub servers: Option<Link>,
 }
 
-/// What each connection is like, each way.
+/// The link of each connection, in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
-    /// How long a byte is under way beyond what loopback takes.
+    /// Delay of a byte in addition to loopback.
     pub delay: Duration,
-    /// What it carries in a second, in bits; none: no bound.
+    /// Bandwidth in bits per second; `None`: no limit.
     pub bits_per_s: Option<f64>,
 }
 
-/// Pieces that may be under way at once, of up to [`PIECE`] bytes.
-const UNDER_WAY: usize = 1024;
-const PIECE: usize = 64 << 10;
-/// A pause is as exact as this.
-const EXACT: Duration = Duration::from_millis(2);
+/// Maximal pieces in flight, of up to [`MAX_PIECE`] bytes.
+const MAX_IN_FLIGHT: usize = 1024;
+const MAX_PIECE: usize = 64 << 10;
+/// The precision of a sleep.
+const SLEEP_PRECISION: Duration = Duration::from_millis(2);
 
-/// When a link takes what.
+/// The schedule of a link.
 struct Schedule {
     link: Link,
-    /// From when on it is free.
+    /// When the link is free.
     free: Instant,
 }
 
 impl Schedule {
-    /// A piece of so many bytes comes at `now`: from when on the next one can be taken, and when this one arrives.
+    /// Schedules a piece that arrives at `now`: returns when the next piece can enter, and when this
+    /// one leaves the link.
     fn take(&mut self, now: Instant, bytes: usize) -> (Instant, Instant) {
         let takes = self.link.bits_per_s.map_or(0.0, |b| bytes as f64 * 8.0 / b);
         self.free = self.free.max(now) + Duration::from_secs_f64(takes);
@@ -49,20 +51,20 @@ impl Schedule {
     }
 }
 
-/// Carries one way of a connection until it ends. There are no other faults on it but resets.
+/// Carries one direction of a connection to its end. Resets are the only other fault on it.
 pub async fn carry(link: Link, mut read: ReadHalf<'_>, mut write: WriteHalf<'_>) {
-    let (send, mut receive) = mpsc::channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    let (send, mut receive) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_IN_FLIGHT);
     let reader = async move {
         let mut schedule = Schedule { link, free: Instant::now() };
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; MAX_PIECE];
         while let Ok(n @ 1..) = read.read(&mut buffer).await {
             let (free, due) = schedule.take(Instant::now(), n);
             if send.send((due, buffer[..n].to_vec())).await.is_err() {
                 return;
             }
-            // What does not fit waits at its sender, as before a slow link. What is less than the clock is exact waits for nothing: the
-            // schedule keeps count of it.
-            if free > Instant::now() + EXACT {
+            // Excess data waits at its sender, as before a slow link. Waits below the clock's precision
+            // are skipped; the schedule accounts for them.
+            if free > Instant::now() + SLEEP_PRECISION {
                 sleep_until(free).await;
             }
         }
@@ -86,7 +88,7 @@ mod tests {
     fn pieces_queue_for_the_link_and_fly_side_by_side() {
         let now = Instant::now();
         let ms = |n: u64| now + Duration::from_millis(n);
-        // 8 Mbit/s: a megabyte a second, so 1000 bytes take a millisecond.
+        // 8 Mbit/s: a megabyte per second, so 1000 bytes take a millisecond.
         let link = Link { delay: Duration::from_millis(20), bits_per_s: Some(8e6) };
         let mut schedule = Schedule { link, free: now };
         assert_eq!(schedule.take(now, 1000), (ms(1), ms(21)));

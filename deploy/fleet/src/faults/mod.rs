@@ -1,9 +1,12 @@
-//! Faults of links and disks, put on purpose. A fleet has the fault points for them only when it was started with `--faults`.
+//! Injected faults of links and disks. Only a fleet started with `--faults` has fault points.
 //!
-//! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
-//! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.
-//! - [`link`]: a longer and narrower way between workers and servers, for comparisons.
-//! - [`process`]: what needs no door: finding, killing, pausing and restarting processes of this machine.
+//! - [`Faults`]: the current faults, a small JSON file in the run's folder. `paraft chaos` or a user
+//!   writes it.
+//! - [`proxy`]: a proxy in front of each server, for resets, partitions and slow links.
+//! - [`link`]: a simulated link with latency and bandwidth between workers and servers, for
+//!   comparisons.
+//! - [`process`]: finds, kills, pauses and restarts processes of this machine; it needs no fault
+//!   points.
 
 pub mod link;
 pub mod process;
@@ -19,26 +22,26 @@ use std::{
 
 /// The file's name in a run's folder.
 pub const FAULTS_FILE: &str = "faults.json";
-/// How often the file is read.
-pub const LOOK: Duration = Duration::from_millis(20);
+/// The poll interval of the file.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Which faults there are now. Servers are named by their place in the list, from 0.
+/// The current faults. Servers are named by their place in the list, from 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Servers that reach nobody and that nobody reaches, workers included.
+    /// Servers that are cut off from all servers and workers.
     pub isolated: BTreeSet<u32>,
-    /// Pairs of servers that do not reach each other; workers reach both.
+    /// Pairs of servers that cannot reach each other; workers reach both.
     pub cut: BTreeSet<(u32, u32)>,
-    /// Every piece of data to such a server is held back for so many milliseconds.
+    /// Milliseconds by which all data to the server is delayed.
     pub slow_link_ms: BTreeMap<u32, u64>,
-    /// Counts: when a server's grows, all connections to it are reset.
+    /// Counters: when a server's counter grows, all connections to it are reset.
     pub resets: BTreeMap<u32, u64>,
-    /// Servers whose addresses refuse new connections, as if nobody listened there.
+    /// Servers whose addresses refuse new connections, as without a listener.
     pub refused: BTreeSet<u32>,
     /// Servers whose files cannot grow.
     pub full_disk: BTreeSet<u32>,
-    /// Every fsync of such a server takes so many milliseconds longer.
+    /// Milliseconds added to every fsync of the server.
     pub slow_disk_ms: BTreeMap<u32, u64>,
     /// Servers whose reads fail with EIO.
     pub failing_reads: BTreeSet<u32>,
@@ -48,17 +51,17 @@ pub struct Faults {
     pub read_only: BTreeSet<u32>,
     /// Servers that have no room for a vote (ENOSPC), though every other file can be written.
     pub full_votes: BTreeSet<u32>,
-    /// The clock of a server's host is so many seconds ahead, or behind.
+    /// Seconds by which the clock of the server's host is ahead (or behind, if negative).
     pub clock_s: BTreeMap<u32, i64>,
 }
 
-/// A fault that lasts until it is taken back, of one server, by the name that `paraft chaos --faults` has for it.
+/// A lasting fault of one server, by its name in `paraft chaos --faults`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// It reaches nobody, and nobody reaches it.
+    /// The server is cut off from all servers and workers.
     Partition,
-    /// What goes to it is held back.
+    /// Data to the server is delayed.
     SlowLink,
     /// Its files cannot grow.
     DiskFull,
@@ -71,7 +74,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Its name.
+    /// The fault's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Partition => "partition",
@@ -84,14 +87,14 @@ impl Fault {
     }
 }
 
-/// "Input/output error" and "Read-only file system", as the kernel numbers them.
+/// The kernel's errno of "Input/output error" and "Read-only file system".
 pub const EIO: i32 = 5;
 const EROFS: i32 = 30;
-/// "No space left on device".
+/// The kernel's errno of "No space left on device".
 pub const ENOSPC: i32 = 28;
 
 impl Faults {
-    /// Whether nothing passes between `from` (a server, or anyone else) and server `to`.
+    /// Whether the link from `from` (a server, or another process) to server `to` is blocked.
     pub fn blocks(&self, from: Option<u32>, to: u32) -> bool {
         let isolated = |s: u32| self.isolated.contains(&s);
         isolated(to)
@@ -100,13 +103,13 @@ impl Faults {
             })
     }
 
-    /// What changes to the files of a server fail with.
+    /// The errno of changes to the server's files.
     pub fn errno_of_changes(&self, server: u32) -> Option<i32> {
         let eio = self.failing_writes.contains(&server).then_some(EIO);
         eio.or(self.read_only.contains(&server).then_some(EROFS))
     }
 
-    /// Puts a fault on a server; a slow one costs so many milliseconds.
+    /// Sets a fault on a server; a slow link or disk adds `ms` milliseconds.
     pub fn put(&mut self, fault: Fault, server: u32, ms: u64) {
         match fault {
             Fault::Partition => _ = self.isolated.insert(server),
@@ -118,7 +121,7 @@ impl Faults {
         }
     }
 
-    /// Takes it back; with a partition also the pairs that begin with the server.
+    /// Clears a fault; for a partition also the cut pairs that start with the server.
     pub fn heal(&mut self, fault: Fault, server: u32) {
         match fault {
             Fault::Partition => {
@@ -133,7 +136,7 @@ impl Faults {
         }
     }
 
-    /// Those that are on servers now, by server.
+    /// The current faults, by server.
     pub fn on(&self) -> BTreeSet<(u32, Fault)> {
         let of =
             |servers: &BTreeSet<u32>, fault| servers.iter().map(move |s| (*s, fault)).collect::<Vec<_>>();
@@ -153,7 +156,7 @@ impl Faults {
         .collect()
     }
 
-    /// Reads the file; one that is missing holds no faults.
+    /// Reads the file; a missing file means no faults.
     pub fn read(path: &Path) -> io::Result<Self> {
         match std::fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
@@ -162,7 +165,7 @@ impl Faults {
         }
     }
 
-    /// Replaces the file as a whole: who reads it meanwhile sees the old one or the new one.
+    /// Replaces the file atomically: a concurrent reader sees the old or the new one.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let beside = path.with_extension("json.new");
         std::fs::write(&beside, serde_json::to_vec(self)?)?;
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_pair_is_reached_by_others_and_an_isolated_server_by_nobody() {
+    fn a_cut_pair_is_reachable_and_an_isolated_server_is_not() {
         let faults =
             Faults { isolated: BTreeSet::from([2]), cut: BTreeSet::from([(0, 1)]), ..Faults::default() };
         for (from, to, blocked) in [
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_reads_back_what_was_written_and_a_missing_one_holds_nothing() {
+    fn the_fault_file_round_trips_and_a_missing_one_is_empty() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join(FAULTS_FILE);
         assert_eq!(Faults::read(&path).expect("missing"), Faults::default());

@@ -1,5 +1,5 @@
-//! Processes of this machine, as the kernel shows them in /proc: which is a server, who owns a connection, how a server
-//! was started.
+//! Processes of this machine from /proc: which one is a server, which one owns a connection, how a
+//! server was started.
 
 use std::{
     ffi::OsString,
@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How a process was started: enough to start it again.
+/// How a process was started, to restart it.
 #[derive(Clone, Debug)]
-pub struct Started {
+pub struct StartCommand {
     /// Its program and arguments.
     pub args: Vec<OsString>,
     /// Its environment.
@@ -26,8 +26,8 @@ fn strings(bytes: &[u8]) -> Vec<OsString> {
     trimmed.split(|b| *b == 0).map(|s| OsString::from_vec(s.to_vec())).collect()
 }
 
-/// How `pid` was started.
-pub fn started(pid: u32) -> io::Result<Started> {
+/// Reads how `pid` was started.
+pub fn started(pid: u32) -> io::Result<StartCommand> {
     let of = |what: &str| format!("/proc/{pid}/{what}");
     let env = strings(&fs::read(of("environ"))?).into_iter().filter_map(|s| {
         let text = s.to_str()?;
@@ -35,11 +35,11 @@ pub fn started(pid: u32) -> io::Result<Started> {
         Some((k.into(), v.into()))
     });
     let exe = fs::read_link(of("exe"))?;
-    Ok(Started {
+    Ok(StartCommand {
         args: strings(&fs::read(of("cmdline"))?),
         env: env.collect(),
         cwd: fs::read_link(of("cwd"))?,
-        // A program that was replaced on disk since is started from its new file.
+        // A program that was replaced on disk restarts from the new file.
         exe: exe.to_str().and_then(|e| e.strip_suffix(" (deleted)")).map_or(exe.clone(), PathBuf::from),
     })
 }
@@ -54,12 +54,13 @@ fn arguments(pid: u32) -> Option<Vec<String>> {
     Some(strings(&bytes).into_iter().map(|s| s.to_string_lossy().into_owned()).collect())
 }
 
-/// What follows a flag on a command line.
+/// The value of a flag on a command line.
 fn value_of<'a>(args: &'a [String], flag: &str) -> Option<&'a Path> {
     args.iter().position(|a| a == flag).and_then(|i| args.get(i + 1)).map(Path::new)
 }
 
-/// Servers and workers of the run in `run_dir`, by their log files: `server-0`, `worker-1`, and process.
+/// Servers and workers of the run in `run_dir`, found by their log files: name (`server-0`, `worker-1`)
+/// and process id.
 pub fn parts_of(run_dir: &Path) -> Vec<(String, u32)> {
     let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_path_buf());
     let name = |pid: u32| {
@@ -72,7 +73,8 @@ pub fn parts_of(run_dir: &Path) -> Vec<(String, u32)> {
     found
 }
 
-/// Servers of the run in `run_dir`, by their data folder `server-N`: place in the list, and process.
+/// Servers of the run in `run_dir`, found by their data folder `server-N`: place in the list, and
+/// process id.
 pub fn servers_of(run_dir: &Path) -> Vec<(u32, u32)> {
     let place = |pid: u32| {
         let args = arguments(pid)?;
@@ -86,8 +88,8 @@ pub fn servers_of(run_dir: &Path) -> Vec<(u32, u32)> {
     found
 }
 
-/// TCP sockets of this machine for which `wanted(local port, listening)` holds: inode, as a link in /proc shows it,
-/// and local port.
+/// TCP sockets of this machine that satisfy `wanted(local port, listening)`: inode (as /proc names it
+/// in links) and local port.
 fn sockets(wanted: impl Fn(u16, bool) -> bool) -> Vec<(String, u16)> {
     let mut found = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -103,10 +105,10 @@ fn sockets(wanted: impl Fn(u16, bool) -> bool) -> Vec<(String, u16)> {
     found
 }
 
-/// TCP_LISTEN of the kernel.
+/// The kernel's TCP_LISTEN.
 const LISTENS: &str = "0A";
 
-/// What a process has open.
+/// The open files of a process.
 fn open_files(pid: u32) -> Vec<String> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     links.filter_map(|l| fs::read_link(l.path()).ok()).map(|l| l.to_string_lossy().into_owned()).collect()
@@ -117,13 +119,14 @@ fn holds(pid: u32, sockets: &[(String, u16)]) -> bool {
     sockets.iter().any(|(s, _)| open.contains(s))
 }
 
-/// Which of these servers (place and process) has a connection with this local port; `None`: none of them.
+/// The server, of these (place and process id), with a connection from this local port; `None`: none of
+/// them.
 pub fn owner_of(servers: &[(u32, u32)], port: u16) -> Option<u32> {
     let sockets = sockets(|p, listens| p == port && !listens);
     servers.iter().find(|(_, pid)| holds(*pid, &sockets)).map(|(place, _)| *place)
 }
 
-/// The process that listens on this port of this machine, where it is one that this user may look into.
+/// The process that listens on this port, if this user may inspect it.
 pub fn listener(port: u16) -> Option<u32> {
     let sockets = sockets(|p, listens| p == port && listens);
     if sockets.is_empty() {
@@ -132,8 +135,8 @@ pub fn listener(port: u16) -> Option<u32> {
     pids().find(|pid| holds(*pid, &sockets))
 }
 
-/// The ports on which a process listens, the one that it opened first in front: the kernel numbers sockets as they are
-/// made.
+/// The ports on which a process listens, in the order of their creation: the kernel numbers sockets in
+/// that order.
 pub fn listens_on(pid: u32) -> Vec<u16> {
     let open = open_files(pid);
     let number = |s: &str| s.trim_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().unwrap_or(u64::MAX);
@@ -143,17 +146,17 @@ pub fn listens_on(pid: u32) -> Vec<u16> {
     own.into_iter().map(|(_, port)| port).collect()
 }
 
-/// The process that started this one, or the one that has taken its place.
+/// The current parent of a process.
 pub fn parent(pid: u32) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|l| l.strip_prefix("PPid:"));
     line.and_then(|l| l.trim().parse().ok()).ok_or_else(|| io::Error::other("no PPid"))
 }
 
-/// Whether the process is there and not a zombie.
+/// Whether the process exists and is not a zombie.
 pub fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name stands in parentheses and may hold anything; the state is behind the last one.
+    // The name is in parentheses and may contain anything; the state follows the last one.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
 }
 
@@ -162,14 +165,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_listens_how_it_was_started_and_that_it_lives() {
+    fn proc_gives_the_listener_its_command_and_its_state() {
         let me = std::process::id();
         let listeners: Vec<_> =
             (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
         let ports: Vec<u16> = listeners.iter().map(|l| l.local_addr().expect("bound").port()).collect();
         assert_eq!(listener(ports[1]), Some(me));
         let mut seen: Vec<u16> = listens_on(me).into_iter().filter(|p| ports.contains(p)).collect();
-        // Another test may listen on the same one of another address.
+        // Another test may listen on the same port at another address.
         seen.dedup();
         assert_eq!(seen, ports, "in the order of their opening");
         let client = std::net::TcpStream::connect(("127.0.0.1", ports[0])).expect("it listens");
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_does_not_live_even_before_it_is_waited_for() {
+    fn a_zombie_process_does_not_count_as_alive() {
         let mut child = std::process::Command::new("true").spawn().expect("true(1)");
         while lives(child.id()) {
             std::thread::yield_now();

@@ -1,10 +1,11 @@
-//! A TCP proxy before each server. Servers and workers know only the proxies, so that what passes between any two of
-//! them can be held up, slowed down or cut, without root and without a change to either.
+//! A TCP proxy in front of each server. Servers and workers know only the proxies, so every link can be
+//! blocked, delayed or reset, without root and without a change to either side.
 //!
-//! A server that is dead is refused here too, as by the kernel of its host: nobody listens at its address until it is back.
-//! A blocked connection is a black hole, as behind a dead switch: nothing is refused, nothing passes, and what was
-//! sent goes on when it is healed, if its sender has not given up. Who connects is found out from the kernel's table
-//! of sockets: a connection on loopback belongs to a process, and a server's command line has its place in the fleet.
+//! The proxy of a dead server refuses connections, as the kernel of its host would: no listener is
+//! bound until the server returns. A blocked connection is a black hole, as behind a dead switch:
+//! nothing is refused and nothing passes. Data in flight continues when the fault is cleared, if its
+//! sender has not given up. The kernel's socket table identifies the client: a loopback connection
+//! belongs to a process, and a server's command line contains its place in the fleet.
 
 use super::{
     Faults,
@@ -30,39 +31,40 @@ use tokio::{
     sync::watch,
 };
 
-/// Proxies in this process, one before each server. They end when this is dropped.
+/// The proxies of this process, one per server. Drop ends them.
 pub struct Proxies {
     addresses: Vec<String>,
     shared: Arc<Shared>,
-    /// Dropped last of all: its threads carry the bytes.
+    /// Dropped last: its threads carry the bytes.
     _runtime: Runtime,
 }
 
 struct Shared {
-    /// Where each server listens, once it does.
+    /// The address of each server, once it listens.
     targets: watch::Sender<Vec<Option<SocketAddr>>>,
     fronts: Vec<Front>,
     faults: watch::Sender<Faults>,
     links: Links,
     run_dir: PathBuf,
-    /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
+    /// The last known process of each server: a search through all processes takes milliseconds.
     pids: Mutex<Vec<(u32, u32)>>,
 }
 
-/// What is before one server: its address, at which somebody listens or nobody.
+/// The proxy of one server: its address, with or without a listener.
 struct Front {
     address: SocketAddr,
-    /// Holds the port while nobody listens there, so that it refuses connections and nobody else takes it.
+    /// Holds the port while no listener is bound, so it refuses connections and no other process takes
+    /// it.
     _holder: Socket,
     /// The server has ended.
     dead: watch::Sender<bool>,
     listens: watch::Sender<bool>,
 }
 
-/// Whether a server that has ended is back is looked at this often.
-const LOOK: Duration = Duration::from_millis(5);
-/// A server that is there is reached through its proxy after this long.
-const OPENS: Duration = Duration::from_secs(2);
+/// The interval of checks whether a dead server has returned.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The timeout until a listening server is reachable through its proxy.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Front {
     fn new() -> io::Result<Self> {
@@ -94,7 +96,7 @@ fn bound(address: SocketAddr) -> io::Result<Socket> {
 }
 
 impl Proxies {
-    /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
+    /// Starts `count` proxies on free loopback ports, for servers with data folders in `run_dir`.
     pub fn start(count: u32, run_dir: &Path, links: Links) -> io::Result<Self> {
         let runtime =
             Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
@@ -113,22 +115,22 @@ impl Proxies {
         Ok(Self { addresses, shared, _runtime: runtime })
     }
 
-    /// By which servers and workers reach the servers, in their order.
+    /// The proxies' addresses, in the order of the servers.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// Says where a server listens; returns when it is reached through its proxy.
+    /// Sets the address of a server; returns when it is reachable through its proxy.
     pub fn point(&self, server: u32, target: SocketAddr) {
         let Some(front) = self.shared.fronts.get(server as usize) else { return };
         self.shared.targets.send_modify(|all| all[server as usize] = Some(target));
         let began = Instant::now();
-        while !*front.listens.borrow() && began.elapsed() < OPENS {
+        while !*front.listens.borrow() && began.elapsed() < OPEN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// From now on there are these faults.
+    /// Replaces the faults.
     pub fn set(&self, faults: &Faults) {
         self.shared.faults.send_if_modified(|old| {
             let differs = old != faults;
@@ -145,7 +147,7 @@ impl Shared {
         self.targets.borrow().get(server as usize).copied().flatten()
     }
 
-    /// Returns when the server listens, and its address does not refuse connections.
+    /// Returns when the server listens, and no fault refuses its connections.
     async fn opens(&self, server: u32) {
         let (mut targets, mut faults) = (self.targets.subscribe(), self.faults.subscribe());
         loop {
@@ -156,7 +158,7 @@ impl Shared {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 _ = targets.changed() => {}
                 _ = faults.changed() => {}
             }
@@ -180,14 +182,14 @@ impl Shared {
     }
 }
 
-/// Takes the connections to one server, while it lives and its address is not told to refuse them.
+/// Accepts the connections to one server, while it lives and no fault refuses them.
 async fn serve(shared: Arc<Shared>, to: u32) {
     let front = &shared.fronts[to as usize];
     let (mut faults, mut dead) = (shared.faults.subscribe(), front.dead.subscribe());
     loop {
         shared.opens(to).await;
         let Ok(listener) = front.listen() else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             continue;
         };
         front.dead.send_replace(false);
@@ -200,7 +202,7 @@ async fn serve(shared: Arc<Shared>, to: u32) {
             };
             match accepted {
                 Ok((client, peer)) => drop(tokio::spawn(carry(shared.clone(), client, peer, to))),
-                // Too many open files, say: they will be fewer.
+                // For example too many open files, which is temporary.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -209,18 +211,18 @@ async fn serve(shared: Arc<Shared>, to: u32) {
     }
 }
 
-/// One connection: to whom, and by whom, once that had to be found out.
+/// One connection: its server and its client, which is looked up on demand.
 struct Connection {
     shared: Arc<Shared>,
     to: u32,
-    /// Its local port at the other end.
+    /// The client's local port.
     port: u16,
     from: tokio::sync::OnceCell<Option<u32>>,
 }
 
 impl Connection {
-    /// The server at the other end; `None`: a worker. Looked up only where a fault depends on it, since the kernel's
-    /// table is long.
+    /// The client's server; `None`: a worker. Looked up only if a fault depends on it, since the
+    /// kernel's table is long.
     async fn from(&self) -> Option<u32> {
         let look = || async {
             let (shared, port) = (self.shared.clone(), self.port);
@@ -236,7 +238,7 @@ impl Connection {
         }
     }
 
-    /// Returns when nothing is in the way.
+    /// Returns when no fault blocks the connection.
     async fn passable(&self, faults: &mut watch::Receiver<Faults>) {
         loop {
             let now = faults.borrow_and_update().clone();
@@ -254,7 +256,7 @@ impl Connection {
         Duration::from_millis(of(self.to) + self.from().await.map_or(0, of))
     }
 
-    /// Returns when the connection is to be reset.
+    /// Returns when a fault resets the connection.
     async fn reset(&self, faults: &mut watch::Receiver<Faults>) {
         let before = faults.borrow_and_update().resets.clone();
         while faults.changed().await.is_ok() {
@@ -298,7 +300,7 @@ impl Connection {
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Serves one connection to its end.
 async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to: u32) {
     let mut faults = shared.faults.subscribe();
     let target = shared.target(to);
@@ -321,7 +323,8 @@ async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to:
             () = connection.reset(&mut watched) => {}
         }
     }
-    // Whoever sees that the connection has ended, and dials again, finds nobody where the server has ended too.
+    // A client that sees the end of its connection and dials again must be refused if the server is
+    // dead too.
     if shared.target(to) == Some(target) && TcpStream::connect(target).await.is_err() {
         shared.fronts[to as usize].dies().await;
     }
@@ -329,7 +332,7 @@ async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to:
     reset(&server);
 }
 
-/// Closing then sends a reset, at once.
+/// Makes the close send a reset, at once.
 fn reset(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

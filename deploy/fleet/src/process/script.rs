@@ -1,10 +1,11 @@
-//! A user's script as a process of this machine: its lifeline, its input, its output.
+//! A user's script as a process of this machine: its lifeline, its input and its output.
 //!
-//! Standard input is the script's own (`input()`, a debugger), so its lifeline is a descriptor that it inherits: the end of
-//! a pipe that this process holds open and never writes to ([`LIFELINE`]). What it says goes into a file of the run's
-//! folder, and of one script to the user as it comes.
+//! The script keeps standard input (`input()`, a debugger), so its lifeline is an inherited descriptor:
+//! the end of a pipe that this process holds open and never writes to ([`LIFELINE`]). Its output goes
+//! to a file in the run's folder, and that of one script also to the user.
 //!
-//! A script has a process group of its own, unless it reads from the terminal: only the foreground group may.
+//! A script has its own process group, unless it reads from the terminal, which only the foreground
+//! group may.
 
 use super::Process;
 use crate::failure::Failure;
@@ -24,51 +25,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The variable with the number of the descriptor that closes when the launcher ends.
+/// The variable with the descriptor that closes when the launcher ends.
 pub const LIFELINE: &str = "PARAFT_LIFELINE_FD";
 
-/// A script may want to write a checkpoint before it ends.
-pub(super) const END_PATIENCE: Duration = Duration::from_secs(10);
+/// A script may write a checkpoint before it ends.
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a script has said is awaited for so long after its end: something that it started may hold the pipe.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long output is awaited after the end: a child of the script may hold the pipe open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Of a script that failed so much is shown, if its last words are no traceback.
+/// Lines to show of a failed script without a traceback.
 const LINES: usize = 20;
 const BYTES: u64 = 8 << 10;
 
-/// Who looks on.
+/// Where a script's output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Nobody: what it says is kept.
-    Nobody,
-    /// The user: what it says is passed on as well.
+    /// To its file only.
+    LogFile,
+    /// To its file and to the user.
     User,
-    /// The user, and the terminal's input is the script's.
+    /// To its file and to the user; the script also reads from the terminal.
     Terminal,
 }
 
-/// What a script has beside other processes.
+/// The additional state of a script's process.
 pub(super) struct Script {
     audience: Audience,
     /// Closes with this process.
     _lifeline: PipeWriter,
-    /// What pass on what it says.
+    /// The threads that copy its output.
     passing: Vec<JoinHandle<()>>,
-    /// Where in its file begins what this process says: the file may have what one before it said.
+    /// The start of this process's output in the file, which may hold that of a predecessor.
     from: u64,
 }
 
 impl Script {
-    /// Waits until everything is passed on that it has said.
+    /// Waits until all output is copied.
     pub(super) fn heard(&mut self) {
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + OUTPUT_TIMEOUT;
         while self.passing.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// The end of what it has said, as far as it can be read.
+    /// The end of its output, if it is readable.
     pub(super) fn last_words(&self, said: &Path) -> String {
         let read = || {
             let mut file = File::open(said)?;
@@ -83,7 +84,7 @@ impl Script {
 }
 
 impl Process {
-    /// Starts a user's script; what it says is added to `NAME.out` in `run_dir`.
+    /// Starts a user's script; appends its output to `NAME.out` in `run_dir`.
     pub fn script(
         name: String,
         mut command: Command,
@@ -98,12 +99,12 @@ impl Process {
             |e: io::Error| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}"));
         let from = keep()?.metadata().map_or(0, |m| m.len());
         let (held, lifeline) = io::pipe().map_err(fails)?;
-        // Inherited by whatever is started before it is closed here. That end tells nobody anything; the other, which must
-        // close with this process, nobody inherits.
+        // This end is inheritable by any process that starts before it is closed here, which is
+        // harmless. The other end must close with this process, so it is never inherited.
         fcntl_setfd(&held, FdFlags::empty()).map_err(|e| fails(e.into()))?;
         command.env(LIFELINE, held.as_raw_fd().to_string());
         match audience {
-            Audience::Nobody => command.stdout(keep()?).stderr(keep()?),
+            Audience::LogFile => command.stdout(keep()?).stderr(keep()?),
             _ => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
         };
         match audience {
@@ -122,7 +123,7 @@ impl Process {
         Ok(Self { name, child, said, ended: None, script: Some(script) })
     }
 
-    /// The signal that ended it. A shell that runs the real program says so by its exit code.
+    /// The signal that ended it. A shell wrapper reports a signal by its exit code.
     pub fn killed_by(&mut self) -> Option<i32> {
         let status = self.ended()?;
         let by_code = || match (status.code()?, &self.script) {
@@ -133,17 +134,18 @@ impl Process {
         status.signal().or_else(by_code)
     }
 
-    /// Whether the user has seen what it said.
+    /// Whether the user has seen its output.
     pub fn is_seen(&self) -> bool {
-        self.script.as_ref().is_some_and(|s| s.audience != Audience::Nobody)
+        self.script.as_ref().is_some_and(|s| s.audience != Audience::LogFile)
     }
 
-    /// Whether the terminal's input is its own, and with it the terminal's Ctrl-C.
+    /// Whether it reads from the terminal, and so receives the terminal's Ctrl-C.
     pub fn has_terminal(&self) -> bool {
         self.script.as_ref().is_some_and(|s| s.audience == Audience::Terminal)
     }
 
-    /// Ctrl-C goes to all that it has started, as a terminal's does; others to it alone, who may want to use those yet.
+    /// Ctrl-C goes to its whole process group, as from a terminal. Other signals go to the script
+    /// alone, which may still need its children.
     pub(super) fn ask_to_end(&self, signal: Signal) {
         match (signal, self.ended) {
             (_, Some(_)) => {}
@@ -153,7 +155,7 @@ impl Process {
     }
 }
 
-/// Copies what a script says to the user and into the file, on a thread that ends with it.
+/// Copies a script's output to the user and into the file, on a thread that ends with it.
 fn pass_on(
     mut from: impl Read + Send + 'static,
     mut user: impl Write + Send + 'static,
@@ -165,7 +167,7 @@ fn pass_on(
             match from.read(&mut some) {
                 Ok(0) => return,
                 Ok(n) => {
-                    // A user who has gone (head) does not end the training.
+                    // A closed output (`head`) does not end the training.
                     let _ = user.write_all(&some[..n]).and_then(|()| user.flush());
                     let _ = file.write_all(&some[..n]);
                 }

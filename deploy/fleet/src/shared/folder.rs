@@ -1,5 +1,5 @@
-//! The folder of a run as the place where its processes meet. Every file is put there in one piece, and none is ever changed but
-//! addresses, which are replaced.
+//! The folder of a run, where its processes meet. Every file is created atomically and never changes,
+//! except addresses, which are replaced.
 
 use crate::failure::Failure;
 use crate::files::{put, put_once, read};
@@ -11,34 +11,34 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where a process is.
+/// The location of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     /// `host:port`
     pub address: String,
-    /// Its host's own name: who has another is elsewhere.
+    /// Its host's own name: a process with another name is on another host.
     pub host: String,
-    /// What the engine calls its host.
+    /// The engine's name for its host.
     pub node: String,
-    /// How often the engine had started it again.
+    /// How often the engine had restarted it.
     pub attempt: u32,
 }
 
-/// How the job of a run has ended.
+/// The end of a run's job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ended {
-    /// All has been trained.
+pub enum JobEnd {
+    /// All steps are done.
     Done,
-    /// This worker failed first, and the same would happen again.
+    /// This worker failed first, and a restart would fail alike.
     Failed {
-        /// Which.
+        /// The worker.
         worker: u32,
-        /// Where.
+        /// Its host.
         node: String,
-        /// With what.
+        /// Its exit code.
         code: i32,
-        /// What it said last.
+        /// Its last output.
         said: String,
     },
 }
@@ -50,7 +50,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// With the folders that it needs.
+    /// Creates the folders that it needs.
     pub fn of(dir: &Path) -> Result<Self, Failure> {
         for name in ["addresses", "begun", "done"] {
             let path = dir.join(name);
@@ -59,7 +59,7 @@ impl Folder {
         Ok(Self { dir: dir.to_path_buf() })
     }
 
-    /// Where it is.
+    /// The path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -81,13 +81,13 @@ impl Folder {
         read(&self.dir.join(name)).map_err(|e| self.failed(name, &e))
     }
 
-    /// This process, `server-1` or `worker-0`, is there from now on.
+    /// Publishes the address of this process, `server-1` or `worker-0`.
     pub fn publish(&self, name: &str, at: &Address) -> Result<(), Failure> {
         let text = serde_json::to_string(at).map_err(|e| Failure::new(exit::IO, e))?;
         self.put(&format!("addresses/{name}"), &text)
     }
 
-    /// Where a process was last.
+    /// The last address of a process.
     pub fn address(&self, name: &str) -> Result<Option<Address>, Failure> {
         let name = format!("addresses/{name}");
         let text = self.read(&name)?;
@@ -95,7 +95,7 @@ impl Folder {
         text.map(parse).transpose()
     }
 
-    /// Where the servers were last, by their numbers.
+    /// The last addresses of the servers, by number.
     pub fn servers(&self) -> Result<BTreeMap<u32, Address>, Failure> {
         let name = "addresses";
         let mut all = BTreeMap::new();
@@ -111,37 +111,37 @@ impl Folder {
         Ok(all)
     }
 
-    /// Says how the job has ended, unless somebody has; how it has.
-    pub fn end(&self, how: &Ended) -> Result<Ended, Failure> {
+    /// Records the end of the job unless another process has; returns the recorded end.
+    pub fn end(&self, how: &JobEnd) -> Result<JobEnd, Failure> {
         let text = serde_json::to_string(how).map_err(|e| Failure::new(exit::IO, e))?;
         let there = self.put_once("ended", &text)?;
         serde_json::from_str(&there).map_err(|e| self.failed("ended", &e.into()))
     }
 
-    /// How the job has ended, if it has.
-    pub fn ended(&self) -> Result<Option<Ended>, Failure> {
+    /// The end of the job, if it has ended.
+    pub fn ended(&self) -> Result<Option<JobEnd>, Failure> {
         let parse = |text: String| serde_json::from_str(&text).map_err(|e| self.failed("ended", &e.into()));
         self.read("ended")?.map(parse).transpose()
     }
 
-    /// This worker has ended well.
+    /// Records that this worker has finished.
     pub fn worker_done(&self, worker: u32) -> Result<(), Failure> {
         self.put(&format!("done/{worker}"), "")
     }
 
-    /// Whether it has.
+    /// Whether this worker has finished.
     pub fn is_worker_done(&self, worker: u32) -> bool {
         self.dir.join(format!("done/{worker}")).exists()
     }
 
-    /// How many workers have.
+    /// The number of finished workers.
     pub fn workers_done(&self) -> usize {
         let all = fs::read_dir(self.dir.join("done")).into_iter().flatten().flatten();
         all.filter(|e| !e.file_name().to_string_lossy().starts_with('.')).count()
     }
 
-    /// From which checkpoint a job begins after the loss of the one with this founding (0: the first one): the same for all workers,
-    /// whichever comes first. `None`: anew.
+    /// The checkpoint for the job's start after the loss of the given bootstrap (0: the first start).
+    /// The first worker decides for all. `None`: from the beginning.
     pub fn start_after(
         &self,
         lost: u64,

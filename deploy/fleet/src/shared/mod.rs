@@ -1,18 +1,19 @@
-//! What the processes of one fleet share that an engine has started: how they find each other, and what they have agreed on before
-//! there are servers to agree on anything. Two ways: the run's folder on a shared file system ([`Folder`]), or names that are known
-//! beforehand (`--servers`, DNS), which need nothing of this module but a server's own [`Lock`].
+//! The shared state of a fleet's processes that an engine starts one by one: how they find each other
+//! before any server runs. There are two ways: the run's folder on a shared file system ([`Folder`]),
+//! or names that are known in advance (`--servers`, DNS). The second needs only a server's own
+//! [`Lock`].
 //!
-//! What it is not: the fleet's agreement, which is the control group's. Nothing here is read once a server is in its fleet, but for
-//! addresses by those that look for it.
+//! The fleet's agreement is the control group's. Once a server is in its fleet, only processes that
+//! search for it read its address here.
 
+mod bootstrap;
 mod folder;
-mod founding;
+mod host;
 mod lock;
-mod own;
 mod worker;
 
-pub use folder::{Address, Ended, Folder};
-pub use founding::{Answering, Way};
+pub use bootstrap::{JoinDecision, RunningFleet};
+pub use folder::{Address, Folder, JobEnd};
+pub use host::own_host;
 pub use lock::Lock;
-pub use own::own_host;
 pub use worker::Worker;

@@ -1,10 +1,10 @@
-//! A worker that an engine has started: it waits for its fleet, starts its ranks as processes, and says how it ended so that the
-//! others, and the engine, know.
+//! A worker that an engine has started: it waits for its fleet, starts its ranks as processes, and
+//! reports its end to the other workers and to the engine.
 //!
-//! Where its servers have lost the job's state it begins again by itself, from the checkpoint that all take; any other end is the
-//! engine's to answer, by the exit code.
+//! If the servers lose the job's state, the worker restarts by itself from the checkpoint that all
+//! workers agree on. For any other end, its exit code tells the engine whether to restart it.
 
-use super::{Ended, Folder, own::host_name};
+use super::{Folder, JobEnd, host::host_name};
 use crate::{
     ask,
     failure::Failure,
@@ -24,33 +24,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How a worker finds its fleet.
+/// The configuration of a worker.
 pub struct Worker<'a> {
-    /// What it is.
+    /// Its place in the engine's job.
     pub place: &'a Place,
-    /// Its job, as the run's folder has it.
+    /// Its job, from the run's folder.
     pub job: &'a Job,
-    /// Where its files go.
+    /// The folder for its files.
     pub run_dir: &'a Path,
-    /// What it shares with the others; `None`: the place names the servers.
+    /// The folder that it shares with the others; `None`: the place names the servers.
     pub folder: Option<&'a Folder>,
-    /// A fleet that was founded and does not answer is waited for so long.
+    /// How long to wait for a fleet that exists and does not answer.
     pub patience: Duration,
-    /// It has so long to end after a signal.
+    /// The time to end after a signal.
     pub grace: Duration,
 }
 
-/// Looks so often.
-const PAUSE: Duration = Duration::from_millis(200);
+/// The poll interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Somebody wants to know what it waits for.
-const TELL_AFTER: Duration = Duration::from_secs(10);
+/// After this time it logs what it waits for.
+const LOG_WAIT_AFTER: Duration = Duration::from_secs(10);
 
-/// How often it begins again by itself.
-const AGAIN: u32 = 5;
+/// The maximal number of its own restarts.
+const MAX_RESTARTS: u32 = 5;
 
 impl Worker<'_> {
-    /// Trains until the job is done; the exit code.
+    /// Trains until the job is done; returns the exit code.
     pub fn run(&self, interrupted: &AtomicI32) -> Result<i32, Failure> {
         script::check(&self.job.cluster.script)?;
         let mut again = 0;
@@ -59,36 +59,36 @@ impl Worker<'_> {
                 return Ok(code);
             }
             let Some(fleet) = self.fleet(interrupted)? else { continue };
-            // Started again after its last step.
+            // The engine has restarted it after its last step.
             if is_trained(&fleet.jobs, &self.job.name) {
                 return self.done();
             }
             let resume = self.start(&fleet)?;
             let code = self.train(&fleet, resume.as_deref(), interrupted)?;
             let stopped = interrupted.load(Relaxed) != 0;
-            if code != exit::UNAVAILABLE || stopped || again == AGAIN {
+            if code != exit::UNAVAILABLE || stopped || again == MAX_RESTARTS {
                 return Ok(code);
             }
             again += 1;
             eprintln!(
-                "w{}: no servers served it; it looks for them again ({again} of {AGAIN})",
+                "w{}: no servers served it; it looks for them again ({again} of {MAX_RESTARTS})",
                 self.place.rank
             );
         }
     }
 
-    /// With what this process ends where the job has, or this worker's part of it.
+    /// The exit code, if the job or this worker's part of it has ended.
     fn over(&self) -> Result<Option<i32>, Failure> {
         if self.folder.is_some_and(|f| f.is_worker_done(self.place.rank)) {
             return Ok(Some(exit::OK));
         }
         Ok(match self.folder.map_or(Ok(None), Folder::ended)? {
             None => None,
-            Some(Ended::Done) => {
+            Some(JobEnd::Done) => {
                 eprintln!("the job is done");
                 Some(exit::OK)
             }
-            Some(Ended::Failed { worker, node, code, said }) => {
+            Some(JobEnd::Failed { worker, node, code, said }) => {
                 eprintln!("error: worker w{worker} on {node} has failed, with code {code}: {said}");
                 Some(code)
             }
@@ -114,7 +114,8 @@ impl Worker<'_> {
                     folder.fleet()?.is_some(),
                 ),
             };
-            // Engines start servers when they have room: only a fleet that was there is missed.
+            // An engine starts servers when resources are free, so only a fleet that existed counts as
+            // missing.
             if !founded {
                 since = Instant::now();
             }
@@ -134,15 +135,15 @@ impl Worker<'_> {
                 return Err(Failure::new(exit::UNAVAILABLE, why)
                     .help("the servers' logs say what they wait for; --patience SECONDS waits longer"));
             }
-            if !told && began.elapsed() > TELL_AFTER {
+            if !told && began.elapsed() > LOG_WAIT_AFTER {
                 eprintln!("w{} waits for its fleet: {why}", self.place.rank);
                 told = true;
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
     }
 
-    /// The checkpoint to begin from. All that begin after the same loss take the same.
+    /// The checkpoint to start from. All workers that start after the same loss use the same one.
     fn start(&self, fleet: &DescribeReply) -> Result<Option<PathBuf>, Failure> {
         let Some(folder) = self.folder else { return Ok(None) };
         let lost = fleet.jobs.iter().rev().find(|j| j.state == "lost").map_or(0, |j| j.founding);
@@ -181,7 +182,7 @@ impl Worker<'_> {
                     sleep(Duration::from_millis(20));
                 }
                 fleet.stop_as(signal);
-                // One that was just done is done.
+                // A worker that has just finished is done.
                 let done = fleet.workers.iter_mut().all(|w| w.ended().is_some_and(|s| s.success()));
                 return if done { self.done() } else { Ok(128 + number) };
             }
@@ -203,7 +204,7 @@ impl Worker<'_> {
             if running == 0 {
                 return self.done();
             }
-            if last.elapsed() > PAUSE {
+            if last.elapsed() > POLL_INTERVAL {
                 last = Instant::now();
                 if let Some(code) = self.over()?.filter(|code| *code != exit::OK) {
                     return Ok(code);
@@ -213,31 +214,31 @@ impl Worker<'_> {
         }
     }
 
-    /// Where a script's processes meet among themselves: on the host of worker 0.
+    /// Where the script's own processes meet: on the host of worker 0.
     fn rendezvous(&self) -> Result<Option<Rendezvous>, Failure> {
         if self.job.cluster.script.is_empty() {
             return Ok(None);
         }
         let free = || TcpListener::bind("0.0.0.0:0").and_then(|l| l.local_addr()).map(|a| a.port());
         let port = free().map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?;
-        let own = super::own::own_host(None).to_string();
+        let own = super::host::own_host(None).to_string();
         let mut place = self.place.clone();
         place.tasks = self.job.train.workers;
         let Some(folder) = self.folder else { return Ok(Some(Rendezvous::of(&place, (own, port)))) };
         if place.rank == 0 {
             folder.publish("worker-0", &super::Address::here(format!("{own}:{port}"), &place))?;
         }
-        let until = Instant::now() + TELL_AFTER;
+        let until = Instant::now() + LOG_WAIT_AFTER;
         loop {
             if let Some(at) = folder.address("worker-0")? {
                 let (host, port) = at.address.rsplit_once(':').unwrap_or((&own, "0"));
                 return Ok(Some(Rendezvous::of(&place, (host.into(), port.parse().unwrap_or(0)))));
             }
             if Instant::now() > until {
-                // A script that needs no such place need not wait for worker 0.
+                // A script without such a meeting point need not wait for worker 0.
                 return Ok(Some(Rendezvous::of(&place, (own, port))));
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
     }
 
@@ -246,7 +247,7 @@ impl Worker<'_> {
         Ok(exit::OK)
     }
 
-    /// The job has failed where the same would happen again.
+    /// Records the job's failure if a restart would fail alike.
     fn failed(&self, code: i32, said: String) -> Result<i32, Failure> {
         let node = if self.place.node.is_empty() { host_name() } else { self.place.node.clone() };
         if let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE") {
@@ -258,18 +259,18 @@ impl Worker<'_> {
         if exit::again(code) {
             return Ok(code);
         }
-        let failed = Ended::Failed { worker: self.place.rank, node, code, said };
+        let failed = JobEnd::Failed { worker: self.place.rank, node, code, said };
         self.folder.map_or(Ok(()), |f| f.end(&failed).map(drop))?;
         Ok(code)
     }
 }
 
-/// Whether every shard takes pushes, or is about to where it was only just founded.
+/// Whether every shard accepts pushes, or will after a recent bootstrap.
 fn serves(fleet: &DescribeReply) -> bool {
     !fleet.shards.is_empty() && fleet.shards.iter().all(|s| matches!(&*s.state, "serving" | "repairing"))
 }
 
-/// So many of the fleet's servers: first those that answer.
+/// Addresses of up to `many` servers of the fleet, those that answer first.
 fn addresses(fleet: &DescribeReply, many: usize) -> Vec<String> {
     let (up, silent): (Vec<_>, Vec<_>) = fleet.servers.iter().partition(|s| s.state == "up");
     up.into_iter().chain(silent).map(|s| s.address.clone()).take(many).collect()

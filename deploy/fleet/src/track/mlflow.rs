@@ -1,7 +1,8 @@
-//! MLflow's tracking API, over HTTP: the few requests that a run needs.
+//! MLflow's tracking API over HTTP: the few requests that a run needs.
 //!
-//! <https://mlflow.org/docs/latest/rest-api.html>. Who may ask is said by the variables of MLflow's own client: `MLFLOW_TRACKING_TOKEN`,
-//! or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. Authorities are those of the system, or of `SSL_CERT_FILE`.
+//! <https://mlflow.org/docs/latest/rest-api.html>. Credentials come from the variables of MLflow's own
+//! client: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+//! Trusted certificate authorities are those of the system, or of `SSL_CERT_FILE`.
 
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -10,27 +11,27 @@ use ureq::{
     http::{Response, StatusCode},
 };
 
-/// One request takes so long at most.
+/// The timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// An answer is no longer.
+/// The maximal bytes of a reply.
 const MAX_ANSWER: u64 = 4 << 20;
-/// MLflow's bounds of one request.
+/// MLflow's limits per request.
 pub(super) const METRICS: usize = 1000;
 const PARAMS: usize = 100;
-/// What older servers take of a value.
+/// The longest value that older servers accept.
 const MAX_VALUE: usize = 500;
 
-/// Why a request has come to nothing.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// It may come to something later.
+pub enum RequestError {
+    /// A retry may succeed.
     Later(String),
-    /// The server has refused it, and will again.
+    /// The server refused it; a retry fails again.
     Refused(String),
 }
 
-impl Wrong {
-    /// In words.
+impl RequestError {
+    /// The reason, for people.
     pub fn why(&self) -> &str {
         match self {
             Self::Later(why) | Self::Refused(why) => why,
@@ -38,16 +39,16 @@ impl Wrong {
     }
 }
 
-/// How a run of MLflow's stands.
+/// The status of an MLflow run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It goes on.
+    /// The run is in progress.
     Running,
-    /// It has ended in order.
+    /// It ended normally.
     Finished,
-    /// It has not.
+    /// It failed.
     Failed,
-    /// The user has ended it.
+    /// The user ended it.
     Killed,
 }
 
@@ -62,12 +63,12 @@ impl Status {
     }
 }
 
-/// A number of a run at a moment.
+/// A metric value of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Its line.
+    /// The metric's name.
     pub key: &'static str,
-    /// The number.
+    /// The value.
     pub value: f64,
     /// Samples.
     pub step: u64,
@@ -75,36 +76,37 @@ pub struct Metric {
     pub wall: f64,
 }
 
-/// A run to be.
+/// The description of a run to create.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// The experiment's name.
     pub experiment: String,
-    /// The run's.
+    /// The run's name.
     pub name: String,
-    /// Says which run it is: one with the same is not made twice.
+    /// The run's identity: a run with the same id is not created twice.
     pub id: String,
     /// Unix time, seconds.
     pub began: f64,
-    /// What it was given.
+    /// Its parameters.
     pub params: Vec<(String, String)>,
-    /// What else is known of it.
+    /// Its tags.
     pub tags: Vec<(String, String)>,
-    /// Earlier tries, by their ids, and when each was heard of last: what still runs there of them has failed.
+    /// Earlier attempts, by id, with the time of their last event: those that MLflow still lists as
+    /// running have failed.
     pub earlier: Vec<(String, f64)>,
 }
 
 const ID: &str = "paraft.id";
 
-/// A run that is there.
-pub struct Begun {
-    /// Its id.
+/// An existing MLflow run.
+pub struct OpenRun {
+    /// Its MLflow id.
     pub id: String,
-    /// It had ended there before, and a person had ended it: its record does not say who.
+    /// A user had ended it in MLflow before; the record does not say which user.
     pub was_killed: bool,
 }
 
-/// A server.
+/// A client of an MLflow server.
 #[derive(Clone)]
 pub struct Client {
     agent: Agent,
@@ -113,14 +115,14 @@ pub struct Client {
 }
 
 impl std::fmt::Debug for Client {
-    /// Without the password.
+    /// Hides the password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// Of the server at this address. Nothing is sent yet.
+    /// A client for the server at this URL. It sends nothing yet.
     pub fn new(url: &str) -> Self {
         let agent = super::agent(url);
         let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
@@ -136,8 +138,9 @@ impl Client {
         &self.url
     }
 
-    /// The run there; made where there is none yet, and running from now on, unless a person had ended it. Each of its requests may take `most`.
-    pub fn begin(&self, about: &About, most: Duration) -> Result<Begun, Wrong> {
+    /// Finds or creates the run, and marks it running unless a user had ended it. Each request may take
+    /// `most`.
+    pub fn begin(&self, about: &About, most: Duration) -> Result<OpenRun, RequestError> {
         let experiment = self.experiment(&about.experiment, most)?;
         for (id, at) in &about.earlier {
             if let Some((id, status)) = self.find(&experiment, id, most)?
@@ -146,14 +149,14 @@ impl Client {
                 self.update(&id, Status::Failed, Some(*at), most)?;
             }
         }
-        // A request whose answer was lost has made it: looked for before it is made.
+        // A request with a lost reply may have created the run, so search first.
         if let Some((id, status)) = self.find(&experiment, &about.id, most)? {
             let was_killed = status == Status::Killed.name();
-            // It stays so, also where what is sent now does not come to its end.
+            // A killed run keeps its status, even if this upload fails.
             if !was_killed {
                 self.update(&id, Status::Running, None, most)?;
             }
-            return Ok(Begun { id, was_killed });
+            return Ok(OpenRun { id, was_killed });
         }
         let id = (ID.to_string(), about.id.clone());
         let made = self.post(
@@ -167,12 +170,17 @@ impl Client {
             most,
         )?;
         let id = made["run"]["info"]["run_id"].as_str();
-        let none = || Wrong::Refused(self.of("runs/create", "no run in its answer"));
-        Ok(Begun { id: id.ok_or_else(none)?.to_string(), was_killed: false })
+        let none = || RequestError::Refused(self.of("runs/create", "no run in its answer"));
+        Ok(OpenRun { id: id.ok_or_else(none)?.to_string(), was_killed: false })
     }
 
-    /// A run by what it was made with: its id there, and the word for how it stands.
-    fn find(&self, experiment: &str, id: &str, most: Duration) -> Result<Option<(String, String)>, Wrong> {
+    /// Finds a run by its identity; returns its MLflow id and status.
+    fn find(
+        &self,
+        experiment: &str,
+        id: &str,
+        most: Duration,
+    ) -> Result<Option<(String, String)>, RequestError> {
         let found = self.post(
             "runs/search",
             &json!({
@@ -187,7 +195,7 @@ impl Client {
         Ok(word("run_id").map(|id| (id, word("status").unwrap_or_default())))
     }
 
-    fn experiment(&self, name: &str, most: Duration) -> Result<String, Wrong> {
+    fn experiment(&self, name: &str, most: Duration) -> Result<String, RequestError> {
         for _ in 0..2 {
             let path = "experiments/get-by-name";
             let request = self.agent.get(self.path(path)).query("experiment_name", name);
@@ -198,7 +206,7 @@ impl Client {
                     let why = format!(
                         "the experiment \"{name}\" was deleted there: restore it, or set track.experiment"
                     );
-                    return Err(Wrong::Refused(self.of(path, &why)));
+                    return Err(RequestError::Refused(self.of(path, &why)));
                 }
                 return Ok(id.to_string());
             }
@@ -209,29 +217,31 @@ impl Client {
                 Ok(made) if made["experiment_id"].is_string() => {
                     return Ok(made["experiment_id"].as_str().unwrap_or_default().to_string());
                 }
-                // Somebody else has made it meanwhile.
-                Err(Wrong::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
-                Ok(_) => return Err(Wrong::Refused(self.of("experiments/create", "no id in its answer"))),
+                // Another client has created it in the meantime.
+                Err(RequestError::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
+                Ok(_) => {
+                    return Err(RequestError::Refused(self.of("experiments/create", "no id in its answer")));
+                }
                 Err(e) => return Err(e),
             }
         }
-        Err(Wrong::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
+        Err(RequestError::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
     }
 
-    /// What the run was given.
-    pub fn params(&self, run: &str, params: &[(String, String)], most: Duration) -> Result<(), Wrong> {
+    /// Sends the run's parameters.
+    pub fn params(&self, run: &str, params: &[(String, String)], most: Duration) -> Result<(), RequestError> {
         let all = params.chunks(PARAMS);
         all.map(|some| json!({ "run_id": run, "params": pairs(some) }))
             .try_for_each(|body| self.post("runs/log-batch", &body, most).map(drop))
     }
 
-    /// Says one thing more of the run, or another than it had.
-    pub fn tag(&self, run: &str, key: &str, value: &str, most: Duration) -> Result<(), Wrong> {
+    /// Sets one tag of the run.
+    pub fn tag(&self, run: &str, key: &str, value: &str, most: Duration) -> Result<(), RequestError> {
         self.post("runs/set-tag", &json!({ "run_id": run, "key": key, "value": value }), most).map(drop)
     }
 
-    /// Some numbers of the run, 1000 at most: how many of them went.
-    pub fn metrics(&self, run: &str, metrics: &[Metric], most: Duration) -> Result<usize, Wrong> {
+    /// Sends up to 1000 metric values; returns how many were sent.
+    pub fn metrics(&self, run: &str, metrics: &[Metric], most: Duration) -> Result<usize, RequestError> {
         let some = &metrics[..metrics.len().min(METRICS)];
         let metric = |m: &Metric| json!({ "key": m.key, "value": number(m.value), "timestamp": millis(m.wall), "step": m.step });
         let metrics: Vec<_> = some.iter().map(metric).collect();
@@ -239,8 +249,14 @@ impl Client {
         Ok(some.len())
     }
 
-    /// How the run stands, and when it ended.
-    pub fn update(&self, run: &str, status: Status, ended: Option<f64>, most: Duration) -> Result<(), Wrong> {
+    /// Sets the status of the run, and when it ended.
+    pub fn update(
+        &self,
+        run: &str,
+        status: Status,
+        ended: Option<f64>,
+        most: Duration,
+    ) -> Result<(), RequestError> {
         let mut body = json!({ "run_id": run, "status": status.name() });
         if let Some(at) = ended {
             body["end_time"] = millis(at).into();
@@ -263,7 +279,7 @@ impl Client {
         }
     }
 
-    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, Wrong> {
+    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, RequestError> {
         let request = self.agent.post(self.path(path)).content_type("application/json");
         let request = self.authorized(request).config().timeout_global(Some(most.min(TIMEOUT))).build();
         let (status, answer) = self.answer(path, request.send(body.to_string()))?;
@@ -274,19 +290,21 @@ impl Client {
         &self,
         path: &str,
         answer: Result<Response<Body>, ureq::Error>,
-    ) -> Result<(StatusCode, Value), Wrong> {
-        let later = |e: ureq::Error| Wrong::Later(self.of(path, &e.to_string()));
+    ) -> Result<(StatusCode, Value), RequestError> {
+        let later = |e: ureq::Error| RequestError::Later(self.of(path, &e.to_string()));
         let mut answer = answer.map_err(later)?;
         let status = answer.status();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(later)?;
         match serde_json::from_str(&text) {
             Ok(value) => Ok((status, value)),
             Err(_) if !status.is_success() => Ok((status, Value::Null)),
-            Err(_) => Err(Wrong::Refused(self.of(path, "its answer is not JSON; is this an MLflow server?"))),
+            Err(_) => {
+                Err(RequestError::Refused(self.of(path, "its answer is not JSON; is this an MLflow server?")))
+            }
         }
     }
 
-    fn wrong(&self, path: &str, status: StatusCode, answer: &Value) -> Wrong {
+    fn wrong(&self, path: &str, status: StatusCode, answer: &Value) -> RequestError {
         let code = answer["error_code"].as_str().unwrap_or_default();
         let said: String = answer["message"].as_str().unwrap_or_default().chars().take(300).collect();
         let help = match status {
@@ -301,11 +319,11 @@ impl Client {
         let why = self.of(path, &format!("{status}{words}{help}"));
         let again = status.is_server_error()
             || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-        if again { Wrong::Later(why) } else { Wrong::Refused(why) }
+        if again { RequestError::Later(why) } else { RequestError::Refused(why) }
     }
 }
 
-/// As MLflow's own client does: a user before a token.
+/// As MLflow's own client: a user takes precedence over a token.
 fn authorization(user: Option<(String, String)>, token: Option<String>) -> Option<String> {
     match (user, token) {
         (Some((name, password)), _) => {
@@ -315,7 +333,7 @@ fn authorization(user: Option<(String, String)>, token: Option<String>) -> Optio
     }
 }
 
-/// RFC 4648, for one header.
+/// Base64 of RFC 4648, for one header.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |three: &[u8]| {
@@ -331,7 +349,7 @@ fn millis(wall: f64) -> i64 {
     (wall * 1e3) as i64
 }
 
-/// JSON has no such numbers; protobuf's JSON has these words for them.
+/// JSON has no NaN or infinity; protobuf's JSON mapping uses these words.
 fn number(x: f64) -> Value {
     match x {
         x if x.is_nan() => "NaN".into(),
@@ -354,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_ask_is_said_as_mlflows_own_client_says_it() {
+    fn credentials_are_those_of_mlflows_own_client() {
         let user = || Some(("me".to_string(), "secret".to_string()));
         let token = || Some("abc".to_string());
         assert_eq!(authorization(None, None), None);

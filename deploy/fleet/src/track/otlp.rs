@@ -19,7 +19,7 @@ const MAX_ANSWER: u64 = 1 << 20;
 /// Sends what the processes have recorded whose files are in this folder, or in a run's folder, to `url`; how many spans went.
 ///
 /// # Errors
-/// There is no trace, or nobody takes it.
+/// There is no trace, or no receiver accepts it.
 pub fn send(folder: &Path, url: &str) -> Result<usize, Failure> {
     if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
         return Err(Failure::new(exit::USAGE, format!("--otlp {url}: write http://HOST:4318")));

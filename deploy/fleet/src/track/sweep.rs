@@ -1,8 +1,8 @@
 //! A sweep's own run in MLflow, which those of its trials lie below.
 
 use super::{
-    mlflow::{About, Client, Metric, Status, Wrong},
-    upload::AT_END,
+    mlflow::{About, Client, Metric, RequestError, Status},
+    upload::END_TIMEOUT,
 };
 use crate::{
     failure::Failure,
@@ -90,7 +90,7 @@ impl Sweep {
     }
 
     /// Its id, made where there is none yet.
-    pub(super) fn run(&self, most: Duration) -> Result<String, Wrong> {
+    pub(super) fn run(&self, most: Duration) -> Result<String, RequestError> {
         let mut run = self.run.lock();
         match &*run {
             Some(id) => Ok(id.clone()),
@@ -100,7 +100,7 @@ impl Sweep {
 
     /// It has ended so, with the best that was found if any was: says what could not be sent, after 10 s or a little more.
     pub fn end(&self, status: Status, best: Option<&Best>) {
-        let until = Instant::now() + AT_END;
+        let until = Instant::now() + END_TIMEOUT;
         let mut trials = self.trials.lock();
         while trials.ended < trials.begun && !self.changed.wait_until(&mut trials, until).timed_out() {}
         let unsent = trials.unsent + trials.begun - trials.ended;
@@ -118,7 +118,7 @@ impl Sweep {
         }
     }
 
-    fn told(&self, status: Status, best: Option<&Best>, until: Instant) -> Result<(), Wrong> {
+    fn told(&self, status: Status, best: Option<&Best>, until: Instant) -> Result<(), RequestError> {
         // Where no trial has begun it has not either.
         let Some(run) = self.run.try_lock_until(until).and_then(|r| r.clone()) else { return Ok(()) };
         let most = until.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
@@ -132,7 +132,7 @@ impl Sweep {
         ended: f64,
         best: Option<&Best>,
         most: Duration,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), RequestError> {
         if let Some(Best { key, value, wall, set }) = best {
             let split = |s: &String| s.split_once('=').map(|(k, v)| (format!("best.{k}"), v.to_string()));
             let params: Vec<_> = set.iter().filter_map(split).collect();
@@ -151,7 +151,7 @@ impl Sweep {
         ended: f64,
         best: Option<&Best>,
     ) -> Result<String, Failure> {
-        let run = self.run(AT_END).map_err(super::failed)?;
+        let run = self.run(END_TIMEOUT).map_err(super::failed)?;
         for dir in trials {
             let sent = Job::load(&dir.join(JOB_FILE), &[]).map_err(Failure::from).and_then(|mut trial| {
                 trial.track = job.track.clone();
@@ -166,7 +166,7 @@ impl Sweep {
                     .help("the same command sends what is missing; what is there stays")
             })?;
         }
-        self.tell(&run, status, ended, best, AT_END).map_err(super::failed)?;
+        self.tell(&run, status, ended, best, END_TIMEOUT).map_err(super::failed)?;
         Ok(run)
     }
 }

@@ -171,7 +171,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_run_is_made_once_gets_its_parameters_its_numbers_in_batches_and_its_end() {
+fn a_run_is_created_once_with_parameters_metrics_and_end() {
     let server = Server::start(Mood::Answers);
     let upload = Upload::start(server.client(), about(), None);
     upload.push(some(0, 2500));
@@ -197,7 +197,7 @@ fn a_run_is_made_once_gets_its_parameters_its_numbers_in_batches_and_its_end() {
 }
 
 #[test]
-fn a_server_that_fails_for_a_while_is_said_once_and_gets_everything_later() {
+fn an_mlflow_outage_is_logged_once_and_caught_up_later() {
     let server = Server::start(Mood::Fails);
     let upload = Upload::start(server.client(), about(), None);
     upload.push(some(0, 10));
@@ -230,7 +230,7 @@ fn a_run_whose_answer_was_lost_is_not_made_twice() {
 }
 
 #[test]
-fn who_does_not_answer_holds_a_run_up_for_ten_seconds_at_its_end_and_no_longer() {
+fn a_silent_mlflow_delays_the_end_by_ten_seconds_at_most() {
     let nobody = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
     let hangs = Server::start(Mood::Hangs);
     let uploads = [Client::new(&format!("http://{nobody}")), hangs.client()].map(|client| {
@@ -248,7 +248,7 @@ fn who_does_not_answer_holds_a_run_up_for_ten_seconds_at_its_end_and_no_longer()
 }
 
 #[test]
-fn who_is_not_let_in_is_told_how_and_that_at_once() {
+fn a_refused_client_learns_the_remedy_at_once() {
     let server = Server::start(Mood::Denies);
     let upload = Upload::start(server.client(), about(), None);
     upload.push(some(0, 3));
@@ -281,7 +281,7 @@ fn write(dir: &Path, samples: u64) {
 }
 
 #[test]
-fn a_record_that_is_followed_is_in_mlflow_and_sent_again_it_is_the_same_run() {
+fn a_followed_record_sent_again_is_the_same_mlflow_run() {
     let server = Server::start(Mood::Answers);
     let (dir, job, run) = folder(&server.url);
     let tracked = Tracked::new(dir.path(), &job, &run, None);
@@ -314,7 +314,7 @@ fn best() -> Best {
 }
 
 #[test]
-fn trials_lie_below_their_sweep_and_do_not_wait_for_what_is_sent() {
+fn trials_nest_in_their_sweep_and_do_not_wait_for_uploads() {
     let server = Server::start(Mood::Answers);
     let (dir, job, run) = folder(&server.url);
     let sweep = Sweep::new(&job, Path::new("/tmp/runs/d-sweep-1"), "what", 1.0).expect("it is tracked");
@@ -336,7 +336,7 @@ fn trials_lie_below_their_sweep_and_do_not_wait_for_what_is_sent() {
     );
 }
 
-/// What has come of each run that was made: its name, its parent, how it stands.
+/// Each created run: its name, its parent, its status.
 fn runs(server: &Server) -> Vec<(String, Option<String>, String)> {
     let seen = server.seen.lock().clone();
     let made = seen.iter().enumerate().filter(|(_, (path, _))| path == "runs/create");
@@ -355,7 +355,7 @@ fn runs(server: &Server) -> Vec<(String, Option<String>, String)> {
 }
 
 #[test]
-fn a_sweep_that_was_sent_in_part_is_there_as_a_whole_when_it_is_sent_later_and_nothing_twice() {
+fn a_partly_sent_sweep_is_completed_later_without_duplicates() {
     let server = Server::start(Mood::Answers);
     let (dir, job, _) = folder(&server.url);
     let trials: Vec<_> =
@@ -403,7 +403,7 @@ fn a_sweep_that_was_sent_in_part_is_there_as_a_whole_when_it_is_sent_later_and_n
 }
 
 #[test]
-fn a_run_that_nobody_was_left_to_end_is_ended_by_the_next_in_its_folder_and_one_that_had_ended_stays() {
+fn an_open_mlflow_run_is_ended_by_the_next_in_its_folder() {
     let server = Server::start(Mood::Answers);
     let (dir, job, run) = folder(&server.url);
     let aside = |n: u32| {

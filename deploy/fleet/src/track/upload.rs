@@ -1,14 +1,14 @@
-//! A run that goes to MLflow while it trains, by a thread of its own.
+//! Uploads a run to MLflow during training, on its own thread.
 //!
 //! ```text
-//!  points ─▶ queue, bounded ─▶ a request, tried again with pauses ─▶ MLflow
-//!                   └─ the run's end: tried for 10 s more, then what is left is counted
+//!  points ─▶ queue, bounded ─▶ a request, retried with pauses ─▶ MLflow
+//!                   └─ the run's end: retries for 10 s more, then counts what is unsent
 //! ```
 //!
 //! Training never waits for it.
 
 use super::{
-    mlflow::{About, Client, METRICS, Metric, Status, Wrong},
+    mlflow::{About, Client, METRICS, Metric, RequestError, Status},
     sweep::Sweep,
 };
 use parking_lot::{Condvar, Mutex};
@@ -18,25 +18,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So many numbers wait at most, a few megabytes: more than the longest run has lines for.
-const MOST: usize = 100_000;
-/// What is left at the run's end is tried for so long.
-pub(super) const AT_END: Duration = Duration::from_secs(10);
-/// The first pause before a request is tried again, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause while the run's end waits.
-const PAUSE_AT_END: Duration = Duration::from_millis(500);
+/// The maximal number of queued values, a few megabytes: more than the longest run has lines.
+const MAX_QUEUED: usize = 100_000;
+/// How long the end of a run waits for unsent values.
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// The first and the longest pause before a retry.
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The pause between retries at the run's end.
+const RETRY_DELAY_AT_END: Duration = Duration::from_millis(500);
 
-/// What has not been sent.
+/// The unsent rest of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsent {
-    /// How many numbers.
+    /// The number of unsent values.
     pub metrics: u64,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
-/// A run on its way to MLflow.
+/// The upload of a run.
 #[derive(Debug)]
 pub struct Upload {
     shared: Arc<Shared>,
@@ -45,28 +45,28 @@ pub struct Upload {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The queue has something, the run has ended, or the thread has.
+    /// Notified when the queue grows, the run ends, or the thread ends.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Metric>,
-    /// How many have left the queue, whatever became of them.
+    /// Values that have left the queue, sent or lost.
     gone: u64,
-    /// That nobody will send any more.
+    /// Values that will not be sent.
     lost: u64,
-    /// How the run has ended, when, and until when that is tried.
+    /// The run's final status, its time, and the deadline of the upload.
     end: Option<(Status, f64, Instant)>,
-    /// To be said to the user.
+    /// Messages for the user.
     notes: Vec<String>,
-    /// Why the last request came to nothing.
+    /// Why the last request failed.
     why: String,
     over: Option<Result<(), Unsent>>,
 }
 
 impl Upload {
-    /// Begins to send; returns at once. Of a sweep's trial, below the sweep's own run.
+    /// Starts the upload; returns at once. A sweep's trial is nested in the sweep's own run.
     pub fn start(client: Client, about: About, of: Option<Arc<Sweep>>) -> Self {
         let shared = Arc::new(Shared::default());
         let mut sender = Sender { shared: shared.clone(), client, about, of, run: None, said: false };
@@ -78,7 +78,7 @@ impl Upload {
         Self { shared }
     }
 
-    /// Gives it numbers to send. Where too many wait the oldest go.
+    /// Queues values. If the queue is full, the oldest values are dropped.
     pub fn push(&self, metrics: impl IntoIterator<Item = Metric>) {
         let mut state = self.shared.state.lock();
         if state.over.is_some() {
@@ -86,25 +86,25 @@ impl Upload {
             return;
         }
         state.queue.extend(metrics);
-        let over = state.queue.len().saturating_sub(MOST);
+        let over = state.queue.len().saturating_sub(MAX_QUEUED);
         state.leave(over);
         state.lost += over as u64;
         self.shared.changed.notify_all();
     }
 
-    /// What there is to be said to the user, once.
+    /// Takes the messages for the user.
     pub fn notes(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state.lock().notes)
     }
 
-    /// The run has ended: what is left is sent, if it can be within [`AT_END`].
+    /// Ends the run: the rest is sent if that succeeds within [`END_TIMEOUT`].
     pub fn end(&self, status: Status, wall: f64) {
         let mut state = self.shared.state.lock();
-        state.end.get_or_insert((status, wall, Instant::now() + AT_END));
+        state.end.get_or_insert((status, wall, Instant::now() + END_TIMEOUT));
         self.shared.changed.notify_all();
     }
 
-    /// After [`Self::end`]: waits for what it came to, no longer than that takes.
+    /// Waits for the result after [`Self::end`], at most for that time.
     pub fn wait(&self) -> Result<(), Unsent> {
         let mut state = self.shared.state.lock();
         let until = state.end.map_or_else(Instant::now, |(_, _, until)| until);
@@ -122,7 +122,7 @@ impl Upload {
 }
 
 impl State {
-    /// The first of the queue go.
+    /// Removes the first `n` values of the queue.
     fn leave(&mut self, n: usize) {
         self.gone += self.queue.drain(..n).count() as u64;
     }
@@ -137,22 +137,22 @@ struct Sender {
     client: Client,
     about: About,
     of: Option<Arc<Sweep>>,
-    /// Its id, as soon as it has one.
+    /// The MLflow id, once it exists.
     run: Option<String>,
     said: bool,
 }
 
 impl Sender {
     fn work(&mut self) {
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_DELAYS.0;
         loop {
             match self.next() {
                 Ok(true) => return self.over(Ok(())),
-                Ok(false) => pause = PAUSE.0,
+                Ok(false) => pause = RETRY_DELAYS.0,
                 Err(wrong) => {
                     let mut state = self.shared.state.lock();
                     state.why = wrong.why().to_string();
-                    let never = matches!(wrong, Wrong::Refused(_)) && self.run.is_none();
+                    let never = matches!(wrong, RequestError::Refused(_)) && self.run.is_none();
                     let late = state.end.is_some_and(|(_, _, until)| Instant::now() >= until);
                     if !self.said && !never {
                         self.said = true;
@@ -169,21 +169,21 @@ impl Sender {
                         return self.over(Err(unsent));
                     }
                     let ending = state.end.is_some();
-                    let wait = if ending { PAUSE_AT_END } else { pause };
-                    // The end of the run cuts the pause short; more numbers do not.
+                    let wait = if ending { RETRY_DELAY_AT_END } else { pause };
+                    // The end of the run cuts the pause short; new values do not.
                     let until = Instant::now() + wait;
                     while state.end.is_some() == ending
                         && !self.shared.changed.wait_until(&mut state, until).timed_out()
                     {
                     }
-                    pause = (pause * 2).min(PAUSE.1);
+                    pause = (pause * 2).min(RETRY_DELAYS.1);
                 }
             }
         }
     }
 
-    /// Sends what is next, when there is something; whether that was the end.
-    fn next(&mut self) -> Result<bool, Wrong> {
+    /// Sends the next request, if any; returns whether that was the end.
+    fn next(&mut self) -> Result<bool, RequestError> {
         let Some(run) = &self.run else {
             self.run = Some(self.begin()?);
             return Ok(false);
@@ -202,12 +202,12 @@ impl Sender {
         }
         let refused = match self.client.metrics(run, &metrics, most) {
             Ok(_) => None,
-            // These will be refused again; others may not be.
-            Err(Wrong::Refused(why)) => Some(why),
+            // The server would refuse these values again; other values may pass.
+            Err(RequestError::Refused(why)) => Some(why),
             Err(later) => return Err(later),
         };
         let mut state = self.shared.state.lock();
-        // Some may have made room for others meanwhile.
+        // New values may have displaced some in the meantime.
         let here = metrics.len().saturating_sub((state.gone - gone) as usize);
         state.leave(here);
         if let Some(why) = refused {
@@ -220,30 +220,30 @@ impl Sender {
         Ok(false)
     }
 
-    fn begin(&self) -> Result<String, Wrong> {
+    fn begin(&self) -> Result<String, RequestError> {
         let mut about = self.about.clone();
         if let Some(sweep) = &self.of {
             about.tags.push((super::PARENT.into(), sweep.run(self.most())?));
         }
         let run = self.client.begin(&about, self.most())?.id;
         match self.client.params(&run, &about.params, self.most()) {
-            Err(Wrong::Refused(why)) => self.shared.state.lock().notes.push(format!("warning: {why}")),
+            Err(RequestError::Refused(why)) => self.shared.state.lock().notes.push(format!("warning: {why}")),
             other => other?,
         }
         Ok(run)
     }
 
-    /// What a request may take: what is left of the end's time.
+    /// The timeout of a request: at the end, the remaining time.
     fn most(&self) -> Duration {
         let end = self.shared.state.lock().end;
-        let left = end.map_or(AT_END, |(_, _, until)| until.saturating_duration_since(Instant::now()));
+        let left = end.map_or(END_TIMEOUT, |(_, _, until)| until.saturating_duration_since(Instant::now()));
         left.max(Duration::from_millis(1))
     }
 
     fn over(&self, how: Result<(), Unsent>) {
         let mut state = self.shared.state.lock();
         state.queue = VecDeque::new();
-        // Numbers that were refused are not there, however the rest went.
+        // Refused values are missing, whatever the other requests achieved.
         let how = match how {
             Ok(()) if state.lost > 0 => Err(Unsent { metrics: state.lost, why: state.why.clone() }),
             other => other,

@@ -1,13 +1,14 @@
-//! A worker whose ranks hold a stage of its model each (`[parallel]`), in simulated time.
+//! A worker whose ranks hold one pipeline stage each (`[parallel]`), in simulated time.
 //!
-//! Each rank has a session of its own with the shards of its stage. In which order it computes micro-batches, when it pulls, at which versions
-//! it computes and what it waits for is what `paraft_worker`'s stages do. A step's time is divided among them as their layers cost, and among
-//! micro-batches by samples.
+//! Each rank has its own session with the shards of its stage. `paraft_worker`'s stages decide the
+//! order of micro-batches, the pulls, the versions and the waits. A step's time is divided among stages
+//! by the cost of their layers, and among micro-batches by samples.
 //!
-//! The gradient is that of the whole model, micro-batch by micro-batch, at the weights that all ranks had as they began with it: it is computed
-//! once, when the first bucket of it is to be pushed.
+//! The gradient is that of the whole model, micro-batch by micro-batch, at the weights with which the
+//! ranks started it. It is computed once, when its first bucket is pushed.
 //!
-//! - this file: how the model is cut, and the rank that leads. `rank`: what each does. `shared`: what they share.
+//! - this file: the division of the model, and the leading rank. `rank`: the actions of each rank.
+//!   `shared`: their shared state.
 
 mod rank;
 mod shared;
@@ -22,7 +23,7 @@ use paraft_session::{Pull, Pulled};
 use paraft_worker::worker::Minibatches;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-/// How the model is cut.
+/// The division of the model.
 pub(crate) struct Cut {
     schedule: PipelineSchedule,
     micro_batches: usize,
@@ -33,13 +34,13 @@ pub(crate) struct Cut {
 pub(crate) struct Part {
     pub layers: Range<usize>,
     pub buckets: Range<usize>,
-    /// Of a step's time.
+    /// Its share of a step's time.
     pub share: f64,
-    /// Values of a sample that the next stage takes.
+    /// Values per sample that the next stage receives.
     outputs: usize,
-    /// Parameters that another stage uses too, and which that is.
+    /// Parameters that another stage uses too, with that stage.
     lends: Vec<(Range<usize>, usize)>,
-    /// Those that it uses of another.
+    /// Parameters of another stage that it uses, with that stage.
     borrows: Vec<(Range<usize>, usize)>,
 }
 
@@ -77,19 +78,19 @@ impl Cut {
         self.stages.len()
     }
 
-    /// Micro-batches of a minibatch of so many samples.
+    /// The number of micro-batches in a minibatch of `n` samples.
     fn micro(&self, n: usize) -> usize {
         self.micro_batches.min(n).max(1)
     }
 
-    /// Samples of one of them.
+    /// Samples of one micro-batch.
     fn samples(&self, n: usize, m: usize) -> usize {
         let micro = self.micro(n);
         n * (m + 1) / micro - n * m / micro
     }
 }
 
-/// The rank that leads the others.
+/// The leading rank.
 pub(crate) struct Leader {
     shared: Arc<Shared>,
     rank: Rank,
@@ -102,12 +103,12 @@ impl Leader {
         Self { shared: shared.clone(), rank, ahead: VecDeque::new() }
     }
 
-    /// What comes next is from other minibatches.
+    /// The next steps use new minibatches.
     pub fn begins(&mut self) {
         self.ahead.clear();
     }
 
-    /// All ranks pull; behind a step that another one is behind, each by itself.
+    /// Makes all ranks pull; after a step that another step overlaps, each pulls alone.
     pub async fn pull(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
         let together = !self.rank.goes_on_with(pull.done.next());
         if together {
@@ -121,7 +122,8 @@ impl Leader {
         Ok(pulled)
     }
 
-    /// All ranks make a step; gives its loss, and how many samples it has. `goes_on`: nothing is to be done before the next.
+    /// Makes all ranks take a step; returns its loss and its number of samples. `goes_on`: the next
+    /// step follows at once.
     pub async fn step(
         &mut self,
         client: &mut Client,
@@ -152,25 +154,25 @@ impl Leader {
         self.shared.has(step, samples, self.ahead.front().map_or(0, Vec::len));
     }
 
-    /// The newest weights of all stages, where nothing is under way.
+    /// The newest weights of all stages, while no step is in progress.
     pub fn whole(&self) -> Vec<f32> {
         self.shared.whole.lock().clone()
     }
 
-    /// The job is done. Gives what each rank has done.
+    /// Ends the job. Returns the results of each rank.
     pub fn over(&mut self) -> Vec<OfRank> {
         self.rank.say(Message::Over);
         self.shared.of_ranks()
     }
 }
 
-/// The values of buckets that follow each other.
+/// The range of values of consecutive buckets.
 pub(crate) fn values(layout: &Layout, buckets: &Range<usize>) -> Range<usize> {
     let of = layout.buckets().get(buckets.clone()).unwrap_or_default();
     of.first().map_or(0, |b| b.offset)..of.last().map_or(0, |b| b.range().end)
 }
 
-/// Nothing that the simulator has takes a rank's session from it.
+/// No event of the simulator takes a rank's session away.
 fn lost() -> SimError {
     SimError::Runtime("a rank of a worker's stages is not where the others are".into())
 }

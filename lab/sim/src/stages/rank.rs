@@ -1,4 +1,4 @@
-//! One rank: its micro-batches, its pulls and pushes, and what it waits for.
+//! One rank: its micro-batches, pulls, pushes and messages.
 
 use super::{Cut, Part, Shared, lost, values};
 use crate::{
@@ -17,11 +17,11 @@ use paraft_common::{
 use paraft_session::{Pull, Pulled};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// A value between ranks.
+/// Bytes of a value between ranks.
 const VALUE_BYTES: usize = 4;
 
-/// The next step's minibatch, of which some has been forward.
-struct Going {
+/// The next step's minibatch, with some forward passes done.
+struct NextMinibatch {
     step: Step,
     forward: usize,
 }
@@ -33,17 +33,17 @@ pub(crate) struct Rank {
     shared: Arc<Shared>,
     at: usize,
     speed: Arc<Speed>,
-    /// Of its stage, and their versions.
+    /// The weights of its stage, and their versions.
     weights: Vec<f32>,
     versions: Vec<u64>,
-    /// The versions that the minibatch under way is computed at, where newer weights have come.
+    /// The versions of the current minibatch's weights, if newer weights have arrived.
     stash: Option<Vec<u64>>,
-    going: Option<Going>,
-    /// Weights that come, and are not needed yet.
+    going: Option<NextMinibatch>,
+    /// Requested weights that are not needed yet.
     asked: Option<Pull>,
-    /// Seconds of a step's computation.
+    /// Compute seconds of each step.
     times: BTreeMap<Step, f64>,
-    /// So many messages of each kind so far.
+    /// The number of messages of each kind so far.
     said: u64,
     sums: u64,
     pulls: u64,
@@ -75,7 +75,7 @@ impl Rank {
         }
     }
 
-    /// Does what its leader says, until the job is done.
+    /// Executes its leader's commands until the job is done.
     pub async fn follow(mut self, process: Arc<Process>) -> Result<(), SimError> {
         let (mut client, _) = Client::join(&self.world, &process).await?;
         loop {
@@ -104,9 +104,9 @@ impl Rank {
         }
     }
 
-    // ---- all ranks together ----
+    // ---- all ranks ----
 
-    /// The leader's word, which goes from rank to rank.
+    /// Forwards the leader's command from rank to rank.
     pub fn say(&mut self, message: Message) {
         self.pass(message);
         self.said += 1;
@@ -114,18 +114,18 @@ impl Rank {
 
     fn pass(&self, message: Message) {
         if self.at + 1 < self.shared.lines.ranks() {
-            self.shared.lines.send((self.at, self.at + 1), Kind::Said, self.said, 0, message);
+            self.shared.lines.send((self.at, self.at + 1), Kind::Command, self.said, 0, message);
         }
     }
 
     async fn hear(&mut self) -> Message {
-        let said = self.shared.lines.receive(self.at, (self.at - 1, Kind::Said, self.said)).await;
+        let said = self.shared.lines.receive(self.at, (self.at - 1, Kind::Command, self.said)).await;
         self.pass(said.clone());
         self.said += 1;
         said
     }
 
-    /// The least and the most of what all ranks have: twice round the ring.
+    /// The minimum and maximum over all ranks: two rounds of the ring.
     async fn range(&mut self, own: f64) -> Result<(f64, f64), SimError> {
         let (lines, at, number) = (&self.shared.lines, self.at, self.sums);
         let (last, next) = (lines.ranks() - 1, (at + 1) % lines.ranks());
@@ -153,7 +153,7 @@ impl Rank {
         }
     }
 
-    /// All have pulled to the same step.
+    /// Makes all ranks pull to the same step.
     pub async fn level(&mut self, done: Step) -> Result<(), SimError> {
         let (least, most) = self.range(done.0 as f64).await?;
         if least == most { Ok(()) } else { Err(lost()) }
@@ -161,17 +161,17 @@ impl Rank {
 
     // ---- weights ----
 
-    /// Whether minibatches go in behind each other.
+    /// Whether minibatches overlap.
     pub fn goes_on(&self) -> bool {
         self.cut.schedule.goes_on()
     }
 
-    /// Whether the next step is under way.
+    /// Whether the next step has started.
     pub fn goes_on_with(&self, step: Step) -> bool {
         self.going.as_ref().is_some_and(|g| g.step == step)
     }
 
-    /// Its stage's weights.
+    /// Pulls its stage's weights.
     pub async fn pull_own(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
         let pulled = client.pull(pull, &mut self.weights).await?;
         self.versions = client.versions();
@@ -187,12 +187,12 @@ impl Rank {
         &self.cut.stages[self.at]
     }
 
-    /// Where its stage is in the flat vector.
+    /// The range of its stage in the flat vector.
     fn own(&self) -> Range<usize> {
         values(&self.world.layout, &self.part().buckets)
     }
 
-    /// Weights that two stages have go from who pulls them to who uses them too.
+    /// Sends weights of two stages from the rank that pulls them to the other one.
     pub async fn lend(&mut self) {
         let (lines, at) = (&self.shared.lines, self.at);
         for (range, user) in &self.part().lends {
@@ -205,7 +205,7 @@ impl Rank {
         self.pulls += 1;
     }
 
-    /// Takes the weights that were asked for.
+    /// Receives the requested weights.
     async fn arrive(&mut self, client: &mut Client) -> Result<(), SimError> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         let done = pull.done;
@@ -219,8 +219,9 @@ impl Rank {
 
     // ---- a step ----
 
-    /// This rank's part of a step: micro-batches forward and back, and its buckets pushed. Gives the mean loss. `next`: as the leader knows,
-    /// whether the next minibatch goes in behind.
+    /// This rank's part of a step: forward and backward passes of the micro-batches, and pushes of its
+    /// buckets. Returns the mean loss. `next`: whether the next minibatch overlaps, if this is the
+    /// leader.
     pub async fn step(
         &mut self,
         client: &mut Client,
@@ -268,11 +269,11 @@ impl Rank {
         self.shared.note(at, client);
         self.times.remove(&step);
         let goes_on = self.hears(&mut next, step).await?;
-        // What was asked for comes before anything else does.
+        // The requested weights arrive before any other action.
         self.arrive(client).await?;
         if goes_on {
             self.go_on(client, step, window.goes_ahead());
-            // The others come to it later than the last stage.
+            // Later than the last stage.
             match at + 1 == of {
                 true => (0..at).for_each(|to| lines.send((at, to), Kind::Loss, step.0, 0, Message::Values)),
                 false => _ = lines.receive(at, (of - 1, Kind::Loss, step.0)).await,
@@ -289,16 +290,16 @@ impl Rank {
     fn go_on(&mut self, client: &mut Client, step: Step, forward: usize) {
         self.shared.begins(step.next(), self.own(), &self.weights);
         self.stash = Some(self.versions.clone());
-        // Who leads pulls as its training loop says.
+        // The leader pulls in its training loop.
         if self.at > 0 {
             let pull = Pull::of(step);
             client.ask(pull.clone());
             self.asked = Some(pull);
         }
-        self.going = Some(Going { step: step.next(), forward });
+        self.going = Some(NextMinibatch { step: step.next(), forward });
     }
 
-    /// Whether the next minibatch goes in behind that of this step, as the leader says.
+    /// Whether the next minibatch overlaps with that of this step, as the leader decides.
     async fn hears(&self, next: &mut Option<bool>, step: Step) -> Result<bool, SimError> {
         if let Some(next) = *next {
             return Ok(next);
@@ -347,7 +348,7 @@ impl Rank {
         Ok(())
     }
 
-    /// The last micro-batch: what is complete of the gradient leaves.
+    /// The backward pass of the last micro-batch; complete buckets of the gradient are pushed.
     async fn backward_and_push(
         &mut self,
         client: &mut Client,
@@ -380,7 +381,7 @@ impl Rank {
         Ok(())
     }
 
-    /// A share of what the whole model takes for a minibatch.
+    /// Computes for a share of the time that the whole model takes for a minibatch.
     async fn work(&mut self, step: Step, share: f64) {
         let (speed, world) = (&self.speed, &self.world);
         let time = *self.times.entry(step).or_insert_with(|| speed.step(world));

@@ -1,4 +1,4 @@
-//! What the ranks of a worker share: minibatches under way, the newest weights, and what is counted.
+//! State that the ranks of a worker share: current minibatches, the newest weights, and counters.
 
 use super::{Cut, lost};
 use crate::{SimError, client::Client, clock::Moment, lines::Lines, world::World};
@@ -6,46 +6,46 @@ use paraft_common::{Step, WorkerId};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// A minibatch under way.
+/// A minibatch in progress.
 struct Minibatch {
     samples: Vec<u32>,
-    /// So many are in the one behind it.
+    /// Samples of the next minibatch.
     behind: usize,
-    /// Those that it is computed at.
+    /// The weights that it is computed at.
     weights: Vec<f32>,
     /// Mean loss, and the gradient.
     gradient: Option<(f32, Vec<f32>)>,
-    /// Ranks that have not pushed their part of it.
+    /// Ranks that have not pushed their part.
     left: usize,
 }
 
-/// How busy ranks are.
+/// The utilisation of ranks.
 #[derive(Default)]
-struct Busy {
-    /// Since when one of them has been, behind a time when none was.
+struct Utilization {
+    /// When a rank started after an idle time of all ranks.
     began: Option<Moment>,
     ended: Moment,
-    /// From beginnings to ends.
+    /// Total time between such starts and ends.
     spans: u64,
 }
 
-/// What the ranks of a worker share.
+/// The shared state of a worker's ranks.
 pub(crate) struct Shared {
     worker: WorkerId,
     pub lines: Arc<Lines>,
     /// The newest weights of all stages.
     pub whole: Mutex<Vec<f32>>,
     minibatches: Mutex<BTreeMap<Step, Minibatch>>,
-    busy: Mutex<Busy>,
+    busy: Mutex<Utilization>,
     ranks: Mutex<Vec<OfRank>>,
 }
 
-/// What a rank has done.
+/// The counters of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OfRank {
-    /// Nanoseconds of its processor.
+    /// Nanoseconds of computation.
     pub worked: u64,
-    /// Of those in which its worker was in steps.
+    /// The idle share of the time that its worker spent in steps.
     pub idle: f64,
     pub bytes_pushed: u64,
     pub bytes_pulled: u64,
@@ -65,7 +65,7 @@ impl Shared {
         })
     }
 
-    /// What each rank has done.
+    /// The counters of each rank.
     pub fn of_ranks(&self) -> Vec<OfRank> {
         let spans = self.busy.lock().spans.max(1) as f64;
         let with = |(rank, of): (usize, &OfRank)| OfRank {
@@ -81,19 +81,19 @@ impl Shared {
         (of.bytes_pushed, of.bytes_pulled) = (client.bytes_pushed, client.bytes_pulled);
     }
 
-    /// The leader has the samples of a step; so many are in the minibatch behind it.
+    /// The leader sets the samples of a step; `behind` is the size of the next minibatch.
     pub fn has(&self, step: Step, samples: Vec<u32>, behind: usize) {
         let (weights, left) = (vec![0.0; self.whole.lock().len()], self.lines.ranks());
         let minibatch = Minibatch { samples, behind, weights, gradient: None, left };
         self.minibatches.lock().insert(step, minibatch);
     }
 
-    /// Whether it has them.
+    /// Whether the samples of a step are set.
     pub fn knows(&self, step: Step) -> bool {
         self.minibatches.lock().contains_key(&step)
     }
 
-    /// Samples of a step, and of the one behind it.
+    /// The sizes of a step and of the next one.
     pub fn lens(&self, step: Step) -> (usize, usize) {
         self.minibatches.lock().get(&step).map_or((0, 0), |m| (m.samples.len(), m.behind))
     }
@@ -118,7 +118,7 @@ impl Shared {
         gradient.as_ref().map(|(_, sum)| read(sum)).ok_or_else(lost)
     }
 
-    /// A rank is done with a step; gives its loss.
+    /// A rank finishes a step; returns its loss.
     pub fn done(&self, step: Step) -> f32 {
         let mut minibatches = self.minibatches.lock();
         let Some(minibatch) = minibatches.get_mut(&step) else { return f32::NAN };
@@ -137,14 +137,14 @@ impl Shared {
         self.ranks.lock()[rank].worked += time.end - time.start;
     }
 
-    /// A rank has these weights, in a part of the flat vector, as it begins with a step.
+    /// A rank starts a step with these weights of its part of the flat vector.
     pub fn begins(&self, step: Step, part: Range<usize>, weights: &[f32]) {
         if let Some(minibatch) = self.minibatches.lock().get_mut(&step) {
             minibatch.weights[part].copy_from_slice(weights);
         }
     }
 
-    /// All ranks are done with what they had begun.
+    /// All ranks have finished what they started.
     pub fn flushed(&self) {
         let busy = &mut *self.busy.lock();
         busy.spans += busy.began.take().map_or(0, |began| busy.ended - began);

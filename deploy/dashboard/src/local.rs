@@ -1,28 +1,28 @@
-//! What the page's server reaches by the files of its host, beside what the fleet's servers say.
+//! What the page's server controls through the files of its host, besides the fleet's servers.
 
 use crate::facts::{Facts, Job};
 use paraft_fleet::{failure::Failure, faults::Faults, scale, submitted};
 use paraft_tls::Access;
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// See the module documentation.
 #[derive(Clone, Debug, Default)]
-pub struct Here {
-    /// The file that the fleet's fault points follow, where it has any.
+pub struct LocalControl {
+    /// The faults file that the fleet's fault points poll, if any.
     pub faults: Option<PathBuf>,
-    /// The run for which the fleet was started.
+    /// The run that the fleet was started for.
     pub run: Option<PathBuf>,
-    /// Where an engine has started it, as many workers as that can run. It is told by commands that files of `run` name: of no other
-    /// folder, whose owner may be anybody.
+    /// With an engine, the maximal number of workers that it can run. Files in `run` name the engine's
+    /// commands. No other folder may do so, since its owner may be another user.
     pub engine: Option<u32>,
-    /// A folder of runs, which can be compared; those whose launcher is on this host can be told how many workers they have.
+    /// A folder of runs for comparison. The page can scale a run of it whose launcher is on this host.
     pub runs: Option<PathBuf>,
-    /// By what acts come to the servers, where that is not how this process does.
+    /// The access of actions to the servers, if it differs from this process's own.
     pub acts: Option<Access>,
 }
 
-impl Here {
-    /// As many workers as a job can have, where somebody can be told from here how many it is to have.
+impl LocalControl {
+    /// The maximal number of workers of a job, if this host can change it.
     fn most(&self, job: &Job) -> Option<u32> {
         match self.engine.filter(|_| is_own(job)) {
             Some(most) => Some(most),
@@ -30,10 +30,11 @@ impl Here {
         }
     }
 
-    /// Has a job's workers be so many. Waits for an engine's command.
+    /// Sets the number of a job's workers. Waits for an engine's command.
     ///
     /// # Errors
-    /// There is nobody here to be told, or the number is refused.
+    ///
+    /// This host does not control the job's workers, or the number is refused.
     pub fn scale(&self, job: &Job, workers: u32) -> Result<(), String> {
         let none = "nothing on this host starts and ends its workers: use `paraft fleet scale` where that is";
         let run = self.launched(job).ok_or(none)?;
@@ -44,8 +45,9 @@ impl Here {
         }
     }
 
-    /// The folder of a job's run, where its launcher may be on this host. The job that a fleet was founded with is its own; of others,
-    /// who submits them says where they are, and only one below `runs` is believed.
+    /// The folder of a job's run, if its launcher may be on this host. The job that started the fleet
+    /// uses its own folder. For other jobs the submitter names the folder, which is trusted only below
+    /// `runs`.
     fn launched(&self, job: &Job) -> Option<PathBuf> {
         let Some((host, folder)) = job.run.split_once(':') else { return self.run.clone() };
         let (runs, folder) = (self.runs.as_ref()?, Path::new(folder));
@@ -53,9 +55,9 @@ impl Here {
         (host == paraft_host::name() && is_below).then(|| folder.to_path_buf())
     }
 
-    /// Adds what is known here to what the servers say.
+    /// Adds this host's knowledge to the servers' snapshot.
     pub fn add(&self, facts: &mut Facts) {
-        // One that cannot be read is said in the servers' logs.
+        // The servers log an unreadable faults file.
         facts.faults = self.faults.as_ref().map(|file| Faults::read(file).unwrap_or_default().on());
         for job in facts.jobs.iter_mut().filter(|j| j.state == "running") {
             job.most = self.most(job);
@@ -63,7 +65,7 @@ impl Here {
     }
 }
 
-/// It is the one for which the fleet was started.
+/// Whether the fleet was started for this job.
 fn is_own(job: &Job) -> bool {
     !job.run.contains(':')
 }
@@ -75,7 +77,7 @@ mod tests {
     #[test]
     fn only_runs_below_the_folder_of_runs_are_believed_to_be_here() {
         let (run, runs) = (Some("/r/a".into()), Some("/r".into()));
-        let here = Here { run, runs, ..Here::default() };
+        let here = LocalControl { run, runs, ..LocalControl::default() };
         let of = |run: &str| here.launched(&Job { run: run.into(), ..Job::default() });
         let name = paraft_host::name();
         assert_eq!(of(""), Some("/r/a".into()), "its own");
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_of_its_own_run_and_not_by_what_lies_in_the_folder_of_another() {
+    fn an_engine_page_controls_only_its_own_run() {
         let runs = tempfile::tempdir().expect("a folder");
         let other = runs.path().join("b");
         std::fs::create_dir(&other).expect("a folder");
@@ -101,11 +103,11 @@ mod tests {
             "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n",
         )
         .expect("written");
-        let here = Here {
+        let here = LocalControl {
             run: Some(other.clone()),
             engine: submitted::most(&other),
             runs: Some(runs.path().into()),
-            ..Here::default()
+            ..LocalControl::default()
         };
         let theirs = Job { run: format!("{}:{}", paraft_host::name(), other.display()), ..Job::default() };
         assert_eq!((here.most(&theirs), here.most(&Job::default())), (None, Some(2)));

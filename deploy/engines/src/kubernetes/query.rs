@@ -1,16 +1,16 @@
-//! `kubectl`, and what it says of pods.
+//! Runs `kubectl` and parses its output about pods.
 
 use super::run;
 use crate::{
     Role,
     engine::{Handle, Member},
-    wrong::{Kind, Wrong},
+    error::{EngineError, Kind},
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Runs `kubectl` with the flags of the user's.
-pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, Wrong> {
+/// Runs `kubectl` with the user's flags.
+pub(super) fn kubectl(flags: &[String], words: &[&str]) -> Result<String, EngineError> {
     let all: Vec<&str> = flags.iter().map(String::as_str).chain(words.iter().copied()).collect();
     run("kubectl", &all)
 }
@@ -81,21 +81,21 @@ struct Reason {
     exit_code: Option<i32>,
 }
 
-/// The labels that all objects of a run have.
+/// Labels of all objects of a run.
 pub(super) const INSTANCE: &str = "app.kubernetes.io/instance";
-/// Its role.
+/// The role.
 pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 
-/// The number of a pod among those of its role: the first of these that it has.
+/// The labels with the number of a pod in its role: the first that exists counts.
 const NUMBERS: [&str; 3] = [
     "apps.kubernetes.io/pod-index",
-    // Of a JobSet's server, whose pod is the only one of its Job.
+    // For a JobSet's server, the only pod of its Job.
     super::pod::JOB_INDEX,
     "batch.kubernetes.io/job-completion-index",
 ];
 
 /// The pods of a run.
-pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, Wrong> {
+pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, EngineError> {
     let object = handle.parts.first().map(|(_, object)| object.as_str()).unwrap_or_default();
     let name = match object.split_once('/') {
         Some(("statefulset", set)) => set.strip_suffix("-servers").unwrap_or(set),
@@ -106,9 +106,9 @@ pub(super) fn pods(handle: &Handle) -> Result<Vec<Pod>, Wrong> {
     parsed(&kubectl(&handle.args, &["get", "pods", "-l", &one_run, "-o", "json"])?)
 }
 
-fn parsed(text: &str) -> Result<Vec<Pod>, Wrong> {
+fn parsed(text: &str) -> Result<Vec<Pod>, EngineError> {
     let list: List = serde_json::from_str(text).map_err(|e| {
-        Wrong::new(Kind::Refused, format!("kubectl get pods: its answer is not understood: {e}"))
+        EngineError::new(Kind::Refused, format!("kubectl get pods: its answer is not understood: {e}"))
     })?;
     let mut all: Vec<_> = list.items.into_iter().filter_map(pod).collect();
     all.sort_by(|a, b| {
@@ -120,7 +120,7 @@ fn parsed(text: &str) -> Result<Vec<Pod>, Wrong> {
 fn pod(item: Item) -> Option<Pod> {
     let Item { metadata: Metadata { name, labels }, spec, status } = item;
     let role: Role = labels.get(COMPONENT)?.parse().ok()?;
-    // A JobSet's workers are pods of one Job, whose number says nothing.
+    // A JobSet's workers are pods of one Job, so its number does not count.
     let numbers = NUMBERS.iter().filter(|label| role == Role::Server || **label != super::pod::JOB_INDEX);
     let index = numbers.filter_map(|label| labels.get(*label)?.parse().ok()).next();
     let container = status.container_statuses.into_iter().next().unwrap_or_default();

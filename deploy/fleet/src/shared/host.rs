@@ -1,4 +1,4 @@
-//! By which address others reach this host.
+//! The address of this host for other hosts.
 
 use super::{Address, Folder};
 use crate::failure::Failure;
@@ -9,8 +9,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket},
 };
 
-/// The address of this host on the way to `peer`, or to anywhere; nothing is sent. Where there is no way, its first that is not of
-/// the loopback.
+/// The address of this host on the route to `peer`, or to anywhere; it sends nothing. Without a route,
+/// the first address that is not loopback.
 pub fn own_host(peer: Option<&str>) -> IpAddr {
     let towards = |to: &str| {
         let to = to.to_socket_addrs().ok()?.find(|a| a.is_ipv4())?;
@@ -23,7 +23,7 @@ pub fn own_host(peer: Option<&str>) -> IpAddr {
     found.or_else(|| first_local(&trie()).map(IpAddr::V4)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// The first address of this host in the kernel's table of routes that is not of the loopback.
+/// The first address in the kernel's routing table that is not loopback.
 fn first_local(trie: &str) -> Option<Ipv4Addr> {
     let mut last = None;
     for line in trie.lines() {
@@ -40,13 +40,13 @@ fn first_local(trie: &str) -> Option<Ipv4Addr> {
     None
 }
 
-/// This host's own name, which tells whether two processes are on one.
+/// This host's own name, which tells whether two processes share a host.
 pub fn host_name() -> String {
     paraft_host::name()
 }
 
 impl Address {
-    /// Of this process, which is at this place.
+    /// The location of this process.
     pub fn here(address: String, place: &Place) -> Self {
         Self { address, host: host_name(), node: place.node.clone(), attempt: place.attempt }
     }
@@ -59,7 +59,8 @@ impl Address {
 }
 
 impl Folder {
-    /// Fails where one of two servers on different hosts says that it is at a loopback address: there the other finds itself.
+    /// Fails if one of two servers on different hosts has a loopback address, which the other host
+    /// cannot reach.
     pub fn can_meet(&self, own: &Address) -> Result<(), Failure> {
         for (number, other) in self.servers()? {
             if other.host == own.host {

@@ -1,11 +1,11 @@
-//! What a running process may have: descriptors and memory, taken away and given back through its resource limits.
+//! Resource limits of a running process: takes descriptors and memory away, and restores them.
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::{fs, io};
 
-/// A limit that was lowered. Given back when this is dropped, if the process is still there.
+/// A lowered limit. Drop restores it if the process still exists.
 #[derive(Debug)]
-pub struct Taken {
+pub struct LoweredLimit {
     pid: Pid,
     resource: Resource,
     before: Rlimit,
@@ -15,22 +15,22 @@ fn process(pid: u32) -> io::Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("no process id"))
 }
 
-fn lower(pid: u32, resource: Resource, to: u64) -> io::Result<Taken> {
+fn lower(pid: u32, resource: Resource, to: u64) -> io::Result<LoweredLimit> {
     let pid = process(pid)?;
     let before = rustix::process::getrlimit(resource);
     let now = Rlimit { current: Some(to), maximum: before.maximum };
     let before = prlimit(Some(pid), resource, now)?;
-    Ok(Taken { pid, resource, before })
+    Ok(LoweredLimit { pid, resource, before })
 }
 
-/// The process opens nothing more from now on: its soft limit is what it has open.
-pub fn descriptors(pid: u32) -> io::Result<Taken> {
+/// Prevents the process from opening anything more: its soft limit becomes the number of open files.
+pub fn descriptors(pid: u32) -> io::Result<LoweredLimit> {
     let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
     lower(pid, Resource::Nofile, open)
 }
 
-/// The process gets `more` bytes of address space from now on, and nothing beyond.
-pub fn memory(pid: u32, more: u64) -> io::Result<Taken> {
+/// Allows the process `more` bytes of address space and no more.
+pub fn memory(pid: u32, more: u64) -> io::Result<LoweredLimit> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let size = status
         .lines()
@@ -39,9 +39,9 @@ pub fn memory(pid: u32, more: u64) -> io::Result<Taken> {
     lower(pid, Resource::As, size * 1024 + more)
 }
 
-impl Drop for Taken {
+impl Drop for LoweredLimit {
     fn drop(&mut self) {
-        // It may be gone.
+        // The process may be gone.
         let _ = prlimit(Some(self.pid), self.resource, self.before);
     }
 }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// The soft limit of open files, as the kernel shows it.
+    /// The soft limit of open files, from /proc.
     fn soft(pid: u32) -> String {
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
         let line = limits.lines().find(|l| l.starts_with("Max open files")).expect("listed");
@@ -63,7 +63,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().expect("sleep(1)");
         let before = soft(child.id());
         let open = || fs::read_dir(format!("/proc/{}/fd", child.id())).expect("it runs").count();
-        // Until the program has taken its files over from its parent.
+        // Until exec has replaced the child's program.
         while fs::read_to_string(format!("/proc/{}/comm", child.id())).expect("it runs").trim() != "sleep" {
             std::thread::yield_now();
         }

@@ -1,54 +1,54 @@
-//! Why something about an engine can't be: what failed, and what the user can do. Exit codes are made of it elsewhere.
+//! Errors of engines: the failure and the remedy. Other modules map them to exit codes.
 
 use std::fmt;
 
-/// What can be done about it.
+/// The kind of remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Flags or variables: mend them.
+    /// Correct the flags or variables.
     Usage,
-    /// The engine isn't there, or has not answered: try again.
+    /// The engine is missing or has not answered: retry.
     Unavailable,
-    /// The engine has refused: mend what it was given.
+    /// The engine has refused: correct its input.
     Refused,
-    /// A file.
+    /// A file cannot be read or written.
     Io,
 }
 
-/// Why not.
+/// An error of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
-    /// What can be done about it, roughly.
+pub struct EngineError {
+    /// The kind of remedy.
     pub kind: Kind,
-    /// What failed.
+    /// The failure.
     pub why: String,
-    /// What the user can do.
+    /// The remedy for the user.
     pub help: Option<String>,
 }
 
-impl Wrong {
-    /// What failed.
+impl EngineError {
+    /// An error of this kind.
     pub fn new(kind: Kind, why: impl fmt::Display) -> Self {
         Self { kind, why: why.to_string(), help: None }
     }
 
-    /// Wrong flags or variables.
+    /// Invalid flags or variables.
     pub fn usage(why: impl fmt::Display) -> Self {
         Self::new(Kind::Usage, why)
     }
 
-    /// With what the user can do.
+    /// Adds the remedy for the user.
     pub fn help(mut self, help: impl fmt::Display) -> Self {
         self.help = Some(help.to_string());
         self
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
         self.help.as_ref().map_or(Ok(()), |help| write!(f, " ({help})"))
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for EngineError {}

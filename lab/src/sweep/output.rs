@@ -1,8 +1,9 @@
-//! What a sweep shows: a line for each trial, its page while it goes on, and at its end the best and the report.
+//! The output of a sweep: a line for each trial, its page during the sweep, and the best trial and the
+//! report at the end.
 
 use super::{
     BEST_FILE, LOG_FILE, REPORT_FILE, Sweep,
-    log::{Ended, Log},
+    log::{Log, TrialEnd},
     search::Search,
     space,
 };
@@ -16,7 +17,7 @@ use std::{
 };
 
 impl Sweep<'_> {
-    pub(super) fn say(&self, e: &Ended, n: usize) {
+    pub(super) fn say(&self, e: &TrialEnd, n: usize) {
         let set = self.space.set(&self.points[e.trial]).join(" ");
         if self.args.json {
             out!(
@@ -35,16 +36,16 @@ impl Sweep<'_> {
         out!("{n:4}  trial {:4}  {:4} epochs  {value}  {:.1} s  {set}", e.trial, self.epochs(e), e.seconds);
     }
 
-    /// On its page.
+    /// Updates its page.
     pub(super) fn show(&self, search: &Search, log: &Log) {
-        // Nobody serves one.
+        // There is no page.
         if self.args.dashboard.is_none() {
             return;
         }
         self.seen.send_replace(sweep::data(&self.picture(search, log)));
     }
 
-    /// What the sweep has come to.
+    /// Writes and prints the results.
     pub(super) fn tell(&self, search: &Search, log: &Log) -> Result<(), Failure> {
         let Some((trial, rung, _)) = search.best() else {
             return Err(Failure::new(
@@ -90,7 +91,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// The sweep as its page shows it.
+    /// The sweep as data for its page.
     fn picture(&self, search: &Search, log: &Log) -> sweep::Sweep {
         let best = search.best().map(|(trial, rung, score)| {
             format!(
@@ -103,9 +104,9 @@ impl Sweep<'_> {
         });
         let axes = self.space.axes.iter();
         let axis = |a: &space::Axis| sweep::Axis { key: a.key.clone(), ticks: a.ticks() };
-        let mut by_trial: BTreeMap<usize, Vec<&Ended>> = BTreeMap::new();
+        let mut by_trial: BTreeMap<usize, Vec<&TrialEnd>> = BTreeMap::new();
         log.ended.iter().for_each(|e| by_trial.entry(e.trial).or_default().push(e));
-        let trial = |(&trial, ended): (&usize, &Vec<&Ended>)| {
+        let trial = |(&trial, ended): (&usize, &Vec<&TrialEnd>)| {
             let last = ended.iter().max_by_key(|e| e.rung)?;
             let set = self.points[trial].iter().zip(&self.space.axes);
             Some(sweep::Trial {
@@ -159,12 +160,12 @@ impl Sweep<'_> {
         }
     }
 
-    /// How many it has trained.
-    fn epochs(&self, e: &Ended) -> u64 {
+    /// The epochs that the trial was trained for.
+    fn epochs(&self, e: &TrialEnd) -> u64 {
         e.stopped.unwrap_or(self.rungs[e.rung])
     }
 
-    /// Likewise, of a trial on a rung.
+    /// The epochs of a trial on a rung.
     fn epochs_on(&self, log: &Log, trial: usize, rung: usize) -> u64 {
         let ended = log.ended.iter().rfind(|e| (e.trial, e.rung) == (trial, rung));
         ended.map_or(self.rungs[rung], |e| self.epochs(e))

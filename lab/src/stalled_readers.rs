@@ -1,4 +1,4 @@
-//! Clients that ask servers for weights and take nothing of the answers.
+//! Clients that request weights from servers and read no reply.
 
 use futures::future::join_all;
 use paraft_proto::{FromShard, Incoming, PROTOCOL, ReadRequest, services};
@@ -8,10 +8,11 @@ use tokio::time::timeout;
 
 /// Streams to each server: more than one certificate may have.
 const STREAMS: usize = 150;
-/// A stream that is taken at all is taken soon.
-const ANSWER: Duration = Duration::from_millis(500);
+/// A server that accepts a stream does so in this time.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Opens streams of readers to these servers and shards, and holds them for so long without taking anything; gives how many were open.
+/// Opens streams of readers to these servers and shards and holds them without reading; returns how
+/// many were open.
 pub async fn hang(addresses: &[String], access: &Access, shards: u32, lasting: Duration) -> usize {
     let streams = addresses
         .iter()
@@ -19,7 +20,7 @@ pub async fn hang(addresses: &[String], access: &Access, shards: u32, lasting: D
         .flat_map(|channel| (0..STREAMS).map(move |i| (channel.clone(), i as u32 % shards.max(1))));
     let opened = streams.map(|(channel, shard)| async move {
         let request = ReadRequest { protocol: PROTOCOL, shard, ..ReadRequest::default() };
-        timeout(ANSWER, services::read(&channel, request)).await.ok()?.ok()
+        timeout(REPLY_TIMEOUT, services::read(&channel, request)).await.ok()?.ok()
     });
     let open: Vec<Incoming<FromShard>> = join_all(opened).await.into_iter().flatten().collect();
     tokio::time::sleep(lasting).await;

@@ -1,19 +1,19 @@
-//! A live page that a command serves itself, not a server.
+//! A live page that a command serves itself, without a server of the fleet.
 
-use crate::{Here, Options, Source, Token, serve};
+use crate::{LocalControl, Options, Source, Token, serve};
 use paraft_fleet::failure::{Failure, exit};
 use serde_json::Value;
 use std::{future::pending, net::SocketAddr, time::Duration};
 use tokio::{net::TcpListener, runtime, sync::watch};
 
-/// A page that is served as long as this lives.
+/// A served page; drop ends it.
 pub struct Page {
-    /// Who has work of its own to do keeps its thread.
+    /// Its own runtime, so the caller keeps its thread.
     runtime: Option<runtime::Runtime>,
 }
 
 impl Drop for Page {
-    /// What a person has just asked for may come to its end.
+    /// An action in progress may finish.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(5));
@@ -22,15 +22,16 @@ impl Drop for Page {
 }
 
 impl Page {
-    /// Serves it there, and says where. `sweep`: of which sweep it is.
+    /// Serves the page and prints its address. `sweep`: the sweep that it shows.
     ///
     /// # Errors
-    /// The address is not free, or the token of the environment is none.
+    ///
+    /// The address is in use, or the token of the environment is invalid.
     pub fn serve(
         at: SocketAddr,
         source: Source,
         sweep: Option<watch::Receiver<Value>>,
-        here: Here,
+        here: LocalControl,
     ) -> Result<Self, Failure> {
         let token = match Token::given() {
             Some(given) => given.map_err(|e| Failure::new(exit::CONFIG, e))?,

@@ -1,5 +1,5 @@
-//! A shard's leader: the real one, and what it wants done. It hears one thing after the other, and what follows from each is
-//! done before the next.
+//! The real leader of a shard, with the effects that it requests. It handles one input after the other,
+//! and all effects of an input happen before the next input.
 
 use crate::{
     servers::{Host, Servers},
@@ -21,34 +21,34 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Who leads a shard, for a term.
+/// The leader of a shard, for a term.
 pub(crate) struct Lead {
     pub server: usize,
     pub term: u64,
     leader: Leader,
-    /// The streams that it has open.
+    /// Its open streams.
     lines: BTreeMap<ConnId, Line>,
-    /// Those of them that have something to carry, by which was answered first.
+    /// Streams with replies to send, in the order of the first reply.
     answered: Vec<ConnId>,
-    /// What it hears next, and first.
+    /// Inputs to handle first.
     next: Vec<Input>,
-    /// What it hears when there is nothing next.
+    /// Inputs to handle afterwards.
     later: VecDeque<Input>,
-    /// The deadline that is waited for.
+    /// The deadline that is armed.
     armed: Option<Instant>,
     earlier: Arc<Notify>,
 }
 
-/// A stream that the leader has open.
+/// An open stream of the leader.
 struct Line {
     stream: Arc<Stream>,
-    /// They go out together, as a stream's task in a server takes all that is there.
+    /// Sent together, as a stream's task in a server does.
     replies: Vec<Reply>,
     closes: bool,
 }
 
 /// It leads, and does not sleep.
-struct Leads;
+struct LeadingStatus;
 
 impl GroupStatus for Leads {
     fn leads(&self) -> bool {
@@ -83,35 +83,35 @@ impl Lead {
         }
     }
 
-    /// The leadership begins.
+    /// Starts the leadership.
     pub fn begins(&mut self, servers: &Arc<Servers>, host: &Host) {
         let leader = Some(ServerId(self.server as u64));
         let now = Leadership { term: self.term, leader, leads: true, role: Role::Leader };
         self.hears(servers, host, Input::Leadership(now));
     }
 
-    /// A stream comes to it.
+    /// Opens a worker's stream.
     pub fn opens(&mut self, stream: &Arc<Stream>) {
         let line = Line { stream: stream.clone(), replies: Vec::new(), closes: false };
         self.lines.insert(stream.conn, line);
     }
 
-    /// Those that it has.
+    /// Its open streams.
     pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.lines.values().map(|line| &line.stream)
     }
 
-    /// Rings where the deadline is earlier than it was.
+    /// Notified when the deadline moves forward.
     pub fn earlier(&self) -> Arc<Notify> {
         self.earlier.clone()
     }
 
-    /// When it wants to be told the time.
+    /// Its next deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.leader.deadline()
     }
 
-    /// It hears something, and what it then wants is done.
+    /// Handles an input and carries out its effects.
     pub fn hears(&mut self, servers: &Arc<Servers>, host: &Host, input: Input) {
         if let Input::Closed(conn) = input {
             self.closes(conn);
@@ -119,7 +119,7 @@ impl Lead {
         let mut input = Some(input);
         while let Some(heard) = input {
             let now = Now { at: tokio::time::Instant::now().into_std(), moment: Moment(servers.clock.now()) };
-            self.leader.handle(now, &Leads, heard);
+            self.leader.handle(now, &LeadingStatus, heard);
             while let Some(effect) = self.leader.next_effect() {
                 self.carry_out(servers, host, effect);
             }
@@ -174,7 +174,7 @@ impl Lead {
         }
     }
 
-    /// What it has answered goes out.
+    /// Sends the replies.
     fn answer(&mut self, servers: &Servers) {
         for conn in self.answered.drain(..) {
             let Some(line) = self.lines.get_mut(&conn) else { continue };
@@ -188,13 +188,13 @@ impl Lead {
 }
 
 impl Drop for Lead {
-    /// Who waits for its deadline waits no more.
+    /// The task that waits for the deadline ends.
     fn drop(&mut self) {
         self.earlier.notify_one();
     }
 }
 
-/// Tells the leader of a term the time, until it leads no more.
+/// Delivers the deadlines of a term's leader while it leads.
 pub(crate) async fn deadlines(servers: Arc<Servers>, shard: ShardId, term: u64, earlier: Arc<Notify>) {
     while let Some(deadline) = servers.deadline(shard, term) {
         let sleeps = async {

@@ -1,6 +1,6 @@
-//! A job on a fleet that stands already: taken in by it, trained by workers of this machine, ended.
+//! A job on an existing fleet: submitted, trained by workers of this machine, ended.
 //!
-//! The servers are not this process's: nothing here starts or stops one.
+//! The servers belong to other processes: this module starts and stops none.
 
 use crate::{ask, failure::Failure, files, orders};
 use paraft_client::Order;
@@ -14,27 +14,28 @@ use std::{
     time::Duration,
 };
 
-/// In a run's folder while the fleet may have a job of it that is to be deleted: a launcher that is killed leaves it to the next.
+/// Exists in a run's folder while the fleet may have a job to delete. A killed launcher leaves it to
+/// the next one.
 const LEFT_FILE: &str = "on-fleet.json";
 
-/// A fleet that stands already, and what it is asked to do with a job.
+/// An existing fleet, and how it treats the job.
 #[derive(Clone, Debug)]
-pub struct On {
-    /// Its servers, or some of them, as host:port.
+pub struct ExistingFleet {
+    /// Some or all of its servers, as host:port.
     pub servers: Vec<String>,
-    /// So long after its end the job's weights are kept; `None`: until somebody deletes it.
+    /// How long the job's weights are kept after its end; `None`: until a user deletes it.
     pub keep: Option<Duration>,
-    /// The job goes as soon as it has ended, with what the servers have of it.
+    /// The job and its data on the servers are deleted at its end.
     pub delete: bool,
-    /// The run's folder knows the job until then, so that [`clear`] finds it also where this process was killed.
+    /// The run's folder records the job until then, so [`clear`] finds it after a kill of this process.
     pub remember: bool,
 }
 
-/// How long weights are kept behind a job's end: `90s`, `30min`, `12h`, `7d`, or `forever`.
+/// How long weights are kept after a job's end: `90s`, `30min`, `12h`, `7d`, or `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep(pub Option<Duration>);
+pub struct KeepTime(pub Option<Duration>);
 
-impl fmt::Display for Keep {
+impl fmt::Display for KeepTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(time) => write!(f, "{}s", time.as_secs()),
@@ -43,7 +44,7 @@ impl fmt::Display for Keep {
     }
 }
 
-impl std::str::FromStr for Keep {
+impl std::str::FromStr for KeepTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -64,28 +65,28 @@ impl std::str::FromStr for Keep {
     }
 }
 
-/// A job that a fleet has taken in. One that is dropped before its workers have finished is stopped: nobody else trains it.
+/// A submitted job. Drop before its workers have finished stops it, since no other worker trains it.
 pub struct Submitted {
-    /// The name that the fleet knows it by.
+    /// The job's name on the fleet.
     pub name: String,
     /// The fleet's servers.
     pub servers: Vec<String>,
     delete: bool,
     finished: bool,
-    /// The folder that knows it.
+    /// The folder that records it.
     known_in: Option<PathBuf>,
 }
 
-/// After this many jobs of one name something else is wrong.
-const MOST_NAMES: u32 = 10_000;
+/// After this many jobs of one name, another error is likely.
+const MAX_NAMES: u32 = 10_000;
 
 impl Submitted {
-    /// Has a fleet take the job in. Where another job has the name, and it need not be this one, this one gets a number behind it.
-    pub fn to(on: &On, job: &Job, run_dir: &Path) -> Result<Self, Failure> {
-        let On { servers, keep, delete, remember } = on.clone();
+    /// Submits the job. If another job has the name, this one gets a number appended.
+    pub fn to(on: &ExistingFleet, job: &Job, run_dir: &Path) -> Result<Self, Failure> {
+        let ExistingFleet { servers, keep, delete, remember } = on.clone();
         let servers = &servers[..];
         if remember {
-            // The folder has room for one.
+            // The folder holds one record only.
             clear(run_dir, servers)?;
         }
         let shape = FleetShape {
@@ -99,7 +100,7 @@ impl Submitted {
         let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
         let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
-        let numbered = (2..MOST_NAMES).map(|n| {
+        let numbered = (2..MAX_NAMES).map(|n| {
             let number = format!("-{n}");
             let kept: String = job.name.chars().take(MAX_NAME_CHARS - number.len()).collect();
             kept + &number
@@ -122,12 +123,13 @@ impl Submitted {
                 run: run.clone(),
             };
             if remember {
-                // Before it is asked for: the answer may be lost, and the process killed.
-                Left::new(fleet.fleet, &fleet_servers, &request).put(run_dir)?;
+                // Written before the request, whose reply may be lost, and before this process may be
+                // killed.
+                LeftoverJob::new(fleet.fleet, &fleet_servers, &request).put(run_dir)?;
             }
             match submit(servers, &request) {
                 Ok(_) => break name,
-                // Another was submitted at the same time.
+                // Another client has submitted the name at the same time.
                 Err(e) if e.kind() == WireKind::NameTaken => {}
                 Err(e) => return Err(e.into()),
             }
@@ -158,19 +160,19 @@ impl Drop for Submitted {
     }
 }
 
-/// One that somebody else has deleted is gone.
+/// Another client may have deleted it.
 fn is_gone(e: &Refused) -> bool {
     e.kind() == WireKind::NoSuchJob
 }
 
 fn submit(servers: &[String], request: &SubmitRequest) -> Result<u32, Refused> {
     let order = Order::Submit(request.clone());
-    orders::given_again(servers, &order, request.token, orders::WITHIN).map(|done| done.job)
+    orders::given_again(servers, &order, request.token, orders::ORDER_TIMEOUT).map(|done| done.job)
 }
 
-/// A job that a fleet was asked to take in.
+/// The record of a submission.
 #[derive(Debug, Serialize, Deserialize)]
-struct Left {
+struct LeftoverJob {
     fleet: u64,
     servers: Vec<String>,
     name: String,
@@ -181,7 +183,7 @@ struct Left {
     run: String,
 }
 
-impl Left {
+impl LeftoverJob {
     fn new(fleet: u64, servers: &[String], request: &SubmitRequest) -> Self {
         let shape = request.shape.clone().unwrap_or_default();
         Self {
@@ -214,7 +216,7 @@ impl Left {
         }
     }
 
-    /// By whom its fleet is reached; none: it is not any more.
+    /// The addresses of its fleet; `None`: the fleet is gone.
     fn servers(&self, given: &[String]) -> Result<Option<Vec<String>>, Failure> {
         let unreached = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
         if !given.is_empty() && ask::agreeing(given).map_err(unreached)?.fleet == self.fleet {
@@ -234,14 +236,15 @@ impl Left {
         }
     }
 
-    /// Deletes it, if the fleet has it; whether it had.
+    /// Deletes the job if the fleet has it; returns whether it had.
     fn delete(&self, servers: &[String]) -> Result<bool, Failure> {
         let none = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
         let fleet = ask::agreeing(servers).map_err(none)?;
         if !fleet.jobs.iter().any(|j| !j.released && j.name == self.name) {
             return Ok(false);
         }
-        // The name alone may be another's by now. Asked again with its token the fleet says whether it is this one.
+        // Another job may have the name by now. A repeated request with its token tells whether the job
+        // is this one.
         match submit(servers, &self.request()) {
             Ok(_) => {}
             Err(e) if e.kind() == WireKind::NameTaken => return Ok(false),
@@ -254,13 +257,13 @@ impl Left {
     }
 }
 
-/// Deletes the job that a launcher of this run has left on its fleet, if it was killed or could not delete it: by `servers`, where they
-/// are of that fleet, else by those that it had.
+/// Deletes the job that a launcher of this run left on its fleet, after a kill or a failed deletion. It
+/// contacts `servers` if they belong to that fleet, else the recorded addresses.
 pub fn clear(dir: &Path, servers: &[String]) -> Result<(), Failure> {
     let file = dir.join(LEFT_FILE);
     let text = files::read(&file).map_err(|e| Failure::new(exit::IO, format!("{}: {e}", file.display())))?;
     let Some(text) = text else { return Ok(()) };
-    let left: Left = serde_json::from_str(&text).map_err(|e| {
+    let left: LeftoverJob = serde_json::from_str(&text).map_err(|e| {
         Failure::new(exit::DATA, format!("{}: {e}", file.display())).help(
             "look with `paraft jobs` for what the run has left on its fleet, delete it, and remove the file",
         )
@@ -281,9 +284,10 @@ fn forget(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Has a job stopped where it is, or deleted; gives the word for what it was.
+/// Stops or deletes a job; returns its previous state.
 ///
 /// # Errors
+///
 /// As [`orders::give`]'s.
 pub fn end(servers: &[String], job: &str, delete: bool) -> Result<String, Refused> {
     orders::given(servers, &Order::EndJob { job: job.into(), delete }).map(|done| done.was)
@@ -295,7 +299,7 @@ mod tests {
 
     #[test]
     fn times_are_read_with_their_units() {
-        let keep = |text: &str| text.parse::<Keep>().map(|k| k.0.map(|k| k.as_secs()));
+        let keep = |text: &str| text.parse::<KeepTime>().map(|k| k.0.map(|k| k.as_secs()));
         for (text, seconds) in [("90s", 90), ("30min", 1800), ("12h", 43_200), ("7d", 604_800), ("0s", 0)] {
             assert_eq!(keep(text), Ok(Some(seconds)), "{text}");
         }

@@ -1,4 +1,4 @@
-//! Which servers are meant: where a command is given a run's folder, a job file or addresses.
+//! The servers that a command addresses: by a run's folder, a job file or addresses.
 
 use crate::{certs, failure::Failure, files::SERVERS_FILE, fleet::server_log, run_dir::held, submitted};
 use paraft_common::check_address;
@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
-/// A process of this machine refuses or takes a connection at once.
-const HERE: Duration = Duration::from_millis(200);
+/// A local process refuses or accepts a connection at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
+/// The servers of a run's folder or of a job file, or as given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
-    // A sweep has a fleet of its own.
+    // A sweep has its own fleet.
     let without = of.filter(|of| !of.join(SERVERS_FILE).exists() && !submitted::is(of));
     let inner = without.map(|of| of.join("fleet")).filter(|inner| inner.join(SERVERS_FILE).exists());
     let of = of.map(|of| inner.as_deref().unwrap_or(of));
@@ -62,11 +62,11 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
     Ok(job.cluster.addresses)
 }
 
-/// Whether a run that was launched here is over: nobody launches it, and its servers, which end with it, are not there.
+/// Whether a local run is over: no launcher holds it, and its servers, which end with it, are gone.
 fn has_ended(run: &Path, servers: &[String]) -> bool {
     let refuses = |server: &String| {
         let address = server.parse::<SocketAddr>().ok();
-        let tried = address.map(|address| TcpStream::connect_timeout(&address, HERE));
+        let tried = address.map(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
         tried.is_some_and(|tried| tried.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused))
     };
     server_log(run, 0).exists() && held(run).is_none() && servers.iter().all(refuses)
@@ -80,7 +80,7 @@ fn ended(run: &Path) -> Failure {
     )
 }
 
-/// An engine may have started them elsewhere since.
+/// An engine may have moved them since.
 fn submitted_servers(run: &Path) -> Result<Vec<String>, Failure> {
     let servers: Vec<String> = submitted::of(run)?.servers(run)?.into_values().collect();
     if servers.is_empty() {
@@ -93,12 +93,12 @@ fn submitted_servers(run: &Path) -> Result<Vec<String>, Failure> {
     Ok(servers)
 }
 
-/// Whether a word says which servers are meant, as [`addresses`] reads it.
+/// Whether a word addresses servers, as [`addresses`] parses it.
 pub fn names_a_fleet(word: &Path) -> bool {
     word.exists() || word.to_str().is_some_and(are_addresses)
 }
 
-/// host:port, or several with commas between them.
+/// host:port, or several separated by commas.
 fn are_addresses(list: &str) -> bool {
     list.split(',').all(|a| !a.contains('/') && check_address(a).is_ok())
 }

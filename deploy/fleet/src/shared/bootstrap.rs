@@ -1,15 +1,17 @@
-//! Found or join: the one hard rule for a server that an engine has started, perhaps again, perhaps elsewhere.
+//! Bootstrap or join: the rule for a server that an engine has started, perhaps after a restart,
+//! perhaps on another host.
 //!
-//! 1. An identity in its data folder comes back.
-//! 2. Nobody has founded: it founds with the others of the list. The list is agreed on by whoever is first to see all addresses
-//!    (`fleet.id`, put there once and never changed).
-//! 3. A list is there, and this server has no identity. It takes its place in the list if it never had one: a server notes
-//!    in `begun/N`, once, the token of its data folder before it begins. Who has the token has the folder in which no identity was
-//!    written yet; who hasn't has lost what it had promised there, and may only join as a new server.
-//! 4. It can't join since nobody answers: exit 69, and the engine starts it again.
+//! 1. A server with an identity in its data folder rejoins.
+//! 2. Without a fleet, it bootstraps one with the other servers of the list. The first server that sees
+//! all addresses writes the list (`fleet.id`), which never changes.
+//! 3. With a list and without an identity, it takes its place in the list if no server had it before.
+//! Before it starts, a server writes the token of its data folder once into `begun/N`. A server with
+//! that token has the folder in which no identity was written yet. A server without it has lost the
+//! promises of that folder, and may only join as a new server.
+//! 4. If no server answers, it cannot join: exit 69, and the engine restarts it.
 //!
-//! So a fleet is never founded twice: a founding needs a majority of the list that has never been in a fleet, and each place of the
-//! list is taken without an identity only by the folder that took it first.
+//! So no fleet is bootstrapped twice. A bootstrap needs a majority of the list that has never been in a
+//! fleet, and only the folder that took a place first may take it without an identity.
 
 use super::Folder;
 use crate::failure::Failure;
@@ -17,42 +19,42 @@ use crate::files::{put, read, token};
 use paraft_worker::exit;
 use std::{io, path::Path};
 
-/// A fleet that answers.
+/// A running fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answering {
-    /// Its number.
+pub struct RunningFleet {
+    /// Its id.
     pub fleet: u64,
     /// Its servers.
     pub servers: Vec<String>,
 }
 
-/// How a server comes to its fleet.
+/// How a server joins its fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// As one of this list: it founds the fleet with them, or comes back to it.
+pub enum JoinDecision {
+    /// As a server of this list: it bootstraps the fleet with the others, or rejoins.
     Listed(Vec<String>),
-    /// As a new server of the fleet that these belong to, or as one that was new once.
+    /// As a new server of the fleet of these addresses, or as one that has joined earlier.
     Joins(Vec<String>),
-    /// Not yet, for this reason: the others come when their engine has room for them.
+    /// Not yet, for this reason: the engine starts the other servers when resources are free.
     Wait(String),
-    /// Not yet, for this reason, and not for ever: something was there that is missed.
+    /// Not yet, for this reason, and with a time limit: something that existed is missing.
     Missed(String),
 }
 
-/// In a server's data folder: it has taken a place in the list.
+/// In a server's data folder: proof that it has taken a place in the list.
 const TOKEN: &str = "founder";
 
 impl Folder {
-    /// What server `me` of so many is to do now. `data` is its folder, with an `identity` or without; its address is published.
-    /// `ask` finds a fleet at one of these addresses.
+    /// The next action of server `me` of `servers`. `data` is its folder, with or without an
+    /// `identity`; its address is published. `ask` finds a fleet at one of these addresses.
     pub fn way(
         &self,
         me: u32,
         servers: u32,
         data: &Path,
         identity: bool,
-        ask: impl FnOnce(&[String]) -> Option<Answering>,
-    ) -> Result<Way, Failure> {
+        ask: impl FnOnce(&[String]) -> Option<RunningFleet>,
+    ) -> Result<JoinDecision, Failure> {
         let known = self.servers()?;
         let Some(list) = self.read("fleet.id")? else {
             if identity {
@@ -67,16 +69,16 @@ impl Folder {
             if first.len() < servers as usize {
                 let missing: Vec<_> =
                     (0..servers).filter(|n| !known.contains_key(n)).map(|n| format!("s{n}")).collect();
-                return Ok(Way::Wait(format!(
+                return Ok(JoinDecision::Wait(format!(
                     "{} of {servers} servers are there; missing: {}",
                     first.len(),
                     missing.join(", ")
                 )));
             }
             self.put_once("fleet.id", &first.join(","))?;
-            return Ok(Way::Wait("the list was just agreed on".into()));
+            return Ok(JoinDecision::Wait("the list was just agreed on".into()));
         };
-        // Where each of them is now.
+        // The current address of each.
         let places = list.trim().split(',').map(str::to_string).enumerate();
         let now: Vec<_> =
             places.map(|(n, then)| known.get(&(n as u32)).map_or(then, |at| at.address.clone())).collect();
@@ -84,8 +86,8 @@ impl Folder {
         let token_here = read(&data.join(TOKEN)).map_err(io)?;
         if identity {
             return Ok(match token_here {
-                Some(_) => Way::Listed(now),
-                None => Way::Joins(now),
+                Some(_) => JoinDecision::Listed(now),
+                None => JoinDecision::Joins(now),
             });
         }
         if (me as usize) < now.len() {
@@ -93,44 +95,46 @@ impl Folder {
             let there = match (self.read(&begun)?, &token_here) {
                 (None, _) => {
                     let mine = format!("{:016x}", token());
-                    // In the folder first: who finds its token on record must find it there too.
+                    // In the folder first: a server that finds its token in `begun` must also find it
+                    // in its folder.
                     put(&data.join(TOKEN), &mine).map_err(io)?;
                     return Ok(match self.put_once(&begun, &mine)? == mine {
-                        true => Way::Listed(now),
-                        false => Way::Wait("another process has this server's place".into()),
+                        true => JoinDecision::Listed(now),
+                        false => JoinDecision::Wait("another process has this server's place".into()),
                     });
                 }
                 (Some(there), _) => there,
             };
             if token_here.as_ref() == Some(&there) {
-                return Ok(Way::Listed(now));
+                return Ok(JoinDecision::Listed(now));
             }
         }
-        // A token that has won no place must not let the folder come back as one of the list.
+        // A token without a place must not make the folder look like one of the list.
         if token_here.is_some() {
             std::fs::remove_file(data.join(TOKEN)).map_err(io)?;
         }
         let Some(number) = self.fleet()? else {
-            return Ok(Way::Missed("the fleet is being founded without this server, whose data folder is not the one that it began with".into()));
+            return Ok(JoinDecision::Missed("the fleet is being founded without this server, whose data folder is not the one that it began with".into()));
         };
         let others: Vec<_> = known.into_iter().filter(|(n, _)| *n != me).map(|(_, at)| at.address).collect();
         Ok(match ask(&others) {
-            // The fleet may not know yet where those are that have moved.
+            // The fleet may not know the new addresses of moved servers yet.
             Some(fleet) if fleet.fleet == number => {
                 let more: Vec<_> = fleet.servers.into_iter().filter(|a| !others.contains(a)).collect();
-                Way::Joins(others.into_iter().chain(more).collect())
+                JoinDecision::Joins(others.into_iter().chain(more).collect())
             }
-            Some(other) => Way::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
-            None => Way::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
+            Some(other) => JoinDecision::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
+            None => JoinDecision::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
         })
     }
 
-    /// The number of the fleet, once it is founded.
+    /// The fleet's id, after the bootstrap.
     pub fn fleet(&self) -> Result<Option<u64>, Failure> {
         Ok(self.read("fleet.number")?.and_then(|n| u64::from_str_radix(n.trim(), 16).ok()))
     }
 
-    /// This server is in this fleet. Fails where the run has another: then something founded twice.
+    /// Records that this server is in this fleet. Fails if the run has another fleet: then two were
+    /// bootstrapped.
     pub fn belongs(&self, fleet: u64) -> Result<(), Failure> {
         let there = self.put_once("fleet.number", &format!("{fleet:016x}"))?;
         match u64::from_str_radix(there.trim(), 16) == Ok(fleet) {
@@ -161,27 +165,27 @@ mod tests {
             Self { scratch, folder }
         }
 
-        /// Server `me` looks, with this data folder.
-        fn way(&self, me: u32, port: u16, data: &str, identity: bool, answers: Option<u64>) -> Way {
+        /// Server `me` decides, with this data folder.
+        fn way(&self, me: u32, port: u16, data: &str, identity: bool, answers: Option<u64>) -> JoinDecision {
             let data = self.scratch.path().join(data);
             std::fs::create_dir_all(&data).expect("data");
             let at = Address { address: format!("h:{port}"), host: "h".into(), node: "n".into(), attempt: 0 };
             self.folder.publish(&format!("server-{me}"), &at).expect("published");
-            let ask = |_: &[String]| answers.map(|fleet| Answering { fleet, servers: vec!["h:9".into()] });
+            let ask = |_: &[String]| answers.map(|fleet| RunningFleet { fleet, servers: vec!["h:9".into()] });
             self.folder.way(me, 3, &data, identity, ask).expect("a way")
         }
 
         fn listed(&self, me: u32, port: u16, data: &str, identity: bool) -> Vec<String> {
             match self.way(me, port, data, identity, None) {
-                Way::Listed(list) => list,
+                JoinDecision::Listed(list) => list,
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    fn waits(way: &Way) -> &str {
+    fn waits(way: &JoinDecision) -> &str {
         match way {
-            Way::Wait(why) | Way::Missed(why) => why,
+            JoinDecision::Wait(why) | JoinDecision::Missed(why) => why,
             other => panic!("{other:?}"),
         }
     }
@@ -192,10 +196,10 @@ mod tests {
         assert!(waits(&run.way(0, 1, "a", false, None)).contains("1 of 3"));
         assert!(waits(&run.way(2, 3, "c", false, None)).contains("missing: s1"));
         assert!(waits(&run.way(1, 2, "b", false, None)).contains("agreed on"));
-        // The one that has moved since is listed where it is now.
+        // A server that has moved is listed with its new address.
         assert_eq!(run.listed(0, 7, "a", false), ["h:7", "h:2", "h:3"]);
         assert_eq!(run.listed(1, 2, "b", false), ["h:7", "h:2", "h:3"]);
-        // Killed before it had an identity: the same folder may, another may not.
+        // Killed before it had an identity: the same folder may retry, another may not.
         assert_eq!(run.listed(0, 8, "a", false)[0], "h:8");
         assert!(waits(&run.way(0, 9, "a2", false, Some(5))).contains("being founded"));
         run.folder.belongs(5).expect("first");
@@ -203,13 +207,13 @@ mod tests {
         assert!(waits(&run.way(0, 9, "a2", false, Some(6))).contains("another fleet"));
         assert_eq!(
             run.way(0, 9, "a2", false, Some(5)),
-            Way::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
+            JoinDecision::Joins(vec!["h:2".into(), "h:3".into(), "h:9".into()])
         );
-        // What had an identity comes back as what it was.
+        // A server with an identity rejoins as itself.
         assert_eq!(run.listed(0, 8, "a", true)[0], "h:8");
         assert_eq!(
             run.way(0, 9, "a2", true, None),
-            Way::Joins(vec!["h:9".into(), "h:2".into(), "h:3".into()])
+            JoinDecision::Joins(vec!["h:9".into(), "h:2".into(), "h:3".into()])
         );
         assert!(run.folder.belongs(6).expect_err("another").message().contains("run's is"));
     }
@@ -225,12 +229,12 @@ mod tests {
 
     #[test]
     fn the_first_to_say_how_it_ended_is_believed() {
-        use crate::shared::Ended;
+        use crate::shared::JobEnd;
         let run = Run::new();
-        let failed = Ended::Failed { worker: 1, node: "n2".into(), code: 78, said: "no".into() };
+        let failed = JobEnd::Failed { worker: 1, node: "n2".into(), code: 78, said: "no".into() };
         assert_eq!(run.folder.ended().expect("readable"), None);
         assert_eq!(run.folder.end(&failed).expect("said"), failed);
-        assert_eq!(run.folder.end(&Ended::Done).expect("said"), failed);
+        assert_eq!(run.folder.end(&JobEnd::Done).expect("said"), failed);
         let start = |lost, latest: Option<&str>| {
             run.folder.start_after(lost, || latest.map(Into::into)).expect("read")
         };
