@@ -87,6 +87,7 @@ fn a_fleet_on_gpus_learns_what_one_on_cpus_does() {
 
 /// With layers that come and go the weights are those of the whole model, bit for bit; what is cut learns the same up to rounding.
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn a_model_that_is_not_all_there_learns_the_same_on_gpus() {
     let name = "a_model_that_is_not_all_there_learns_the_same_on_gpus";
     let Some(gpus) = Gpus::begin(name) else { return };
@@ -204,6 +205,7 @@ fn a_missing_gpu_is_an_error_before_the_start() {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn groups_of_gpus_learn_what_groups_on_cpus_do() {
     let Some(gpus) = Gpus::begin("groups_of_gpus_learn_what_groups_on_cpus_do") else { return };
     let gpus = gpus.with("DEVICES", "2").with("BACKGROUND", "1");
@@ -252,6 +254,7 @@ fn gpus_without_servers_in_the_step_learn_what_cpus_do() {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn ranks_continue_after_a_gpu_rank_is_killed() {
     let name = "ranks_continue_after_a_gpu_rank_is_killed";
     let Some(gpus) = Gpus::begin(name) else { return };
@@ -320,6 +323,7 @@ fn ranks_on_cpus_and_on_gpus_make_no_group() {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn bench_gpu_measures_steps_and_kernels() {
     let Some(gpus) = Gpus::begin("bench_gpu_measures_steps_and_kernels") else { return };
     let few = ["--tiny", "--rows", "3", "--steps", "2", "--repeats", "1", "--json"];
@@ -334,6 +338,7 @@ fn bench_gpu_measures_steps_and_kernels() {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn doctor_names_libraries_and_devices_and_tests_them() {
     let Some(gpus) = Gpus::begin("doctor_names_libraries_and_devices_and_tests_them") else { return };
     let out = gpus.paraft(&["doctor", "--json"]).output().expect("paraft starts");

@@ -16,7 +16,7 @@ use std::{
 const MOMENTS: u64 = 250;
 
 fn tries() -> usize {
-    std::env::var("PARAFT_ORDERS").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
+    std::env::var("PARAFT_ORDERS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
 /// How the tries of one command have ended.

@@ -225,7 +225,7 @@ fn is_a_folder(path: &str) -> bool {
 }
 
 #[test]
-#[ignore = "takes some minutes"]
+#[ignore = "takes minutes: .ci/nightly"]
 fn disks_failing_for_a_minute_heal_by_themselves() -> Result<()> {
     let mut fleet = start()?;
     let minute = Duration::from_secs(60);

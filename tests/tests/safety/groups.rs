@@ -131,7 +131,7 @@ fn whoever_leaves_the_others_go_on_to_the_last_step() -> Result<()> {
 fn who_comes_back_is_taken_in_and_ends_with_the_same_weights() -> Result<()> {
     let soon = Duration::from_millis(500);
     for gone in [0, 1] {
-        let set = ["train.group_size=2", "train.max_steps=3000"];
+        let set = ["train.group_size=2", "train.max_steps=2000"];
         let all = ranks(&set, &[(gone, soon)], &[gone])?;
         let reports = all.into_iter().map(|(_, r)| r).collect::<Result<Vec<_>>>()?;
         assert_eq!(reports.len(), 2);
@@ -181,7 +181,7 @@ fn ranks_applying_gradients_learn_what_servers_learn() -> Result<()> {
 #[test]
 fn ranks_with_own_weights_continue_without_leaving_ones() -> Result<()> {
     let soon = Duration::from_millis(500);
-    let set = ["train.group_size=3", "train.max_steps=20000", "train.exchange=all-reduce"];
+    let set = ["train.group_size=3", "train.max_steps=8000", "train.exchange=all-reduce"];
     for (leaves, back) in [(&[(0, soon), (1, soon)][..], &[][..]), (&[(0, soon)], &[0])] {
         let all = ranks(&set, leaves, back)?;
         let ended: Vec<_> = all.into_iter().filter_map(|(_, r)| r.ok()).collect();

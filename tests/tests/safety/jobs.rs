@@ -86,7 +86,7 @@ fn jobs_stay_exact_while_servers_die_and_a_job_is_deleted() -> Result<()> {
         ledger(names[0], Mode::Bsp, 2, 120),
         ledger(names[1], Mode::Asp, 2, 120),
         ledger(names[2], Mode::Asp, 2, 9_000),
-        ledger(names[3], Mode::Asp, 12, 400),
+        ledger(names[3], Mode::Asp, 12, 150),
     ];
     let [bsp, asp, gone, greedy] =
         [(0, 2), (1, 3), (2, 2), (3, 2)].map(|(i, shards)| begin(&fleet, all[i], shards));

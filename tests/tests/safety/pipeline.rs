@@ -255,12 +255,23 @@ fn a_checkpoint_is_of_the_whole_model_whatever_has_written_it() -> Result<()> {
 
 /// Interrupted ranks leave as if they were killed: their group forms again.
 #[test]
-fn whichever_rank_leaves_the_others_go_on_with_its_stages() -> Result<()> {
+fn rank_of_a_pipeline_leaves_and_the_others_continue() -> Result<()> {
+    leave_one_by_one(&["parallel.pipeline=2"], &MIDDLE)
+}
+
+#[test]
+#[ignore = "takes minutes: .ci/nightly"]
+fn each_rank_of_a_pipeline_leaves_at_each_moment() -> Result<()> {
     for schedule in ["1f1b", "2bw"] {
-        leave_one_by_one(&["parallel.pipeline=3", &format!("parallel.schedule={schedule}")])?;
+        leave_one_by_one(&["parallel.pipeline=3", &format!("parallel.schedule={schedule}")], &MOMENTS)?;
     }
     Ok(())
 }
+
+/// Percent of a run's pushes: when a rank leaves in its middle.
+pub(crate) const MIDDLE: [u64; 1] = [33];
+/// And where the others evaluate and end.
+pub(crate) const MOMENTS: [u64; 3] = [33, 99, 100];
 
 /// A scope waits for its threads even in a panic: this ends them.
 struct StopAll<'a>(&'a [Arc<AtomicBool>]);
@@ -273,8 +284,8 @@ impl Drop for StopAll<'_> {
     }
 }
 
-/// Stops each rank of one worker, at three moments of a run.
-pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
+/// Stops each rank of one worker, at each of these moments (percent of a run's pushes).
+pub(crate) fn leave_one_by_one(mesh: &[&str], moments: &[u64]) -> Result<()> {
     let set = [&["train.workers=1", "train.max_steps=200", "train.epochs=99"][..], mesh].concat();
     // The number of updates that the first stage's shard has to apply.
     let all = {
@@ -284,8 +295,8 @@ pub(crate) fn leave_one_by_one(mesh: &[&str]) -> Result<()> {
     };
     // In the middle, and while the others evaluate and end.
     let ranks = on_digits(&fleet(4)?.at, MLP, &set)?.ranks();
-    for (leaves, when) in (0..ranks).flat_map(|rank| [(rank, all / 3), (rank, all - all / 100), (rank, all)])
-    {
+    let leaving = (0..ranks).flat_map(|rank| moments.iter().map(move |m| (rank, all * m / 100)));
+    for (leaves, when) in leaving {
         let fleet = fleet(4)?;
         let job = on_digits(&fleet.at, MLP, &set)?;
         let stops: Vec<Arc<AtomicBool>> = (0..job.ranks()).map(|_| Arc::default()).collect();

@@ -112,7 +112,7 @@ fn servers_with_their_log_on_disk_come_back_under_their_name() -> Result<()> {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: .ci/nightly"]
 fn servers_restarted_in_turn_for_20_rounds_lose_nothing() -> Result<()> {
     restart_servers_in_turn(Durability::QuorumMemory, 40)?;
     restart_servers_in_turn(Durability::QuorumDisk, 40)
