@@ -82,8 +82,8 @@ fn role(text: &str) -> Result<Role, String> {
 #[derive(Args)]
 struct Validity {
     /// How long certificates last, as 90s, 30min, 12h, 7d.
-    #[arg(long = "for", value_name = "TIME", default_value_t = Keep(Some(CERTIFICATE_LIFETIME)))]
-    time: Keep,
+    #[arg(long = "for", value_name = "TIME", default_value_t = KeepTime(Some(CERTIFICATE_LIFETIME)))]
+    time: KeepTime,
 }
 
 impl Validity {

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use paraft_client::Order;
 use paraft_common::{JobShard, ServerId};
-use paraft_fleet::{failure::Failure, orders, out, table, whose::addresses};
+use paraft_fleet::{failure::Failure, orders, out, table, targets::addresses};
 use paraft_server::replicas::quarantine;
 use paraft_store::{Disk, RealDisk};
 use paraft_worker::exit;

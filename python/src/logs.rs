@@ -30,7 +30,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     }
     let filter = EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::registry().with(filter).with(paraft_host::Repeats::default()).with(Lines);
-    let _ = lines.with(paraft_host::logs::Keep).try_init();
+    let _ = lines.with(paraft_host::logs::RecentLayer).try_init();
     Ok(())
 }
 

@@ -50,7 +50,7 @@ struct Line {
 /// It leads, and does not sleep.
 struct LeadingStatus;
 
-impl GroupStatus for Leads {
+impl GroupStatus for LeadingStatus {
     fn leads(&self) -> bool {
         true
     }

@@ -1,7 +1,9 @@
 //! Workers whose ranks each hold a slice of the model, or of a stage of it: they learn nearly what a worker
 //! with the whole model learns, whichever rank dies.
 
-use super::pipeline::{MIDDLE, MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same};
+use super::pipeline::{
+    MIDDLE, MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits, text_learns_the_same,
+};
 use anyhow::{Result, ensure};
 use paraft_checkpoint::Folder;
 use paraft_common::ShardId;

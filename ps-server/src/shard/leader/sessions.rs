@@ -224,7 +224,7 @@ impl Leader {
 
     /// Ends a session, behind everything that was pushed in it. A worker that asked for it gets the answer on its
     /// stream.
-    fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
+    pub(super) fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
         let Some(e) = &mut self.epoch else { return };
         e.leases.mark_leaving(worker);
         e.rounds.touch_all();
