@@ -5,7 +5,7 @@ export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 target=${CARGO_TARGET_DIR:-target}
 scratch=$(mktemp -d)
 background=()
-trap 'for job in "${background[@]}"; do pkill -P "$job" 2>/dev/null || true; kill "$job" 2>/dev/null || true; done; rm -rf "$scratch"' EXIT
+trap 'for job in "${background[@]}"; do pkill -P "$job" 2>/dev/null || true; kill "$job" 2>/dev/null || true; done; rm -rf "$scratch" python/paraft/_paraft.abi3.so' EXIT
 skipped=()
 
 say() { printf '\n==> %s\n' "$*"; }
@@ -82,6 +82,11 @@ find_grpc() {
         export PARAFT_GRPC_PYTHON
         say "the second client runs with $PARAFT_GRPC_PYTHON"
     fi
+}
+
+# What runs on fakes of CUDA's libraries is not to be skipped where there is a C++ compiler.
+find_cxx() {
+    if command -v c++ >/dev/null; then export PARAFT_REQUIRE_FAKE_CUDA=1; else skip "no c++: nothing of the GPU workers is tested"; fi
 }
 
 # NVIDIA's compiler of kernels, which needs no GPU; its folder in PARAFT_NVRTC. Without it, cargo test skips one test.
@@ -189,7 +194,7 @@ check_engine() { # the program, the engine, its seconds
 # The Python package from its source, with the extension and the program of the development build.
 test_python() {
     local python=$PARAFT_TORCH_PYTHON extension=python/paraft/_paraft.abi3.so
-    cp "$target/debug/lib_paraft.so" "$extension"
+    cp "$target/debug/lib_paraft.so" "$scratch/extension" && mv "$scratch/extension" "$extension"
     PARAFT_PROGRAM=$(realpath "$target/debug/paraft")
     export PARAFT_PROGRAM PYTHONPATH=$PWD/python
     "$python" -m mypy --strict --cache-dir "$scratch/mypy" python/paraft .ci/torch_stubs.py

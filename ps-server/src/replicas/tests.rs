@@ -344,8 +344,7 @@ async fn replicas_start_in_shard_order_until_room_ends_rest_wait() {
     }
 }
 
-/// Their need is not recorded, as in folders of an earlier release: they are opened, and still none takes
-/// memory that is promised to another.
+/// Their need is not recorded: they are opened, and still none takes memory that is promised to another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));

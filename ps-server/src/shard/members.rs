@@ -25,8 +25,7 @@ pub struct Member {
     steps: Vec<Step>,
     /// Only if rounds pass members over, else empty. For each bucket, the last step of its own that was applied;
     /// everything from there to `steps` was dropped. Then, for each bucket, which of the 64 steps before that one
-    /// were applied: bit `k` is step `taken - 1 - k`. (One field, since snapshots of the first release have only
-    /// its first half.)
+    /// were applied: bit `k` is step `taken - 1 - k`.
     taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,

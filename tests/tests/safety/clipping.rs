@@ -2,7 +2,7 @@
 //! each rank sees a part: they learn what a worker with the whole model learns, whichever rank dies.
 
 use super::{
-    pipeline::{MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits},
+    pipeline::{MLP, MIDDLE, MOMENTS, fleet, learn, leave_one_by_one, on_digits},
     switches::switch_job,
 };
 use anyhow::{Result, ensure};
@@ -137,6 +137,11 @@ fn a_leader_that_dies_changes_no_bit() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn rank_leaves_and_the_others_clip() -> Result<()> {
+    leave_one_by_one(&["parallel.pipeline=2", CLIP], &MIDDLE)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Workers whose ranks have several copies of a model, in meshes with samples of their own: they learn nearly
 //! what as many workers learn, whichever rank dies.
 
-use super::pipeline::{MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits, on_text};
+use super::pipeline::{MLP, MIDDLE, MOMENTS, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
@@ -72,6 +72,11 @@ fn pipelined_meshes_use_the_versions_of_one_process() -> Result<()> {
         ensure!(far < TOLERANCE, "{more:?}: {far} away");
     }
     Ok(())
+}
+
+#[test]
+fn rank_of_a_pipelined_mesh_leaves_and_the_others_continue() -> Result<()> {
+    leave_one_by_one(&["train.group_size=2", "parallel.pipeline=2", "parallel.schedule=2bw"], &MIDDLE)
 }
 
 #[test]

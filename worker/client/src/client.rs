@@ -287,7 +287,7 @@ impl Client {
         }
     }
 
-    /// The number of samples behind the next pushes' gradients. It matters where rounds weigh by samples.
+    /// The number of samples behind the next pushes' gradients. The servers count them.
     pub fn weigh(&mut self, samples: usize) {
         self.io.session().weigh(samples);
     }

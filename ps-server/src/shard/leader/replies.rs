@@ -119,8 +119,11 @@ impl Leader {
     pub(super) fn answer(&mut self, conf: &Arc<ShardConfig>, go: ReleasedPull, recorded: bool) {
         let ReleasedPull { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
-        let (unread, mark) = e.streams.unread(pull.conn);
-        if unread >= UNREAD_PULLS * conf.buckets.len() {
+        if e.streams.get(pull.conn).is_none() {
+            return;
+        }
+        let (unread, mark) = e.streams.unread(pull.worker);
+        if unread + buckets.len() > UNREAD_PULLS * conf.buckets.len() {
             let why =
                 format!("the answers of {UNREAD_PULLS} pulls are not read: read them before the next pull");
             return self.refuse(pull.conn, RefusalKind::Overloaded(why));

@@ -17,8 +17,8 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Streams {
     by_conn: BTreeMap<ConnId, Stream>,
-    /// Each clone of a stream's mark represents one unsent reply with weights.
-    unread: BTreeMap<ConnId, Arc<()>>,
+    /// Each clone of a worker's mark represents one unsent reply with weights, also on streams that it has left.
+    unread: BTreeMap<WorkerId, Arc<()>>,
     /// The current stream of each member.
     by_worker: BTreeMap<WorkerId, ConnId>,
 }
@@ -32,7 +32,7 @@ impl Streams {
     /// Closes a stream. Returns it, and whether it was its member's current one.
     pub fn close(&mut self, conn: ConnId) -> Option<(Stream, bool)> {
         let stream = self.by_conn.remove(&conn)?;
-        self.unread.remove(&conn);
+        self.forget_read();
         let own = self.by_worker.get(&stream.worker) == Some(&conn);
         if own {
             self.by_worker.remove(&stream.worker);
@@ -45,14 +45,16 @@ impl Streams {
         self.by_conn.get(&conn).copied()
     }
 
-    /// A mark for a reply that holds weights until the stream has sent it, and the number of such replies before
-    /// it.
-    pub fn unread(&mut self, conn: ConnId) -> (usize, Arc<()>) {
-        if !self.by_conn.contains_key(&conn) {
-            return (0, Arc::default());
-        }
-        let mark = self.unread.entry(conn).or_default();
+    /// A mark for replies to this worker that hold weights until they are sent, and the number of such replies
+    /// before them.
+    pub fn unread(&mut self, worker: WorkerId) -> (usize, Arc<()>) {
+        let mark = self.unread.entry(worker).or_default();
         (Arc::strong_count(mark) - 1, mark.clone())
+    }
+
+    /// Drops the marks of workers that have no unsent reply.
+    fn forget_read(&mut self) {
+        self.unread.retain(|_, mark| Arc::strong_count(mark) > 1);
     }
 
     /// Sets a stream's session. Returns false if the stream is closed.
@@ -67,7 +69,7 @@ impl Streams {
     pub fn attach(&mut self, worker: WorkerId, conn: ConnId) -> Option<ConnId> {
         let old = self.by_worker.insert(worker, conn).filter(|old| *old != conn)?;
         self.by_conn.remove(&old);
-        self.unread.remove(&old);
+        self.forget_read();
         Some(old)
     }
 
