@@ -280,13 +280,13 @@ fn encodings() {
         write("encodings", &named(encoding), &seed(i, 5).rest(&bytes).0);
         write("encodings", &format!("{}-long", named(encoding)), &seed(i | 8, 3000).rest(&bytes).0);
     }
-    // A matrix of 3 rows and 4 columns between values that are none.
-    let stretches = vec![Stretch::Plain(2), Stretch::Matrix { rows: 3, columns: 4 }, Stretch::Plain(1)];
+    // A matrix of 6 rows and 8 columns between values that are none.
+    let stretches = vec![Stretch::Plain(2), Stretch::Matrix { rows: 6, columns: 8 }, Stretch::Plain(1)];
     let factors = (0u8..).zip(Encoding::ALL).find(|(_, e)| matches!(e, Encoding::PowerSgd(_)));
     let (i, encoding) = factors.expect("it is one of all");
     let mut bytes = Vec::new();
-    Encoder::new(encoding, 15, stretches, 1).encode(Step(1), &[0.5; 15], &mut bytes);
-    let seed = Seed::default().byte(i).word(15).word(30000).word(9000).word(20000).word(50000);
+    Encoder::new(encoding, 51, stretches, 1).encode(Step(1), &[0.5; 51], &mut bytes);
+    let seed = Seed::default().byte(i).word(51).word(30000).word(9000).word(20000).word(50000);
     write("encodings", "powersgd-factors", &seed.rest(&bytes).0);
     // Two pushes of five values in one log entry.
     let mut two = [6u32.to_le_bytes(), 6u32.to_le_bytes()].concat();
