@@ -116,7 +116,8 @@ fn a_run_page_shows_it_and_accepts_commands_with_the_token() {
     });
     assert!(point["step"].as_u64() > Some(20), "{point}");
     page.hears(&page.address, "an evaluation", |said| {
-        let known = || said["curves"].as_object()?.values().next()?["evaluations"].as_array()?.first().cloned();
+        let known =
+            || said["curves"].as_object()?.values().next()?["evaluations"].as_array()?.first().cloned();
         known().or_else(|| said["news"]["evaluations"].as_object()?.values().next().cloned())
     });
     page.hears(&page.address, "somebody to wait", |said| {

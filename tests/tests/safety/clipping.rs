@@ -2,7 +2,7 @@
 //! each rank sees a part: they learn what a worker with the whole model learns, whichever rank dies.
 
 use super::{
-    pipeline::{MLP, MIDDLE, MOMENTS, fleet, learn, leave_one_by_one, on_digits},
+    pipeline::{MIDDLE, MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits},
     switches::switch_job,
 };
 use anyhow::{Result, ensure};

@@ -1,7 +1,7 @@
 //! Workers whose ranks have several copies of a model, in meshes with samples of their own: they learn nearly
 //! what as many workers learn, whichever rank dies.
 
-use super::pipeline::{MLP, MIDDLE, MOMENTS, fleet, learn, leave_one_by_one, on_digits, on_text};
+use super::pipeline::{MIDDLE, MLP, MOMENTS, fleet, learn, leave_one_by_one, on_digits, on_text};
 use anyhow::{Result, ensure};
 use paraft_common::ShardId;
 use paraft_tests::{
