@@ -32,6 +32,7 @@ fn stands(dir: &Path, name: &str, ranks: &str) -> String {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
     let l = Launcher::training(&grouped(1, 3, 200), 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
@@ -241,6 +242,7 @@ fn ranks_without_servers_in_the_step_outlive_their_leader() {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn ranks_all_killed_resume_from_their_latest_checkpoint() {
     let body = reducing(2, 1500) + "max_restarts = 1\n[checkpoint]\nevery_steps = 500\n";
     let l = Launcher::training(&body, 2);

@@ -159,6 +159,7 @@ fn held(fleet: &Standing) -> Vec<(String, u64)> {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/nightly"]
 fn a_resumed_sweep_deletes_only_its_own_leftover_jobs() {
     let scratch = tempfile::tempdir().expect("scratch");
     let dir = scratch.path();
