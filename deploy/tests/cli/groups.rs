@@ -52,7 +52,7 @@ fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
 #[test]
 fn a_pipeline_outlives_each_of_its_ranks() {
     // With one server there is a shard for each stage all the same.
-    let body = digits("bsp", 1, 80).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
+    let body = digits("bsp", 1, 50).replace("[cluster]", "workers = 2\n[parallel]\npipeline = 2\n[cluster]")
         + "max_restarts = 2\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
@@ -77,7 +77,7 @@ fn a_pipeline_outlives_each_of_its_ranks() {
 
 #[test]
 fn ranks_rejoin_and_the_former_leader_leads() {
-    let body = grouped(2, 2, 120) + "max_restarts = 1\n";
+    let body = grouped(2, 2, 70) + "max_restarts = 1\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");

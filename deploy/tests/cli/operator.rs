@@ -391,7 +391,7 @@ fn a_worker_on_sigterm_returns_its_lease_and_exits_143() {
 
 #[test]
 fn a_run_scaled_down_still_trains_every_sample() {
-    let body = digits("asp", 1, 800).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
+    let body = digits("asp", 1, 500).replace("[train]\n", "[train]\nsampler = \"leased\"\n");
     let l = Launcher::training(&body, 2);
     let (keep, run_dir) = (l.keep(), l.run_dir.clone());
     let dir = run_dir.to_str().expect("utf-8");
@@ -431,7 +431,7 @@ fn a_run_scaled_down_still_trains_every_sample() {
     let chunks = events.iter().filter(|e| e["event"] == "chunk");
     let whole: BTreeSet<_> = chunks.map(|e| (e["epoch"].as_u64(), e["chunk"].as_u64())).collect();
     // Of 16 minibatches of 16.
-    assert_eq!(whole.len() as u64, 800 * TRAINED.div_ceil(256), "every chunk of every epoch");
+    assert_eq!(whole.len() as u64, 500 * TRAINED.div_ceil(256), "every chunk of every epoch");
     let over = scale("1");
     assert_eq!(over.status.code(), Some(69), "{}", text(&over.stderr));
     contains(&text(&over.stderr), &["no launcher follows"]);
