@@ -1,6 +1,6 @@
 //! Is a fleet whole? Only then may a server be taken away without taking more than a minority of anything.
 
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{JobId, JobShard, ServerId, ShardId};
 use paraft_fleet::{
     ask::{self, ask_all},
     view,
@@ -53,9 +53,27 @@ pub fn whole(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     if let Some(s) = fleet.shards.iter().find(|s| s.state != "serving") {
         return Err(format!("{} is {}: {}", s.name(), s.state, s.trouble));
     }
-    match fleet.servers.iter().find(|s| s.state == "silent") {
-        Some(s) => Err(format!("the control group does not hear s{}", s.server)),
-        None => Ok(()),
+    if let Some(s) = fleet.servers.iter().find(|s| s.state == "silent") {
+        return Err(format!("the control group does not hear s{}", s.server));
+    }
+    // In the middle of an election the membership may be that of a leader that was just deposed.
+    fleet.shards.iter().try_for_each(|s| leader_of(s.name(), replies).map(drop))
+}
+
+/// The place of a shard's leader among the replies, and its term. All its voters follow it.
+fn leader_of(shard: JobShard, replies: &[Result<StatusReply, String>]) -> Result<(usize, u64), String> {
+    let there: Vec<(usize, u64, &ShardStatus)> = (0..)
+        .zip(replies.iter().flatten())
+        .filter_map(|(i, r)| Some((i, r.server, r.shards.iter().find(|s| s.name() == shard)?)))
+        .collect();
+    let leaders: Vec<_> = there.iter().filter(|(_, _, s)| s.role == "leader").collect();
+    let [(leader, id, led)] = leaders.as_slice() else {
+        return Err(format!("{shard} has {} leaders", leaders.len()));
+    };
+    let mut voters = there.iter().filter(|(_, _, s)| led.voters.contains(&s.node));
+    match voters.all(|(_, _, s)| s.leader == Some(*id) && s.term == led.term) {
+        true => Ok((*leader, led.term)),
+        false => Err(format!("{shard}: not all its voters follow server {leader}")),
     }
 }
 
@@ -71,21 +89,10 @@ pub fn view(
     let installed =
         replies.iter().flatten().map(|r| r.shards.iter().map(|s| s.snapshots_installed).sum()).collect();
     let mut view = View { ids, installed, ..View::default() };
-    for shard in 0..shards {
-        let there: Vec<(usize, u64, &ShardStatus)> = (0..)
-            .zip(replies.iter().flatten())
-            .filter_map(|(i, r)| Some((i, r.server, r.shards.iter().find(|s| s.shard == shard)?)))
-            .collect();
-        let leaders: Vec<_> = there.iter().filter(|(_, _, s)| s.role == "leader").collect();
-        let [(leader, id, led)] = leaders.as_slice() else {
-            return Err(format!("shard {shard} has {} leaders", leaders.len()));
-        };
-        let mut voters = there.iter().filter(|(_, _, s)| led.voters.contains(&s.node));
-        if !voters.all(|(_, _, s)| s.leader == Some(*id) && s.term == led.term) {
-            return Err(format!("shard {shard}: not all its voters follow server {leader}"));
-        }
-        view.leaders.push(*leader);
-        view.terms.push(led.term);
+    for shard in JobShard::all(JobId(0), shards) {
+        let (leader, term) = leader_of(shard, replies)?;
+        view.leaders.push(leader);
+        view.terms.push(term);
     }
     Ok(view)
 }

@@ -208,7 +208,7 @@ fn fleet() -> Result<(Fleet, u64)> {
 }
 
 #[test]
-fn every_request_is_heard_from_the_roles_that_it_needs_and_from_nobody_else() -> Result<()> {
+fn each_request_is_open_to_the_roles_it_needs_and_no_others() -> Result<()> {
     closed();
     let (fleet, founding) = fleet()?;
     let address = fleet.at.addresses[0].clone();
@@ -352,7 +352,7 @@ fn what_is_told_is_of_the_jobs_that_a_role_is_for() -> Result<()> {
 }
 
 #[test]
-fn a_worker_with_another_job_s_certificate_is_told_so_and_changes_nothing() -> Result<()> {
+fn a_worker_with_another_jobs_certificate_changes_nothing() -> Result<()> {
     closed();
     let (fleet, _) = fleet()?;
     let before = fleet.status(0, false)?.shards[0].clone();

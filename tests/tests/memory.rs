@@ -9,7 +9,7 @@ use paraft_tests::{
 };
 
 #[test]
-fn a_length_field_of_a_gigabyte_costs_no_memory_and_is_refused_before_the_bytes_come() -> Result<()> {
+fn a_length_of_a_gigabyte_is_refused_and_costs_no_memory() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let address = &fleet.at.addresses[0];
     let before = paraft_host::usage().peak_rss_bytes;

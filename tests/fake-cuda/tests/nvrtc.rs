@@ -210,7 +210,7 @@ fn read_table(text: &str) -> Table {
 }
 
 #[test]
-fn every_kernel_compiles_and_spills_nothing_that_is_not_in_the_table() {
+fn every_kernel_compiles_and_spills_only_what_the_table_has() {
     let nvrtc = match Nvrtc::load() {
         Ok(nvrtc) => nvrtc,
         Err(why) => {

@@ -332,8 +332,8 @@ fn what_lands_on_rank_0_is_on_all_ranks() -> Result<()> {
 /// The norms are over the whole batch, so the convolutional net's step is the same; its gradient of a norm's parameters and of
 /// its running statistics too.
 #[test]
-fn a_step_with_a_batch_in_halves_is_the_step_with_the_whole_batch() -> Result<()> {
-    let Some(session) = begin("a_step_with_a_batch_in_halves_is_the_step_with_the_whole_batch")? else {
+fn a_step_in_two_halves_equals_the_step_with_the_whole_batch() -> Result<()> {
+    let Some(session) = begin("a_step_in_two_halves_equals_the_step_with_the_whole_batch")? else {
         return Ok(());
     };
     let cases = [

@@ -33,8 +33,8 @@ fn every_operator(session: &Session, precision: Precision, seeds: std::ops::Rang
 
 /// A layer of 8 outputs, whose bias lies where it may, in each way; with the calls to cuBLASLt and to our kernel.
 #[test]
-fn a_layer_with_its_bias_and_activation_is_one_call_where_cublaslt_has_it() -> Result<()> {
-    let name = "a_layer_with_its_bias_and_activation_is_one_call_where_cublaslt_has_it";
+fn bias_and_activation_are_one_call_with_cublaslt() -> Result<()> {
+    let name = "bias_and_activation_are_one_call_with_cublaslt";
     let Some(session) = Session::begin(name)? else { return Ok(()) };
     let suffix = |p| {
         if p == Precision::Bf16 {

@@ -13,7 +13,7 @@ fn sums(barriers: i32, schedule: Schedule) -> Vec<i32> {
 }
 
 #[test]
-fn a_kernel_without_a_barrier_gives_wrong_sums_under_some_schedule() {
+fn a_kernel_without_a_barrier_sums_wrongly_on_some_schedule() {
     if paraft_fake_cuda::skipped("missing barriers") {
         return;
     }

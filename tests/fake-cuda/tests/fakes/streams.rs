@@ -41,7 +41,7 @@ fn wrong_elements(context: &Arc<CudaContext>, with_event: bool) -> Result<usize>
 }
 
 #[test]
-fn a_missing_event_gives_wrong_results_for_some_seeds_and_an_event_never() -> Result<()> {
+fn only_a_missing_event_gives_wrong_results_for_some_seeds() -> Result<()> {
     let Some(session) = Session::begin("a missing event")? else { return Ok(()) };
     let context = context()?;
     let mut seen = 0;
@@ -70,7 +70,7 @@ fn a_seed_gives_the_same_order_again() -> Result<()> {
 }
 
 #[test]
-fn a_pinned_source_is_read_when_the_copy_runs_and_a_pageable_one_at_the_call() -> Result<()> {
+fn pinned_sources_are_read_at_the_copy_pageable_at_the_call() -> Result<()> {
     let Some(session) = Session::begin("sources of copies")? else { return Ok(()) };
     let context = context()?;
     let stream = context.new_stream()?;
@@ -122,7 +122,7 @@ fn the_null_stream_waits_for_blocking_streams_and_they_for_it() -> Result<()> {
 }
 
 #[test]
-fn queries_bring_operations_to_their_end_and_host_functions_run_in_order() -> Result<()> {
+fn queries_finish_operations_and_host_functions_run_in_order() -> Result<()> {
     let Some(session) = Session::begin("queries")? else { return Ok(()) };
     let context = context()?;
     let stream = context.new_stream()?;
@@ -170,7 +170,7 @@ fn operations_end_although_nobody_asks() -> Result<()> {
 }
 
 #[test]
-fn fresh_memory_is_nan_and_memory_of_a_stream_is_good_in_its_order_only() -> Result<()> {
+fn fresh_memory_is_nan_and_valid_in_its_streams_order_only() -> Result<()> {
     let Some(_session) = Session::begin("fresh memory")? else { return Ok(()) };
     let context = context()?;
     let stream = context.new_stream()?;
