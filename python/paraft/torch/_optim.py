@@ -1,4 +1,4 @@
-"""Maps a torch optimizer to the servers': the same formulas (docs/optimizers.md), so that rates and decays have the
+"""Maps a torch optimizer to the servers': the same formulas (common/src/optim), so that rates and decays have the
 same meaning."""
 
 from __future__ import annotations
