@@ -456,39 +456,6 @@ fn pushes_without_their_norm_are_dropped_at_the_next_step() {
 }
 
 #[test]
-fn old_leader_without_push_rates_ends_the_session() {
-    let of_before = |servers: &mut Servers, session: &mut Session| {
-        let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };
-        servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
-    };
-    for breaks in [false, true] {
-        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
-        servers.carry_out(&mut session);
-        of_before(&mut servers, &mut session);
-        push(&mut session, &mut servers, 0, 1);
-        assert!(session.poll(servers.now).is_ok(), "what it reads is pushed as ever");
-        if breaks {
-            servers.breaks(&mut session, ShardId(0));
-        }
-        session.rates(vec![0.5]);
-        push(&mut session, &mut servers, 1, 1);
-        if breaks {
-            servers.passes(&mut session, Duration::from_secs(1));
-            of_before(&mut servers, &mut session);
-        }
-        let said = loop {
-            match session.poll(servers.now) {
-                Err(e) => break e.to_string(),
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it goes on"),
-            }
-        };
-        assert!(said.contains("update all servers"), "{said}");
-        assert!(!servers.pushes(ShardId(0)).contains(&2));
-    }
-}
-
-#[test]
 fn worker_pushes_up_to_the_window_until_acks_come() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);

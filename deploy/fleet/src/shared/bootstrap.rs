@@ -3,11 +3,11 @@
 //!
 //! 1. A server with an identity in its data folder rejoins.
 //! 2. Without a fleet, it bootstraps one with the other servers of the list. The first server that sees
-//! all addresses writes the list (`fleet.id`), which never changes.
+//!    all addresses writes the list (`fleet.id`), which never changes.
 //! 3. With a list and without an identity, it takes its place in the list if no server had it before.
-//! Before it starts, a server writes the token of its data folder once into `begun/N`. A server with
-//! that token has the folder in which no identity was written yet. A server without it has lost the
-//! promises of that folder, and may only join as a new server.
+//!    Before it starts, a server writes the token of its data folder once into `begun/N`. A server with
+//!    that token has the folder in which no identity was written yet. A server without it has lost the
+//!    promises of that folder, and may only join as a new server.
 //! 4. If no server answers, it cannot join: exit 69, and the engine restarts it.
 //!
 //! So no fleet is bootstrapped twice. A bootstrap needs a majority of the list that has never been in a
