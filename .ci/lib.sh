@@ -200,7 +200,7 @@ test_python() {
     "$python" -m mypy --strict --cache-dir "$scratch/mypy" python/paraft .ci/torch_stubs.py
     (cd "$scratch" && "$python" -m mypy.stubtest paraft._paraft)
     # Tests wait for other processes more than they compute.
-    "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 3 --dist worksteal python/tests "$@"
+    "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 2 --dist worksteal python/tests "$@"
     rm -f "$extension"
 }
 
