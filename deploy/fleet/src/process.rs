@@ -199,8 +199,8 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
             None => p.signal(Signal::SIGTERM),
         }
     }
-    let patience = processes.iter().any(|p| p.script.is_some()).then_some(script::END_TIMEOUT);
-    let deadline = Instant::now() + patience.unwrap_or(END_TIMEOUT);
+    let script_timeout = processes.iter().any(|p| p.script.is_some()).then_some(script::END_TIMEOUT);
+    let deadline = Instant::now() + script_timeout.unwrap_or(END_TIMEOUT);
     let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
     while goes_on(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

@@ -169,7 +169,11 @@ fn servers_whose_folders_are_gone_found_no_second_fleet() {
     for n in 0..2 {
         let name = format!("server-{n}");
         assert_eq!(engine.ends(&name), Some(69), "{}", engine.said(&name));
-        assert!(engine.said(&name).contains("nobody answers whom it could join"), "{}", engine.said(&name));
+        assert!(
+            engine.said(&name).contains("no server answers that it could join"),
+            "{}",
+            engine.said(&name)
+        );
     }
     // Nor do they with the third, which is one of three.
     (0..3).for_each(|n| engine.start("server", n, &["--patience", "3"]));

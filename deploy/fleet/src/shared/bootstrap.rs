@@ -124,7 +124,7 @@ impl Folder {
                 JoinDecision::Joins(others.into_iter().chain(more).collect())
             }
             Some(other) => JoinDecision::Missed(format!("another fleet answers, {:016x}, not {number:016x}", other.fleet)),
-            None => JoinDecision::Missed("a fleet was founded, this server's data folder is not the one that it began with, and nobody answers whom it could join".into()),
+            None => JoinDecision::Missed("a fleet was founded, this server's data folder is not the one that it began with, and no server answers that it could join".into()),
         })
     }
 
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(run.listed(0, 8, "a", false)[0], "h:8");
         assert!(waits(&run.way(0, 9, "a2", false, Some(5))).contains("being founded"));
         run.folder.belongs(5).expect("first");
-        assert!(waits(&run.way(0, 9, "a2", false, None)).contains("nobody answers"));
+        assert!(waits(&run.way(0, 9, "a2", false, None)).contains("no server answers"));
         assert!(waits(&run.way(0, 9, "a2", false, Some(6))).contains("another fleet"));
         assert_eq!(
             run.way(0, 9, "a2", false, Some(5)),

@@ -20,12 +20,12 @@ pub struct Lock {
 
 impl Lock {
     /// Waits for the folder for so long: who had it may be ending.
-    pub fn of(data: &Path, patience: Duration) -> Result<Self, Failure> {
+    pub fn of(data: &Path, timeout: Duration) -> Result<Self, Failure> {
         let path = data.join(LOCK_FILE);
         let io = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", path.display()));
         fs::create_dir_all(data).map_err(io)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(io)?;
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Self { _file: file }),
