@@ -33,7 +33,6 @@ def arguments():
     p.add_argument("--steps", type=int, default=400, help="of each worker, at most")
     p.add_argument("--buckets", type=int, default=6)
     p.add_argument("--mode", default="asp", help="bsp, ssp:S, asp")
-    p.add_argument("--log", default="auto", help="updates, images, auto")
     p.add_argument("--durability", default="quorum-memory", help="quorum-memory, quorum-disk")
     p.add_argument("--grace-ms", type=int, default=10_000)
     p.add_argument("--ahead", type=int, default=4, help="steps without an ack, 1 to 5")
@@ -55,7 +54,6 @@ buffers_len = 0
 bucket_len = {bucket_len}
 grace_ms = {a.grace_ms}
 durability = "{a.durability}"
-log = "{a.log}"
 
 [optimizer]
 kind = "sgd"
