@@ -8,25 +8,29 @@
 //! the step at which it continues.
 
 mod chunks;
+mod events;
+mod joins;
 mod pulls;
+mod pushes;
 
 pub use chunks::Next;
+pub use events::{Arrived, Event};
 pub use pulls::{Pull, Pulled};
 
 use crate::{
     error::SessionError,
     io::{Effect, Input},
-    link::{Link, LinkEvent, LinkSettings, SessionOutput},
+    link::{Link, LinkSettings, SessionOutput},
     norms::{Norms, sum_of_parts},
 };
-use bytes::Bytes;
 use chunks::ChunkWait;
 use paraft_common::{
-    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
-    encoding::sum_of_squares, modes::Modes, placement, retry::RetryPolicy,
+    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes, placement,
+    retry::RetryPolicy,
 };
-use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, limits, to_shard::Kind};
+use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, to_shard::Kind};
 use pulls::PullState;
+use pushes::PushedSquares;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Range,
@@ -65,43 +69,6 @@ pub struct Options {
     pub draw: Box<dyn FnMut() -> f64 + Send>,
 }
 
-/// What a worker receives while it waits.
-#[derive(Debug)]
-pub enum Event {
-    /// Every shard has given a session: the worker continues from this step.
-    Joined(Step),
-    /// Weights of one bucket.
-    Weights(Arrived),
-    /// At most once in a pull, if other processes of the worker hold more shards: the parts of the norm of
-    /// the pulled step from this process's shards. The shards wait for the sum of all parts
-    /// ([`Session::tell_norm`]).
-    NormParts(Vec<(ShardId, f64)>),
-    /// The pull is answered in full.
-    Pulled(Pulled),
-    /// Every push is acknowledged. Or the session was lost, and the worker continues from this step after a
-    /// pull.
-    Settled(Option<Step>),
-    /// The chunk to train next.
-    Chunk(Next),
-    /// Every shard has ended the session.
-    Left,
-}
-
-/// Weights of one bucket, as received.
-#[derive(Debug)]
-pub struct Arrived {
-    /// The shard whose leader sent them.
-    pub shard: ShardId,
-    /// Everything but the values.
-    pub weights: Weights,
-    /// The values, little-endian f32; empty if the worker already has them.
-    pub payload: Payload,
-    /// When the worker asked for them.
-    pub asked: Duration,
-    /// When they arrived.
-    pub at: Duration,
-}
-
 enum Wait {
     Nothing,
     Join,
@@ -109,14 +76,6 @@ enum Wait {
     Settle(BTreeSet<ShardId>),
     Chunk(ChunkWait),
     Leave(BTreeSet<ShardId>),
-}
-
-/// The latest push, if a caller needs its norm.
-#[derive(Default)]
-struct PushedSquares {
-    step: u64,
-    /// The sum of squares of each bucket.
-    squares: BTreeMap<u32, f64>,
 }
 
 /// See the [module](self).
@@ -354,129 +313,9 @@ impl Session {
         before + by_shard.values().copied().max().unwrap_or_default()
     }
 
-    /// Joins the job on every shard; ends with [`Event::Joined`].
-    pub fn join(&mut self) {
-        self.wait = Wait::Join;
-        self.joining = Some(BTreeMap::new());
-        for link in self.links.values_mut() {
-            link.dial(&self.fixed, &mut self.out);
-        }
-    }
-
-    /// Whether a push of `len` bytes may go out before an ack comes. So a slow server slows its workers, and
-    /// memory does not grow with the model. One larger push always goes out. While the norm of the whole
-    /// gradient decides about its first bucket, every push goes out, since no ack comes before the last push.
-    pub fn has_room(&self, len: usize) -> bool {
-        let waits = &self.out.in_flight;
-        self.job.clip.norm.is_some()
-            || *waits == 0
-            || waits.saturating_add(len) <= limits::PUSH_WINDOW_BYTES
-            || self.failed.is_some()
-            || self.out.heard.iter().any(|h| matches!(h, LinkEvent::Failed(_)))
-    }
-
-    /// Sets the number of samples behind the gradients of the next pushes: servers count them.
-    pub fn weigh(&mut self, samples: usize) {
-        self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
-    }
-
-    /// Sets the rates for the next pushes, one for each group of parameters (one if the job has no groups).
-    /// They replace the optimizer's rate times the schedule's factor. Empty: the job's own.
-    ///
-    /// # Panics
-    /// If their number is not the number of groups.
-    pub fn rates(&mut self, rates: Vec<f64>) {
-        let groups = self.job.groups.len().max(1);
-        assert!(rates.is_empty() || rates.len() == groups, "{} rates for {groups} groups", rates.len());
-        self.rates = rates;
-    }
-
     /// Number of values of the buckets that this process pulls.
     pub fn own_len(&self) -> usize {
         self.layout.buckets()[self.own.start as usize..self.own.end as usize].iter().map(|b| b.len).sum()
-    }
-
-    /// The versions of the last pull, as [`Self::computed_at`] takes them.
-    pub fn versions(&self) -> Vec<u64> {
-        self.versions.clone()
-    }
-
-    /// Sets the versions of the weights at which the gradients of the next pushes were computed, if they were
-    /// pulled before the weights that the worker has. `None`: the weights that the worker has.
-    pub fn computed_at(&mut self, versions: Option<Vec<u64>>) {
-        self.computed_at = versions.unwrap_or_default();
-    }
-
-    /// Pushes one bucket's gradient for `step`, in the job's encoding for the bucket. The session keeps it
-    /// until its ack, and sends it again after a break.
-    pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
-        let shard = self.shard_of(bucket);
-        if self.pushing.0 != step.0 {
-            // The shard applies it on arrival and clips it by the norm of the worker's whole gradient:
-            // nothing can go out before the last bucket is known. (BSP clips the mean; there the servers
-            // exchange the norm.) Either all pushes of a step wait or none, whatever messages arrive
-            // meanwhile.
-            self.pushing = (step.0, self.job.clip.norm.is_some() && self.any_asynchronous());
-            // These belong to an abandoned step, and were not sent to any shard.
-            self.held.clear();
-        }
-        let waits = self.pushing.1;
-        let spec = self.layout.buckets()[bucket.0 as usize];
-        let of_group = self.rates.get(usize::from(spec.group));
-        let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
-        let pulled = self.versions[bucket.0 as usize];
-        let Some(link) = self.links.get_mut(&shard) else { return };
-        link.seq += 1;
-        let push = Push {
-            seq: link.seq,
-            step: step.0,
-            bucket: bucket.0,
-            version: self.computed_at.get(bucket.0 as usize).copied().unwrap_or(pulled),
-            sum_of_squares: 0.0,
-            payload,
-            samples: self.samples,
-            rate,
-            skip: false,
-        };
-        if !waits && !self.norms.is_shared() {
-            return link.push(push, now, now, &mut self.out);
-        }
-        // If processes share a worker, in every mode: another process's shards may be in another mode.
-        let squares = self.squares(&push);
-        if self.pushed.step != step.0 {
-            self.pushed = PushedSquares { step: step.0, squares: BTreeMap::new() };
-        }
-        self.pushed.squares.insert(bucket.0, squares);
-        if waits {
-            self.held.push((push, now));
-            if self.held.len() == self.own.len() && !self.norms.is_shared() {
-                self.release(now, sum_of_parts(self.by_shard(&self.pushed.squares)));
-            }
-        } else if let Some(link) = self.links.get_mut(&shard) {
-            link.push(push, now, now, &mut self.out);
-        }
-    }
-
-    /// The sums of squares by shard of a step that was pushed whole in this session. `Some` only if some
-    /// shards apply pushes one by one, or other processes of the worker have the rest of the gradient.
-    pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
-        let PushedSquares { step: of, squares, .. } = &self.pushed;
-        let trained = |b: &u32| self.layout.buckets()[*b as usize].kind == TensorKind::Param;
-        let all = self.own.clone().filter(trained).all(|b| *of == step.0 && squares.contains_key(&b));
-        all.then(|| self.by_shard(squares).into_iter().collect())
-    }
-
-    /// Whether the pushes of this step carry the norm, and are applied as they arrive.
-    pub fn is_one_by_one(&self, step: Step) -> bool {
-        self.pushing == (step.0, true)
-    }
-
-    /// Gives the sum of squares of the worker's whole gradient, of a step that this process has pushed its
-    /// part of. The pushes that wait for it go out.
-    pub fn clip_by(&mut self, now: Duration, step: Step, sum_of_squares: f64) {
-        if self.held.first().is_some_and(|(p, _)| p.step == step.0) {
-            self.release(now, sum_of_squares);
-        }
     }
 
     /// Sends this process's shards the sum over all shards, for a step that gave an [`Event::NormParts`].
@@ -484,75 +323,6 @@ impl Session {
     pub fn tell_norm(&mut self, step: Step, sum_of_squares: f64) {
         let shards = self.norms.tell(step.0, sum_of_squares);
         self.tell(step.0, sum_of_squares, shards);
-    }
-
-    /// Sends a mark for every bucket of `step` instead of pushes: the worker has no gradient. The session
-    /// keeps and sends the marks as it does pushes. If any worker skips, a round changes nothing; where
-    /// pushes are applied one by one, only this worker's push is left out.
-    ///
-    /// If some pushes of the step were refused because they are not finite, only their buckets are skipped:
-    /// the step's other pushes stay.
-    ///
-    /// # Panics
-    /// If the worker pushed for this step, and no push was refused.
-    pub fn skip(&mut self, now: Duration, step: Step) {
-        let refused = std::mem::take(&mut self.refused);
-        let whole = !refused.iter().any(|(s, _)| *s == step.0);
-        let pushed = self.links.values().any(|l| l.has_pushed(step.0));
-        assert!(!(whole && pushed), "{step} was pushed, and cannot be skipped");
-        // Pushes that wait for the rest of their step were not sent to any shard.
-        self.held.clear();
-        self.pushing = (0, false);
-        self.pushed = PushedSquares::default();
-        let all = (0u32..).zip(&self.versions);
-        for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
-            let Some(link) =
-                self.links.get_mut(&placement::shard_of(&self.layout, BucketId(bucket), self.shards))
-            else {
-                continue;
-            };
-            link.seq += 1;
-            let (seq, step, version) = (link.seq, step.0, *version);
-            let push = Push { seq, step, bucket, version, skip: true, ..Push::default() };
-            link.push(push, now, now, &mut self.out);
-        }
-    }
-
-    /// Sum of squares of the values as the servers decode them; 0 for running statistics.
-    fn squares(&self, p: &Push) -> f64 {
-        let spec = self.layout.buckets()[p.bucket as usize];
-        if spec.kind != TensorKind::Param {
-            return 0.0;
-        }
-        let squares = sum_of_squares(&p.payload.clone().into(), self.job.encoding(spec.kind), spec.len);
-        squares.unwrap_or(f64::NAN) // not in the job's encoding: the servers refuse it
-    }
-
-    /// Sums as the servers do for BSP: by shard, and within it by bucket, whatever the order of the backward
-    /// pass. The last bit of the sum depends on the order, and one worker must get the same bits in every
-    /// mode.
-    fn by_shard(&self, squares: &BTreeMap<u32, f64>) -> BTreeMap<ShardId, f64> {
-        let mut parts = BTreeMap::new();
-        for (bucket, squares) in squares {
-            *parts.entry(self.shard_of(BucketId(*bucket))).or_insert(0.0) += squares;
-        }
-        parts
-    }
-
-    /// Sends the pushes that wait for the sum of squares, with it.
-    fn release(&mut self, now: Duration, total: f64) {
-        for (mut p, at) in std::mem::take(&mut self.held) {
-            p.sum_of_squares = total;
-            let shard = self.shard_of(BucketId(p.bucket));
-            if let Some(link) = self.links.get_mut(&shard) {
-                link.push(p, at, now, &mut self.out);
-            }
-        }
-    }
-
-    /// Whether a shard applies pushes as they arrive.
-    fn any_asynchronous(&self) -> bool {
-        self.links.keys().any(|shard| !self.modes.of(*shard).averages())
     }
 
     /// The mode in force, as the shards said with the last pull, and the number of switches so far.
@@ -611,172 +381,6 @@ impl Session {
 
     fn retain(&mut self, kind: Kind) {
         self.links.values_mut().for_each(|l| l.retain(kind.clone(), &mut self.out));
-    }
-
-    /// Whether [`Self::poll`] has something to return.
-    pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty() || self.failed.is_some() || self.pending_parts().is_some()
-    }
-
-    /// The parts of the norm of the pulled step, if they still have to be returned.
-    fn pending_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
-        let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
-        self.awaits_parts.filter(|_| pulls).and_then(|step| self.norms.parts(step))
-    }
-
-    /// The next event of the current wait; `None`: nothing before the next input.
-    ///
-    /// # Errors
-    /// The session cannot continue, and every later call fails, too. One exception: after the refusal of a
-    /// push that is not finite ([`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite)) only one call
-    /// fails, and the wait continues once the worker skips that step ([`Self::skip`]).
-    pub fn poll(&mut self, now: Duration) -> Result<Option<Event>, SessionError> {
-        if let Some(e) = &self.failed {
-            return Err(e.clone());
-        }
-        loop {
-            // Before the pull ends, since the other processes may need them.
-            if let Some(parts) = self.pending_parts() {
-                self.awaits_parts = None;
-                return Ok(Some(Event::NormParts(parts.into_iter().collect())));
-            }
-            if let Some(event) = self.over() {
-                return Ok(Some(event));
-            }
-            let Some(heard) = self.out.heard.pop_front() else { return Ok(None) };
-            if let LinkEvent::NotFinite { bucket, step, error } = heard {
-                self.refused.insert((step, bucket));
-                return Err(error);
-            }
-            match self.hear(now, heard) {
-                Ok(None) => {}
-                Ok(event) => return Ok(event),
-                Err(e) => {
-                    self.failed = Some(e.clone());
-                    return Err(e);
-                }
-            }
-        }
-    }
-
-    fn hear(&mut self, now: Duration, heard: LinkEvent) -> Result<Option<Event>, SessionError> {
-        match heard {
-            LinkEvent::Weights { shard, weights, payload, asked, at } => {
-                self.out.untaken -= payload.len();
-                return self.arrived(Arrived { shard, weights, payload, asked, at });
-            }
-            LinkEvent::Opened { shard, clock, new, founding } => {
-                if shard == ShardId(0) {
-                    self.founding = founding;
-                }
-                match &mut self.joining {
-                    Some(clocks) => {
-                        clocks.insert(shard, clock);
-                        if clocks.len() == self.links.len() {
-                            return Ok(self.joined(now));
-                        }
-                    }
-                    None if new => self.rejoin(now),
-                    // A new leader: the link has sent the request again.
-                    None => {}
-                }
-            }
-            LinkEvent::SessionLost => self.rejoin(now),
-            LinkEvent::Settled(shard) => match &mut self.wait {
-                Wait::Settle(waiting) => drop(waiting.remove(&shard)),
-                Wait::Chunk(chunks) => chunks.settled(shard),
-                _ => {}
-            },
-            LinkEvent::Acquired(taken) => return self.taken(&taken),
-            LinkEvent::Resumed(shard, clock) => {
-                if let Wait::Chunk(chunks) = &mut self.wait {
-                    chunks.resumed(shard, clock);
-                }
-            }
-            LinkEvent::Left(shard) => {
-                if let Wait::Leave(waiting) = &mut self.wait {
-                    waiting.remove(&shard);
-                }
-            }
-            LinkEvent::Dropped(n) => self.dropped += n,
-            LinkEvent::Failed(e) => return Err(e),
-            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has handled it
-        }
-        Ok(None)
-    }
-
-    /// The final event of the wait, if the wait is over.
-    fn over(&mut self) -> Option<Event> {
-        if self.joining.is_some() {
-            return None;
-        }
-        match &self.wait {
-            Wait::Pull if self.pulling.as_ref().is_some_and(PullState::is_answered) => {
-                self.wait = Wait::Nothing;
-                self.pulled().map(Event::Pulled)
-            }
-            Wait::Settle(waiting) if waiting.is_empty() => {
-                self.wait = Wait::Nothing;
-                Some(Event::Settled(None))
-            }
-            Wait::Leave(waiting) if waiting.is_empty() => {
-                self.wait = Wait::Nothing;
-                Some(Event::Left)
-            }
-            Wait::Chunk(_) => self.chunk(),
-            _ => None,
-        }
-    }
-
-    /// A shard has lost the session: opens a new one on all shards.
-    fn rejoin(&mut self, now: Duration) {
-        if matches!(self.wait, Wait::Leave(_)) {
-            return; // the worker leaves anyway: without an answer its lease expires
-        }
-        if self.joining.is_none() {
-            self.rejoins += 1;
-            self.skipped = (BTreeMap::new(), self.skipped());
-        }
-        self.joining = Some(BTreeMap::new());
-        self.held.clear();
-        self.pushing = (0, false);
-        self.pushed = PushedSquares::default();
-        self.refused.clear();
-        self.computed_at.clear();
-        for link in self.links.values_mut() {
-            link.reset(now, &self.fixed, &mut self.out);
-        }
-    }
-
-    /// Every shard has given a session. Shards that are behind advance to the latest of their clocks.
-    fn joined(&mut self, now: Duration) -> Option<Event> {
-        let clocks = self.joining.take()?;
-        let start = self.advance(clocks);
-        match std::mem::replace(&mut self.wait, Wait::Nothing) {
-            Wait::Nothing => None,
-            Wait::Join => Some(Event::Joined(start)),
-            Wait::Pull => {
-                self.restart_pull(now, start);
-                None
-            }
-            Wait::Settle(_) => Some(Event::Settled(Some(start))),
-            Wait::Chunk(_) => Some(Event::Chunk(Next::Rejoined(start))),
-            leave @ Wait::Leave(_) => {
-                self.wait = leave;
-                None
-            }
-        }
-    }
-
-    /// Advances the shards that are behind to the latest of their clocks, and returns that step.
-    fn advance(&mut self, clocks: BTreeMap<ShardId, u64>) -> Step {
-        let step = clocks.values().copied().max().unwrap_or(0);
-        for (shard, clock) in clocks {
-            if let Some(link) = self.links.get_mut(&shard).filter(|_| clock < step) {
-                link.retain(Kind::Advance(Advance { step }), &mut self.out);
-            }
-        }
-        Step(step)
     }
 
     /// Sends the last switch of the mode to the shards that have not applied it.

@@ -1,0 +1,161 @@
+//! Events: what a wait returns, and when it is over.
+
+use super::{Next, PullState, Pulled, Session, Wait};
+use crate::{error::SessionError, link::LinkEvent};
+use paraft_common::{Payload, ShardId, Step};
+use paraft_proto::Weights;
+use std::{collections::BTreeMap, time::Duration};
+
+/// What a worker receives while it waits.
+#[derive(Debug)]
+pub enum Event {
+    /// Every shard has given a session: the worker continues from this step.
+    Joined(Step),
+    /// Weights of one bucket.
+    Weights(Arrived),
+    /// At most once in a pull, if other processes of the worker hold more shards: the parts of the norm of
+    /// the pulled step from this process's shards. The shards wait for the sum of all parts
+    /// ([`Session::tell_norm`]).
+    NormParts(Vec<(ShardId, f64)>),
+    /// The pull is answered in full.
+    Pulled(Pulled),
+    /// Every push is acknowledged. Or the session was lost, and the worker continues from this step after a
+    /// pull.
+    Settled(Option<Step>),
+    /// The chunk to train next.
+    Chunk(Next),
+    /// Every shard has ended the session.
+    Left,
+}
+
+/// Weights of one bucket, as received.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The shard whose leader sent them.
+    pub shard: ShardId,
+    /// Everything but the values.
+    pub weights: Weights,
+    /// The values, little-endian f32; empty if the worker already has them.
+    pub payload: Payload,
+    /// When the worker asked for them.
+    pub asked: Duration,
+    /// When they arrived.
+    pub at: Duration,
+}
+
+impl Session {
+    /// Whether [`Self::poll`] has something to return.
+    pub fn has_news(&self) -> bool {
+        !self.out.heard.is_empty() || self.failed.is_some() || self.pending_parts().is_some()
+    }
+
+    /// The parts of the norm of the pulled step, if they still have to be returned.
+    fn pending_parts(&self) -> Option<BTreeMap<ShardId, f64>> {
+        let pulls = matches!(self.wait, Wait::Pull) && self.norms.is_shared();
+        self.awaits_parts.filter(|_| pulls).and_then(|step| self.norms.parts(step))
+    }
+
+    /// The next event of the current wait; `None`: nothing before the next input.
+    ///
+    /// # Errors
+    /// The session cannot continue, and every later call fails, too. One exception: after the refusal of a
+    /// push that is not finite ([`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite)) only one call
+    /// fails, and the wait continues once the worker skips that step ([`Self::skip`]).
+    pub fn poll(&mut self, now: Duration) -> Result<Option<Event>, SessionError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        loop {
+            // Before the pull ends, since the other processes may need them.
+            if let Some(parts) = self.pending_parts() {
+                self.awaits_parts = None;
+                return Ok(Some(Event::NormParts(parts.into_iter().collect())));
+            }
+            if let Some(event) = self.over() {
+                return Ok(Some(event));
+            }
+            let Some(heard) = self.out.heard.pop_front() else { return Ok(None) };
+            if let LinkEvent::NotFinite { bucket, step, error } = heard {
+                self.refused.insert((step, bucket));
+                return Err(error);
+            }
+            match self.hear(now, heard) {
+                Ok(None) => {}
+                Ok(event) => return Ok(event),
+                Err(e) => {
+                    self.failed = Some(e.clone());
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, now: Duration, heard: LinkEvent) -> Result<Option<Event>, SessionError> {
+        match heard {
+            LinkEvent::Weights { shard, weights, payload, asked, at } => {
+                self.out.untaken -= payload.len();
+                return self.arrived(Arrived { shard, weights, payload, asked, at });
+            }
+            LinkEvent::Opened { shard, clock, new, founding } => {
+                if shard == ShardId(0) {
+                    self.founding = founding;
+                }
+                match &mut self.joining {
+                    Some(clocks) => {
+                        clocks.insert(shard, clock);
+                        if clocks.len() == self.links.len() {
+                            return Ok(self.joined(now));
+                        }
+                    }
+                    None if new => self.rejoin(now),
+                    // A new leader: the link has sent the request again.
+                    None => {}
+                }
+            }
+            LinkEvent::SessionLost => self.rejoin(now),
+            LinkEvent::Settled(shard) => match &mut self.wait {
+                Wait::Settle(waiting) => drop(waiting.remove(&shard)),
+                Wait::Chunk(chunks) => chunks.settled(shard),
+                _ => {}
+            },
+            LinkEvent::Acquired(taken) => return self.taken(&taken),
+            LinkEvent::Resumed(shard, clock) => {
+                if let Wait::Chunk(chunks) = &mut self.wait {
+                    chunks.resumed(shard, clock);
+                }
+            }
+            LinkEvent::Left(shard) => {
+                if let Wait::Leave(waiting) = &mut self.wait {
+                    waiting.remove(&shard);
+                }
+            }
+            LinkEvent::Dropped(n) => self.dropped += n,
+            LinkEvent::Failed(e) => return Err(e),
+            LinkEvent::NotFinite { error, .. } => return Err(error), // `poll` has handled it
+        }
+        Ok(None)
+    }
+
+    /// The final event of the wait, if the wait is over.
+    fn over(&mut self) -> Option<Event> {
+        if self.joining.is_some() {
+            return None;
+        }
+        match &self.wait {
+            Wait::Pull if self.pulling.as_ref().is_some_and(PullState::is_answered) => {
+                self.wait = Wait::Nothing;
+                self.pulled().map(Event::Pulled)
+            }
+            Wait::Settle(waiting) if waiting.is_empty() => {
+                self.wait = Wait::Nothing;
+                Some(Event::Settled(None))
+            }
+            Wait::Leave(waiting) if waiting.is_empty() => {
+                self.wait = Wait::Nothing;
+                Some(Event::Left)
+            }
+            Wait::Chunk(_) => self.chunk(),
+            _ => None,
+        }
+    }
+}
