@@ -6,20 +6,14 @@
 //!     └── no leader until the deadline ──▶ failed
 //! ```
 
+mod answers;
 mod inquiry;
+mod streams;
 
-use crate::{
-    error::SessionError,
-    io::{Acked, Effect},
-    search::Search,
-    session::Reported,
-};
-use inquiry::{LeaderInquiry, SILENCE_TIMEOUT};
-use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
-use paraft_proto::{
-    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
-    Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
-};
+use crate::{error::SessionError, io::Effect, search::Search, session::Reported};
+use inquiry::LeaderInquiry;
+use paraft_common::{Payload, ServerId, ShardId, retry::RetryPolicy};
+use paraft_proto::{Acquire, Acquired, Pause, Pull, Push, Resume, ToShard, Weights, to_shard::Kind};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -143,14 +137,6 @@ pub(crate) struct Link {
     has_initial: bool,
 }
 
-enum Break {
-    /// Another server: the one at this address, if named.
-    Redial(Option<String>),
-    /// The same server.
-    Again,
-    SessionLost,
-}
-
 impl Link {
     /// A link to `shard`; `servers` are all servers, those with its replicas first.
     pub fn new(shard: ShardId, servers: Vec<String>) -> Self {
@@ -224,134 +210,14 @@ impl Link {
         }
     }
 
-    // ---- streams ----
-
-    pub fn dial(&mut self, fixed: &LinkSettings, out: &mut SessionOutput) {
-        out.dials += 1;
-        self.turns(State::Dialling(out.dials), out);
-        let (address, open) = (self.servers[self.next].clone(), self.open(fixed));
-        out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
-    }
-
-    fn open(&self, fixed: &LinkSettings) -> Box<Open> {
-        Box::new(Open {
-            protocol: PROTOCOL,
-            shard: self.shard.0,
-            worker: fixed.worker,
-            session: self.session,
-            job: fixed.job.to_string(),
-            founding: self.founding,
-        })
-    }
-
-    pub fn tick(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
-        if self.deadline().is_none_or(|at| at > now) {
-            return;
-        }
-        match self.state {
-            State::Open(_) => self.looks(now, fixed, out),
-            _ => self.dial(fixed, out),
-        }
-    }
-
-    /// Whether `dial` is the link's stream.
-    pub fn is_on(&self, dial: u64) -> bool {
-        matches!(self.state, State::Dialling(d) | State::Open(d) if d == dial)
-    }
-
-    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &LinkSettings, out: &mut SessionOutput) {
-        self.note_cause(cause);
-        self.breaks(now, Break::Redial(None), fixed, out);
-    }
-
-    fn breaks(&mut self, now: Duration, how: Break, fixed: &LinkSettings, out: &mut SessionOutput) {
-        // A redirect of a stream is no evidence against its connection.
-        let broken = matches!(how, Break::Redial(None));
-        out.effects.push_back(Effect::HangUp { shard: self.shard, broken });
-        match how {
-            Break::SessionLost => {
-                self.drop_unacked(out);
-                self.turns(State::Lost, out);
-                out.heard.push_back(LinkEvent::SessionLost);
-                return;
-            }
-            Break::Redial(to) => {
-                let named = to.map(|address| self.place_of(address));
-                self.next = self.search.next(self.next, named, self.servers.len());
-            }
-            Break::Again => {}
-        }
-        self.back_off(now, fixed, out);
-    }
-
-    fn back_off(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
-        let (since, attempt) = self.trouble.get_or_insert((now, 0));
-        *attempt += 1;
-        let waited = now.saturating_sub(*since);
-        match fixed.retry.delay(*attempt, waited, (out.draw)()) {
-            Some(Duration::ZERO) => self.dial(fixed, out),
-            Some(delay) => self.turns(State::Pausing(now + delay), out),
-            None => {
-                let causes = std::mem::take(&mut self.causes).into_iter().collect();
-                self.fails(SessionError::Unreachable { shard: self.shard, waited, causes }, out);
-            }
-        }
-    }
-
-    fn fails(&mut self, e: SessionError, out: &mut SessionOutput) {
-        self.turns(State::Ended, out);
-        out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
-        out.heard.push_back(LinkEvent::Failed(e));
-    }
-
-    /// The index of an address in the list; a new address (of a server that joined later) is added.
-    fn place_of(&mut self, address: String) -> usize {
-        self.servers.iter().position(|s| *s == address).unwrap_or_else(|| {
-            self.servers.push(address);
-            self.servers.len() - 1
-        })
-    }
-
-    fn note_cause(&mut self, cause: &str) {
-        self.causes.insert(self.servers[self.next].clone(), cause.to_string());
-    }
-
-    /// Drops the pushes of a lost session: they will not be acknowledged.
-    fn drop_unacked(&mut self, out: &mut SessionOutput) {
-        out.in_flight -= self.unacked.iter().map(|(p, _)| p.payload.len()).sum::<usize>();
-        self.unacked.clear();
-    }
-
-    /// Forgets the session, and opens a new one.
-    pub fn reset(&mut self, now: Duration, fixed: &LinkSettings, out: &mut SessionOutput) {
-        self.session = 0;
-        self.drop_unacked(out);
-        self.asked = None;
-        self.asked_chunk = None;
-        self.presence = None;
-        self.settling = false;
-        // It belongs to the lost session: in the new one it would skip steps that the worker is about to
-        // push.
-        self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
-        match self.state {
-            State::Lost => self.dial(fixed, out),
-            State::Dialling(_) | State::Open(_) => self.breaks(now, Break::Again, fixed, out),
-            State::Pausing(_) | State::Ended => {}
-        }
-    }
-
     // ---- messages of the worker: kept first, and sent if the stream is open; kept messages go out when it
     // opens ----
 
-    fn send(&self, kind: Kind, out: &mut SessionOutput) {
+    /// Sends only if the stream is open.
+    pub fn send(&self, kind: Kind, out: &mut SessionOutput) {
         if matches!(self.state, State::Open(_)) {
             out.effects.push_back(Effect::Send(self.shard, ToShard { kind: Some(kind) }));
         }
-    }
-
-    /// Sent only where the stream is open.
-    pub fn once(&self, kind: Kind, out: &mut SessionOutput) {
-        self.send(kind, out);
     }
 
     /// Pushes; `at` is the time of the worker's call, which may be earlier than `now`.
@@ -416,200 +282,5 @@ impl Link {
             self.settling = false;
             out.heard.push_back(LinkEvent::Settled(self.shard));
         }
-    }
-
-    // ---- messages of the leader ----
-
-    pub fn message(
-        &mut self,
-        now: Duration,
-        message: WithBulk<FromShard>,
-        fixed: &LinkSettings,
-        out: &mut SessionOutput,
-    ) {
-        let WithBulk { message: FromShard { kind }, bulk } = message;
-        self.quiet = now;
-        if self.asking.is_some() {
-            self.asks_no_more(out);
-            self.changes(out, |link| link.look = Some(now + SILENCE_TIMEOUT));
-        }
-        let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
-        let failed = match kind {
-            None => Some(broken("an empty message")),
-            Some(from_shard::Kind::Opened(o)) => {
-                self.opened(now, &o, fixed, out);
-                None
-            }
-            Some(from_shard::Kind::Refused(r)) => self.refused(now, r, fixed, out),
-            Some(_) if !matches!(self.state, State::Open(_)) => Some(broken("a message before Opened")),
-            Some(from_shard::Kind::Weights(w)) => {
-                self.weights(now, w, bulk.into_iter().next().unwrap_or_default(), out);
-                None
-            }
-            Some(from_shard::Kind::Ack(a)) => {
-                self.ack(&a, out);
-                None
-            }
-            Some(from_shard::Kind::RoundNorm(n)) => {
-                out.norms.push((self.shard, n.step, n.sum_of_squares));
-                None
-            }
-            Some(from_shard::Kind::Reported(r)) => {
-                // The evaluation is complete: no leader needs this worker's share again.
-                self.retained.retain(|k| !matches!(k, Kind::Report(s) if s.epoch == r.epoch));
-                out.reported.push(r);
-                None
-            }
-            Some(from_shard::Kind::Acquired(t)) => {
-                // The worker no longer wants an answer to an earlier request.
-                if self.asked_chunk.is_some_and(|a| a.request == t.request) {
-                    if t.kind() != Chunk::Wait {
-                        self.asked_chunk = None;
-                    }
-                    out.heard.push_back(LinkEvent::Acquired(t));
-                }
-                None
-            }
-            Some(from_shard::Kind::Resumed(r)) => {
-                if matches!(self.presence, Some(Kind::Resume(_))) {
-                    self.presence = None;
-                    out.heard.push_back(LinkEvent::Resumed(self.shard, r.clock));
-                }
-                None
-            }
-            Some(from_shard::Kind::Left(_)) => {
-                self.turns(State::Ended, out);
-                out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
-                out.heard.push_back(LinkEvent::Left(self.shard));
-                None
-            }
-        };
-        if let Some(e) = failed {
-            self.fails(e, out);
-        }
-    }
-
-    fn opened(&mut self, now: Duration, o: &Opened, fixed: &LinkSettings, out: &mut SessionOutput) {
-        let State::Dialling(dial) = self.state else { return };
-        if o.term < self.term {
-            // This leader does not know what the worker did under the later leader.
-            self.note_cause("it leads an earlier term than another server: it is deposed");
-            let next = (self.next + 1) % self.servers.len();
-            let next = self.servers[next].clone();
-            return self.breaks(now, Break::Redial(Some(next)), fixed, out);
-        }
-        self.turns(State::Open(dial), out);
-        self.term = o.term;
-        self.founding = o.founding;
-        self.holds = false;
-        self.opened = (now, ServerId(o.server));
-        if self.owes() {
-            self.start_owing(now, out);
-        }
-        self.trouble = None;
-        self.search.found();
-        self.causes.clear();
-        let new = self.session != o.session;
-        self.session = o.session;
-        if !o.initialised && self.has_initial {
-            out.effects.push_back(Effect::SendInitial(self.shard));
-        }
-        if let Some((pull, _)) = &mut self.asked {
-            pull.have.clear();
-        }
-        let kept = self.unacked.iter().map(|(p, _)| Kind::Push(p.clone()));
-        let asked = self.asked.iter().map(|(p, _)| Kind::Pull(p.clone()));
-        let take = self.asked_chunk.map(Kind::Acquire);
-        let all = kept.chain(asked).chain(self.presence.clone()).chain(take);
-        for kind in all.chain(self.retained.iter().cloned()) {
-            self.send(kind, out);
-        }
-        let (shard, clock, founding) = (self.shard, o.clock, o.founding);
-        out.heard.push_back(LinkEvent::Opened { shard, clock, new, founding });
-    }
-
-    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut SessionOutput) {
-        // The worker no longer wants an answer to an earlier pull, from before the session was opened again.
-        let wanted =
-            |p: &Pull| p.done == weights.done && (p.only.is_empty() || p.only.contains(&weights.bucket));
-        let Some((pull, asked)) = self.asked.as_ref().filter(|(p, _)| wanted(p)) else { return };
-        let (asked, part) = (*asked, !pull.only.is_empty());
-        if weights.last {
-            self.asked = None;
-            // Of the other buckets the worker keeps its weights, from this stream or an earlier one.
-            self.holds |= !part;
-            if std::mem::take(&mut self.has_initial) {
-                out.effects.push_back(Effect::InitialKnown(self.shard));
-            }
-        }
-        out.untaken += payload.len();
-        out.heard.push_back(LinkEvent::Weights { shard: self.shard, weights, payload, asked, at: now });
-    }
-
-    fn ack(&mut self, a: &Ack, out: &mut SessionOutput) {
-        // An ack for a push that was acknowledged before, and then sent again, changes nothing.
-        let place = self.unacked.binary_search_by_key(&a.seq, |(push, _)| push.seq);
-        if let Some((push, pushed)) = place.ok().and_then(|place| self.unacked.remove(place)) {
-            out.in_flight -= push.payload.len();
-            let (opened, leader) = self.opened;
-            out.effects.push_back(Effect::Acked(Acked {
-                shard: self.shard,
-                bucket: BucketId(push.bucket),
-                step: Step(push.step),
-                seq: push.seq,
-                bytes: push.payload.len(),
-                pushed,
-                leader,
-                opened,
-                dropped: a.dropped,
-            }));
-            if a.dropped {
-                out.heard.push_back(LinkEvent::Dropped(1));
-            }
-        }
-        self.settled(out);
-    }
-
-    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut SessionOutput) {
-        self.send(Kind::Norm(Norm { step, sum_of_squares }), out);
-    }
-
-    /// The stream stays open, and the worker may skip the step.
-    fn is_not_finite(&mut self, r: Refused, out: &mut SessionOutput) {
-        let place = self.unacked.binary_search_by_key(&r.seq, |(push, _)| push.seq);
-        let Some((push, _)) = place.ok().and_then(|place| self.unacked.remove(place)) else { return };
-        out.in_flight -= push.payload.len();
-        let (shard, kind) = (self.shard, r.kind());
-        let error = SessionError::Refused { shard, kind, message: r.message };
-        out.heard.push_back(LinkEvent::NotFinite { bucket: push.bucket, step: push.step, error });
-    }
-
-    fn refused(
-        &mut self,
-        now: Duration,
-        r: Refused,
-        fixed: &LinkSettings,
-        out: &mut SessionOutput,
-    ) -> Option<SessionError> {
-        if r.seq > 0 && r.kind() == WireKind::NotFinite {
-            self.is_not_finite(r, out);
-            return None;
-        }
-        self.note_cause(&r.message);
-        // Right after a break the server may still hold the old stream.
-        let recent = self.trouble.is_none_or(|(since, _)| now.saturating_sub(since) < fixed.handover);
-        let how = match r.advice() {
-            Advice::Redirect => Break::Redial((!r.leader.is_empty()).then_some(r.leader)),
-            Advice::Retry => Break::Again,
-            Advice::Stop => Break::SessionLost,
-            Advice::Lost => return Some(SessionError::StateLost { shard: self.shard }),
-            Advice::Fix if r.kind() == WireKind::RankTaken && recent => Break::Again,
-            Advice::Fix | Advice::Unspecified => {
-                let (shard, kind) = (self.shard, r.kind());
-                return Some(SessionError::Refused { shard, kind, message: r.message });
-            }
-        };
-        self.breaks(now, how, fixed, out);
-        None
     }
 }

@@ -28,7 +28,7 @@ use paraft_common::{
     BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes, placement,
     retry::RetryPolicy,
 };
-use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, to_shard::Kind};
+use paraft_proto::{Advance, Finish, Leave, Norm, Push, Report, SwitchMode, to_shard::Kind};
 use pulls::PullState;
 use pushes::PushedSquares;
 use std::{
@@ -248,7 +248,7 @@ impl Session {
     fn tell(&mut self, step: u64, sum: f64, shards: Vec<ShardId>) {
         for shard in shards {
             if let Some(link) = self.links.get(&shard) {
-                link.norm(step, sum, &mut self.out);
+                link.send(Kind::Norm(Norm { step, sum_of_squares: sum }), &mut self.out);
             }
         }
     }
@@ -389,7 +389,7 @@ impl Session {
         for shard in self.modes.behind() {
             let switch = SwitchMode { number, mode: mode.to_string() };
             if let Some(link) = self.links.get(&shard) {
-                link.once(Kind::SwitchMode(switch), &mut self.out);
+                link.send(Kind::SwitchMode(switch), &mut self.out);
             }
         }
     }
