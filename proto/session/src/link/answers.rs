@@ -1,8 +1,6 @@
 //! Messages of the shard's leader.
 
-use super::{
-    Link, LinkEvent, LinkSettings, SessionOutput, State, inquiry::SILENCE_TIMEOUT, streams::Break,
-};
+use super::{Link, LinkEvent, LinkSettings, SessionOutput, State, inquiry::SILENCE_TIMEOUT, streams::Break};
 use crate::{
     error::SessionError,
     io::{Acked, Effect},
@@ -84,7 +82,13 @@ impl Link {
         }
     }
 
-    pub(super) fn opened(&mut self, now: Duration, o: &Opened, fixed: &LinkSettings, out: &mut SessionOutput) {
+    pub(super) fn opened(
+        &mut self,
+        now: Duration,
+        o: &Opened,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
+    ) {
         let State::Dialling(dial) = self.state else { return };
         if o.term < self.term {
             // This leader does not know what the worker did under the later leader.

@@ -53,7 +53,13 @@ impl Link {
         self.breaks(now, Break::Redial(None), fixed, out);
     }
 
-    pub(super) fn breaks(&mut self, now: Duration, how: Break, fixed: &LinkSettings, out: &mut SessionOutput) {
+    pub(super) fn breaks(
+        &mut self,
+        now: Duration,
+        how: Break,
+        fixed: &LinkSettings,
+        out: &mut SessionOutput,
+    ) {
         // A redirect of a stream is no evidence against its connection.
         let broken = matches!(how, Break::Redial(None));
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken });
