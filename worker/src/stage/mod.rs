@@ -293,7 +293,7 @@ impl<'a> Stage<'a> {
             self.alike = Some(StageReplicas::new(model, (&self.stages, &self.buckets), &self.here, lines)?);
             // The other ranks may have no weights yet.
             if let Some(client) = &mut self.client {
-                client.forget();
+                client.forget_weights();
             }
         }
         let len = self.alike.as_ref().map_or(whole, |alike| alike.len);
