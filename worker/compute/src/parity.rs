@@ -8,87 +8,19 @@
 //! the device's numbers ([`tolerance`]). Gradients are NaN before an operator writes them, which reveals skipped
 //! values. The seed determines the inputs.
 
+mod bench;
+mod convolutions;
+
+pub use bench::Bench;
+
 use crate::{
-    cpu::CpuDevice,
-    cuda::{CudaDevice, Gradient, Inbox, Precision},
-    device::Device,
+    cuda::Precision,
     error::Result,
-    reference::{self as plain, Images},
+    reference as plain,
     shape::{
-        Activation, AttentionShape, ConvBlockAt, ConvBlockShape, ConvShape, EmbeddingAt, EmbeddingShape,
-        LinearAt, LinearShape, NormAt, NormShape,
+        Activation, AttentionShape, EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt, NormShape,
     },
 };
-
-/// A device whose parameters and gradients can be set and read.
-pub trait Bench: Device {
-    /// Parameters on the device.
-    type Held;
-    /// A gradient there.
-    type Gradient;
-    /// Copies parameters to the device.
-    fn hold(&mut self, params: &[f32]) -> Result<Self::Held>;
-    /// The held parameters.
-    fn params(held: &Self::Held) -> &Self::Params;
-    /// A gradient of NaN.
-    fn poisoned(&mut self, len: usize) -> Result<Self::Gradient>;
-    /// The gradient, for operators.
-    fn grads(gradient: &mut Self::Gradient) -> &mut Self::Grads;
-    /// Its values.
-    fn read_grads(&mut self, gradient: &Self::Gradient) -> Result<Vec<f32>>;
-}
-
-impl Bench for CpuDevice {
-    type Held = Vec<f32>;
-    type Gradient = Vec<f32>;
-
-    fn hold(&mut self, params: &[f32]) -> Result<Vec<f32>> {
-        Ok(params.to_vec())
-    }
-
-    fn params(held: &Vec<f32>) -> &[f32] {
-        held
-    }
-
-    fn poisoned(&mut self, len: usize) -> Result<Vec<f32>> {
-        Ok(vec![f32::NAN; len])
-    }
-
-    fn grads(gradient: &mut Vec<f32>) -> &mut [f32] {
-        gradient
-    }
-
-    fn read_grads(&mut self, gradient: &Vec<f32>) -> Result<Vec<f32>> {
-        Ok(gradient.clone())
-    }
-}
-
-impl Bench for CudaDevice {
-    type Held = Inbox;
-    type Gradient = Gradient;
-
-    fn hold(&mut self, params: &[f32]) -> Result<Inbox> {
-        CudaDevice::hold(self, params)
-    }
-
-    fn params(held: &Inbox) -> &Self::Params {
-        held.params()
-    }
-
-    fn poisoned(&mut self, len: usize) -> Result<Gradient> {
-        let gradient = Gradient::new(self, len)?;
-        self.fill(&gradient, f32::NAN)?;
-        Ok(gradient)
-    }
-
-    fn grads(gradient: &mut Gradient) -> &mut Gradient {
-        gradient
-    }
-
-    fn read_grads(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
-        self.read_gradient(gradient)
-    }
-}
 
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq)]
@@ -401,170 +333,6 @@ impl<D: Bench> Suite<'_, D> {
         self.check(format!("{name}, gradient of the tables"), &got, &dwant);
         Ok(())
     }
-
-    /// Two convolution blocks and a linear layer, as in the ConvNet.
-    fn convolutions(&mut self, n: usize, side: usize, channels: [usize; 2]) -> Result {
-        let name = format!("convolution blocks of {channels:?} channels, {n} images of {side} x {side}");
-        let [one, two] = [(1, channels[0]), (channels[0], channels[1])].map(|(inputs, outputs)| ConvShape {
-            inputs,
-            outputs,
-            kernel: 5,
-            pad: 2,
-        });
-        let params_len = |c: ConvShape| c.weight_len() + 3 * c.outputs;
-        let (first_at, second_at) = (0, params_len(one));
-        let buffers = second_at + params_len(two);
-        let len = buffers + 2 * (one.outputs + two.outputs);
-        let mut p: Vec<f32> = self.noise(len).iter().map(|v| v * 0.3).collect();
-        // Gains around one, and variances above zero.
-        for (conv, at, running) in [(one, first_at, buffers), (two, second_at, buffers + 2 * one.outputs)] {
-            let gamma = at + conv.weight_len() + conv.outputs;
-            p[gamma..gamma + conv.outputs].iter_mut().for_each(|v| *v += 1.0);
-            p[running + conv.outputs..running + 2 * conv.outputs].iter_mut().for_each(|v| *v = v.abs() + 0.5);
-        }
-        let held = self.d.hold(&p)?;
-        let images = self.noise(n * side * side);
-        let mut x = self.d.images(1, side, side, 2);
-        self.d.load_images(&images, n, &mut x)?;
-        let at = |params, buffers| ConvBlockAt { params, buffers };
-        let shape = |conv, side, border, input_gradient| ConvBlockShape {
-            conv,
-            height: side,
-            width: side,
-            border,
-            input_gradient,
-        };
-        let mut first = self.d.conv_block(shape(one, side, 2, false), at(first_at, buffers));
-        let mut second =
-            self.d.conv_block(shape(two, side / 2, 0, true), at(second_at, buffers + 2 * one.outputs));
-        let features = two.outputs * (side / 4) * (side / 4);
-        let linear = LinearShape { n, inputs: features, outputs: 3 };
-        let head = self.noise(linear.weight_len() + 3);
-        let head_held = self.d.hold(&head)?;
-        let head_at = LinearAt { weight: 0, bias: Some(linear.weight_len()) };
-        let dy = self.noise(n * 3);
-        let dyv = self.values(&dy)?;
-        let mut y = D::Values::default();
-        for train in [false, true] {
-            self.d.conv_block_forward(&mut first, &x, n, D::params(&held), train)?;
-            let out = D::conv_block_output(&first);
-            self.d.conv_block_forward(&mut second, out, n, D::params(&held), train)?;
-            self.d.image_linear(linear, &second, D::params(&head_held), head_at, &mut y)?;
-            let want = plain_net(&p, &head, [one, two], (n, side), &images, train, &[]).0;
-            self.check_values(format!("{name}, train {train}"), &y, &want)?;
-        }
-        let (_, want, want_head) = plain_net(&p, &head, [one, two], (n, side), &images, true, &wide(&dy));
-        let (mut gradient, mut head_gradient) = (self.d.poisoned(len)?, self.d.poisoned(head.len())?);
-        let params = D::params(&held);
-        let grads = D::grads(&mut gradient);
-        self.d.conv_block_buffers(&first, params, grads)?;
-        self.d.conv_block_buffers(&second, params, grads)?;
-        self.d.image_linear_backward_weight(linear, &second, &dyv, head_at, D::grads(&mut head_gradient))?;
-        self.d.image_linear_backward_input(linear, &dyv, D::params(&head_held), head_at, &mut second)?;
-        self.d.conv_block_backward_norm(&mut second, n, params, grads)?;
-        self.d.conv_block_backward_weight(&mut second, D::conv_block_output(&first), n, params, grads)?;
-        self.d.conv_block_backward_input(&mut second, n, params, &mut first)?;
-        self.d.conv_block_backward_norm(&mut first, n, params, grads)?;
-        self.d.conv_block_backward_weight(&mut first, &x, n, params, grads)?;
-        let got = self.d.read_grads(&gradient)?;
-        // Tensor by tensor, or the largest would hide the others. A convolution's bias before a norm has no
-        // gradient.
-        let mut from = 0;
-        for (block, conv) in [("first", one), ("second", two)] {
-            for (tensor, len) in [
-                ("weight", conv.weight_len()),
-                ("bias", conv.outputs),
-                ("gamma", conv.outputs),
-                ("beta", conv.outputs),
-            ] {
-                if tensor != "bias" {
-                    let part = from..from + len;
-                    let what = format!("{name}, {block} {tensor}");
-                    self.check_behind_maxima(what, &got[part.clone()], &want[part]);
-                }
-                from += len;
-            }
-        }
-        self.check(format!("{name}, running statistics"), &got[buffers..], &want[buffers..]);
-        let got = self.d.read_grads(&head_gradient)?;
-        self.check(format!("{name}, the linear layer"), &got, &want_head);
-        Ok(())
-    }
-}
-
-/// The plain net of [`Suite::convolutions`]: its output, and for `dy` the gradients of both vectors.
-fn plain_net(
-    p: &[f32],
-    head: &[f32],
-    convs: [ConvShape; 2],
-    (n, side): (usize, usize),
-    images: &[f32],
-    train: bool,
-    dy: &[f64],
-) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-    let p = wide(p);
-    let mut sizes = Images { n, channels: 1, height: side, width: side };
-    let mut x = wide(images);
-    let mut at = 0;
-    let mut running: usize = convs.iter().map(|c| c.weight_len() + 3 * c.outputs).sum();
-    let mut grads = vec![0.0; p.len()];
-    let mut kept = Vec::new();
-    for conv in convs {
-        let c = conv.outputs;
-        let weight = at..at + conv.weight_len();
-        let [bias, gamma, beta] = [0, 1, 2].map(|i| weight.end + i * c..weight.end + (i + 1) * c);
-        at = beta.end;
-        let wide = sizes.after(conv);
-        let y = plain::conv_forward(conv, sizes, &x, &p[weight.clone()], &p[bias.clone()]);
-        let count = (n * wide.height * wide.width) as f64;
-        let mut stats = plain::channel_stats(wide, &y);
-        let momentum = f64::from(crate::cpu::norm::MOMENTUM);
-        for (i, (mean, var)) in stats.iter_mut().enumerate() {
-            let (old_mean, old_var) = (p[running + i], p[running + c + i]);
-            grads[running + i] = momentum * (old_mean - *mean);
-            grads[running + c + i] = momentum * (old_var - *var * count / (count - 1.0).max(1.0));
-            if !train {
-                (*mean, *var) = (old_mean, old_var);
-            }
-        }
-        running += 2 * c;
-        let z = plain::norm(wide, &y, &stats, &p[gamma.clone()], &p[beta.clone()]);
-        let (pooled, places) = plain::relu_pool(wide, &z);
-        kept.push((
-            conv,
-            sizes,
-            wide,
-            std::mem::replace(&mut x, pooled.clone()),
-            y,
-            pooled,
-            places,
-            [weight, bias, gamma, beta],
-        ));
-        sizes = wide.halved();
-    }
-    let features = x.len() / n;
-    let outputs = head.len() / (features + 1);
-    let head = wide_split(head, features * outputs);
-    let out = plain::linear_forward(n, &x, &head.0, &head.1);
-    if dy.is_empty() {
-        return (out, grads, Vec::new());
-    }
-    let (mut dx, dw, db) = plain::linear_backward(n, &x, &head.0, dy);
-    for (conv, sizes, wide, x, y, pooled, places, [weight, bias, gamma, beta]) in kept.into_iter().rev() {
-        let dz = plain::relu_pool_backward(wide.len(), &pooled, &places, &dx);
-        let (dconv, dgamma, dbeta) = plain::norm_backward(wide, &y, &p[gamma.clone()], &dz);
-        grads[gamma].copy_from_slice(&dgamma);
-        grads[beta].copy_from_slice(&dbeta);
-        let (d, dweight, dbias) = plain::conv_backward(conv, sizes, &x, &p[weight.clone()], &dconv);
-        grads[weight].copy_from_slice(&dweight);
-        grads[bias].copy_from_slice(&dbias);
-        dx = d;
-    }
-    (out, grads, [dw, db].concat())
-}
-
-fn wide_split(of: &[f32], at: usize) -> (Vec<f64>, Vec<f64>) {
-    (wide(&of[..at]), wide(&of[at..]))
 }
 
 /// Runs every case. An error means that the device cannot do a request; a wrong result is a [`Case`].
@@ -608,7 +376,7 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cpu, Threads};
+    use crate::{Cpu, CpuDevice, Threads};
 
     #[test]
     fn cpu_meets_all_cases_with_each_isa_on_one_and_three_threads() {
