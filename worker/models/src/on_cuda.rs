@@ -1,110 +1,28 @@
 //! A net on a GPU: parameters and gradient stay there, and only data to or from the servers passes through the
 //! host.
 
+mod model;
+mod parts;
+mod rule;
+
 use crate::{
-    Batch, Evaluation, Model, ModelError,
+    Batch, Evaluation, ModelError,
     net::{Net, NetResult},
     replay::{Cuts, Replays},
+    resident::{Part, Resident},
 };
 use paraft_common::{
-    Encoding,
     layout::TensorSpec,
-    optim::{self, Hyper, OptimizerConfig, norm_factor},
+    optim::{Hyper, OptimizerConfig, norm_factor},
 };
 use paraft_compute::cuda::{
-    CudaDevice, CudaOptions, Gradient, GradientPart, Inbox, Nccl, Outbox, PinnedBytes, Precision, Rule,
-    Slots, StepResult, UniqueId, Update, Wire,
+    CudaDevice, CudaOptions, Gradient, GradientPart, Inbox, Nccl, Outbox, PinnedBytes, Precision, Slots,
+    StepResult, UniqueId, Update,
 };
-use paraft_compute::{DeviceError, device::Losses};
+use paraft_compute::device::Losses;
+use parts::{runs, wire};
+use rule::rule;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
-
-/// A part of the flat gradient that is pushed as one unit, and its encoding. Encodings that keep a residual
-/// ([`Encoding::feeds_back`]) run on the host: such parts leave the device as f32.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Its range of values.
-    pub range: Range<usize>,
-    /// Its encoding.
-    pub encoding: Encoding,
-}
-
-/// A model with parameters and gradient on a device. Pulled weights go to [`Self::host_mut`]. Gradients to push
-/// arrive on the host ready for the network.
-///
-/// In a group several ranks, with a device each, compute one step together. All of them call [`Self::landed`] and
-/// [`Self::step_resident`], in the same order and with the same ranges and parts, but different batches. Only rank
-/// 0 provides parameters and pushes gradients. When a rank is gone, the others wait on their devices until another
-/// thread calls [`Nccl::abort`]. Their call then ends with an error that [`ModelError::is_group`], and the model
-/// can be used in another group, or alone.
-///
-/// In a job without servers in its steps the parameters are only on the devices: rank 0 calls [`Self::set_state`],
-/// then all ranks call [`Self::share_state`], and [`Self::step_local`] and [`Self::optimize`] in turn.
-pub trait Resident {
-    /// The parameters of the last pull; in a group, on rank 0 only.
-    fn host(&self) -> &[f32];
-
-    /// The same memory, for the next pull to write.
-    fn host_mut(&mut self) -> Result<&mut [f32], ModelError>;
-
-    /// These parts of [`Self::host_mut`] are new. The next step or evaluation uses them. In a group all ranks
-    /// receive them from rank 0's host.
-    fn landed(&mut self, ranges: &[Range<usize>]) -> Result<(), ModelError>;
-
-    /// One training step; see [`Model::step`]. `parts` cover the vector, in its order. `push(i, bytes)` is called
-    /// once for each, the last one first, as soon as its gradient is on the host, while the device computes the
-    /// others. In a group that gradient is the ranks' mean, and only rank 0's `push` is called. The loss is this
-    /// rank's.
-    fn step_resident(
-        &mut self,
-        batch: &Batch,
-        parts: &[Part],
-        push: &mut dyn FnMut(usize, PinnedBytes),
-    ) -> Result<f32, ModelError>;
-
-    /// One training step whose gradient stays on the device; in a group it becomes the mean over the ranks. The
-    /// loss is this rank's.
-    fn step_local(&mut self, batch: &Batch) -> Result<f32, ModelError>;
-
-    /// Applies the gradient of the last [`Self::step_local`], once. The optimizer updates the parameters, and
-    /// creates missing slots; from the buffers the gradient is subtracted. With `clip_norm` the gradient is first
-    /// clipped to that norm, by [`norm_factor`]. A gradient that is not finite is an error and changes nothing.
-    fn optimize(
-        &mut self,
-        optimizer: &OptimizerConfig,
-        hyper: &Hyper,
-        clip_norm: Option<f32>,
-    ) -> Result<(), ModelError>;
-
-    /// The parameters, including buffers, and the optimizer's slots, each as long as the trained part; no slots
-    /// before the first update. After a failed step it is the state before it.
-    fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError>;
-
-    /// Sets this state on this rank only. Without slots the optimizer restarts.
-    fn set_state(&mut self, weights: &[f32], slots: &[Vec<f32>]) -> Result<(), ModelError>;
-
-    /// Copies rank 0's parameters and slots to all ranks of the group, and waits for the copy. Rank 0 needs its own
-    /// parameters: from [`Self::set_state`], an earlier group without servers, or landed weights. Without a group
-    /// it does nothing. After a failure rank 0 still has its state.
-    fn share_state(&mut self, optimizer: &OptimizerConfig) -> Result<(), ModelError>;
-
-    /// Loss and accuracy with the landed weights; see [`Model::evaluate`]. Each rank of a group evaluates by
-    /// itself.
-    fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError>;
-
-    /// Makes this a rank of the given group, or of none. Its work in the former group must be over: call
-    /// [`Nccl::leave`] there first, or abort it. In a new group, and alone after a broken one, all parameters must
-    /// land, be set or be shared before use: those on the device are invalid.
-    fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError>;
-
-    /// Forms a group with its device ([`Nccl::form`]) and joins it.
-    fn form_group(
-        &mut self,
-        id: &UniqueId,
-        rank: usize,
-        size: usize,
-        give_up: &dyn Fn() -> bool,
-    ) -> Result<Arc<Nccl>, ModelError>;
-}
 
 /// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. The
 /// scale is halved when a gradient overflows, and the step is repeated; it is doubled after this many good steps.
@@ -237,69 +155,6 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             self.slots = Some(Slots::new(&self.device, &first, self.params_len)?);
         }
         self.slots.as_ref().ok_or_else(|| ModelError::new("no room for the optimizer's state"))
-    }
-}
-
-/// An update's rule, for the device's kernels.
-fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, ModelError> {
-    Ok(match optimizer.rule(hyper) {
-        optim::Rule::Sgd { lr } => Rule::Sgd { lr },
-        optim::Rule::Momentum(r) => Rule::Momentum { lr: r.lr, mu: r.mu, enter: r.enter },
-        optim::Rule::Nesterov(r) => Rule::Nesterov { lr: r.lr, mu: r.mu },
-        optim::Rule::DelayedNesterov(_) => {
-            return Err(ModelError::new(
-                "delayed-nesterov is for gradients that come late: servers apply it, ranks do not",
-            ));
-        }
-        optim::Rule::Adadelta(_) | optim::Rule::Adamax(_) | optim::Rule::NAdam(_) | optim::Rule::RAdam(_) => {
-            return Err(ModelError::new(format!(
-                "a GPU has no kernel of {}: train on the CPU, or with servers",
-                optimizer.kind()
-            )));
-        }
-        optim::Rule::Adagrad(r) => Rule::Adagrad { lr: r.lr, eps: r.eps },
-        optim::Rule::RmsProp(r) => Rule::RmsProp {
-            lr: r.lr,
-            keep: r.n.keep,
-            enter: r.n.enter,
-            eps: r.n.eps,
-            mu: r.mu,
-            mean: r.centered,
-            momentum: optimizer.slots() > 1 + usize::from(r.centered),
-        },
-        optim::Rule::Adam(r) => Rule::Adam {
-            shrink: r.shrink,
-            enter1: r.enter1,
-            keep2: r.keep2,
-            enter2: r.enter2,
-            step: r.step,
-            unbias2: r.unbias2,
-            eps: r.eps,
-        },
-    })
-}
-
-/// The parts in `of`, in runs of at most `most` values (or one part), the last one first.
-fn runs(parts: &[Part], of: Range<usize>, most: usize) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for i in of.rev() {
-        match runs.last_mut() {
-            Some(run) if parts[run.end - 1].range.end - parts[i].range.start <= most => run.start = i,
-            _ => runs.push(i..i + 1),
-        }
-    }
-    runs
-}
-
-fn wire(encoding: Encoding) -> Result<Wire, DeviceError> {
-    match encoding {
-        Encoding::F32 => Ok(Wire::F32),
-        Encoding::Bf16 => Ok(Wire::Bf16),
-        Encoding::F16 => Ok(Wire::F16),
-        Encoding::Int8 => Ok(Wire::Int8),
-        _ => Err(DeviceError::Unsupported(format!(
-            "a device does not write {encoding}: ask it for f32, and encode that on the host"
-        ))),
     }
 }
 
@@ -538,72 +393,5 @@ impl<N> Drop for OnCuda<N> {
         if let Some(group) = self.device.group() {
             group.abort();
         }
-    }
-}
-
-/// With parameters and gradients in host memory: each is copied in one piece. In a group each rank uses its given
-/// parameters, and receives the mean of the gradients.
-impl<N: Net<CudaDevice>> Model for OnCuda<N> {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        self.net.tensors()
-    }
-
-    fn init(&self, seed: u64, params: &mut [f32]) {
-        self.net.init(seed, params);
-    }
-
-    fn step(
-        &mut self,
-        params: &[f32],
-        grads: &mut [f32],
-        batch: &Batch,
-        ready: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<f32, ModelError> {
-        self.net.takes().check_step(params, grads, batch)?;
-        self.pending = None;
-        self.take(params)?;
-        if self.device.precision() == Precision::F16 {
-            self.scaled_step(batch)?;
-        } else {
-            self.begin(batch, &Cuts::default(), &mut |_, _, _| Ok(()))?;
-        }
-        let loss = self.device.loss()?;
-        if let Some(group) = self.device.group() {
-            let stream = self.device.stream().clone();
-            self.outbox.mark(&stream)?;
-            self.outbox.reduce(&self.gradient, 0..grads.len(), group)?;
-            self.outbox.begin(&stream)?;
-        }
-        let mean = self.device.read_gradient(&self.gradient)?;
-        self.device.check_group()?;
-        grads.copy_from_slice(&mean);
-        ready(0, grads);
-        Ok(loss)
-    }
-
-    fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
-        self.net.takes().check(params, batch)?;
-        self.take(params)?;
-        self.evaluate_resident(batch)
-    }
-
-    fn resident(&mut self) -> Option<&mut dyn Resident> {
-        Some(self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_of_so_many_values_or_of_one_part() {
-        let parts: Vec<Part> = [0..4, 4..6, 6..20, 20..22, 22..24, 24..25]
-            .map(|range| Part { range, encoding: Encoding::F32 })
-            .to_vec();
-        assert_eq!(runs(&parts, 0..6, 5), [3..6, 2..3, 1..2, 0..1]);
-        assert_eq!(runs(&parts, 1..5, 4), [3..5, 2..3, 1..2]);
-        assert_eq!(runs(&parts, 0..6, 25), std::slice::from_ref(&(0..6)));
-        assert_eq!(runs(&parts, 3..3, 25), []);
     }
 }
