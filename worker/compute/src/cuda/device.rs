@@ -12,8 +12,9 @@ use crate::{
     cuda::{
         blas::{Blas, Element},
         driver::{Context, Stream},
-        flat::{Gradient, Inbox, Params},
+        flat::{Gradient, Params},
         graph,
+        inbox::Inbox,
         kernels::{Kernels, Unit},
         launch::{Arg, Geometry, Launcher, int, long},
         library,

@@ -7,7 +7,8 @@
 use crate::{
     cuda::{
         device::CudaDevice,
-        flat::{Gradient, Inbox, fetch},
+        flat::Gradient,
+        inbox::{Inbox, fetch},
         kernels::Unit,
         launch::{Arg, Geometry, long},
         memory::Buffer,

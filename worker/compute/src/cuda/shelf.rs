@@ -13,10 +13,11 @@ use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Event, Stream},
-        flat::{Gradient, GradientPart, Outbox, Params, PinnedBytes, Run, Runs},
+        flat::{Gradient, Params, Run, Runs},
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
         memory::{Buffer, Staging, copy},
+        outbox::{GradientPart, Outbox, PinnedBytes},
     },
     error::{DeviceError, Result},
 };
