@@ -1,89 +1,35 @@
-//! A GPU as a [`Device`](crate::device::Device). Its buffers are here, its operators by family in the neighbouring
-//! files.
+//! A GPU as a [`Device`](crate::device::Device). Its buffers and its operators, by family, have their own files.
 
 mod attention;
+mod buffers;
 mod conv;
 mod embedding;
 mod linear;
 mod loss;
 mod norm;
+mod precision;
+mod statistics;
+
+pub use precision::Precision;
+pub use statistics::StepResult;
 
 use crate::{
     cuda::{
-        blas::{Blas, Element},
+        blas::Blas,
         driver::{Context, Stream},
-        flat::{Gradient, Params},
+        flat::Gradient,
         graph,
         inbox::Inbox,
         kernels::{Kernels, Unit},
-        launch::{Arg, Geometry, Launcher, int, long},
+        launch::{Arg, Geometry, Launcher, long},
         library,
         lt::Lt,
         memory::{Buffer, Pinned, Plain, Staging},
         nccl::Nccl,
     },
-    device::{Buffers, Losses},
     error::{DeviceError, Result},
 };
-use serde::{Deserialize, Serialize};
-use std::{ops::Range, sync::Arc};
-
-/// The numbers in which a GPU computes. Parameters and gradients are always f32, and so are the sums of matrix
-/// products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// f32 throughout.
-    F32,
-    /// Activations in f32; matrix products round their operands to 10 bits of significand (NVIDIA's TF32).
-    #[default]
-    Tf32,
-    /// Activations and the operands of matrix products in bf16.
-    Bf16,
-    /// The same in f16. Gradients of activations are scaled, because f16 cannot represent small numbers.
-    F16,
-}
-
-impl Precision {
-    /// The kernel that converts parameters to the type of matrix operands.
-    pub(super) fn cast(self) -> Option<&'static str> {
-        match self {
-            Self::F32 | Self::Tf32 => None,
-            Self::Bf16 => Some("cast_f32_to_bf16"),
-            Self::F16 => Some("cast_f32_to_f16"),
-        }
-    }
-
-    pub(super) fn element(self) -> Element {
-        match self {
-            Self::F32 | Self::Tf32 => Element::F32,
-            Self::Bf16 => Element::Bf16,
-            Self::F16 => Element::F16,
-        }
-    }
-
-    fn suffix(self) -> &'static str {
-        match self {
-            Self::F32 | Self::Tf32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
-
-    /// The compiler's definition of the element type.
-    fn define(self) -> &'static str {
-        match self {
-            Self::F32 | Self::Tf32 => "-DPARAFT_F32",
-            Self::Bf16 => "-DPARAFT_BF16",
-            Self::F16 => "-DPARAFT_F16",
-        }
-    }
-
-    /// Bytes of an activation.
-    fn bytes(self) -> usize {
-        if self.cast().is_some() { 2 } else { 4 }
-    }
-}
+use std::sync::Arc;
 
 /// How to use a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,74 +42,6 @@ pub struct CudaOptions {
     pub eager: bool,
     /// Apply biases and activations by separate kernels, without cuBLASLt.
     pub apart: bool,
-}
-
-/// A matrix on the device, in the element type of the computation.
-#[derive(Debug, Default)]
-pub struct Values {
-    buffer: Option<Buffer<u8>>,
-    len: usize,
-    /// Set if there is padding between its rows.
-    rows: Option<Rows>,
-}
-
-/// Rows padded to multiples of 16 bytes, because tensor cores read only such rows as whole vectors.
-#[derive(Clone, Copy, Debug)]
-struct Rows {
-    cols: usize,
-    /// Values from one row to the next.
-    pitch: usize,
-}
-
-impl Values {
-    fn at(&self) -> Arg {
-        Arg::At(self.address())
-    }
-
-    /// Address of contiguous values.
-    fn address(&self) -> u64 {
-        assert!(self.rows.is_none(), "logits are for losses and products");
-        self.begin()
-    }
-
-    fn begin(&self) -> u64 {
-        self.buffer.as_ref().map_or(0, |b| b.at(0))
-    }
-
-    /// Distance of rows with this many columns.
-    fn pitch(&self, cols: usize) -> usize {
-        self.rows.map_or(cols, |rows| rows.pitch)
-    }
-}
-
-/// f32 values on the device.
-#[derive(Debug, Default)]
-pub struct Floats {
-    buffer: Option<Buffer<f32>>,
-}
-
-impl Floats {
-    fn at(&self, index: usize) -> Arg {
-        Arg::At(self.buffer.as_ref().map_or(0, |b| b.at(index)))
-    }
-}
-
-/// Labels or tokens on the device and on the host. The host determines the rows that receive an embedding's
-/// gradient.
-#[derive(Debug, Default)]
-pub struct Ids {
-    buffer: Option<Buffer<u32>>,
-    host: Vec<u32>,
-    /// Places by token: `order[rows]`, `starts[most + 1]`, `ids[most]`.
-    order: Option<Buffer<u32>>,
-    /// The maximum number of tokens in it; `None`: not ordered since the last load.
-    most: Option<usize>,
-}
-
-impl Ids {
-    fn at(&self) -> Arg {
-        Arg::At(self.buffer.as_ref().map_or(0, |b| b.at(0)))
-    }
 }
 
 /// One GPU, with a stream for all operators.
@@ -189,17 +67,6 @@ pub struct CudaDevice {
     result: Pinned<f64>,
     squares: Pinned<f64>,
     counted: Pinned<u64>,
-}
-
-/// The result of a step whose gradient stays on the device.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepResult {
-    /// Mean over the batch.
-    pub loss: f32,
-    /// Sum of the squares of the gradient's trained part, in f64.
-    pub squares: f64,
-    /// Values of the gradient that are not finite, buffers included.
-    pub bad: u64,
 }
 
 /// Buffers within an operator. All operators run on one stream, so they share them.
@@ -350,96 +217,6 @@ impl CudaDevice {
         Ok(inbox)
     }
 
-    /// Multiplies the first `len` values of the gradient, waits, and returns how many results are not finite, in a
-    /// group on all ranks together.
-    pub fn unscale(&mut self, gradient: &mut Gradient, len: usize, factor: f32) -> Result<u64> {
-        if len == 0 {
-            return Ok(0);
-        }
-        let blocks = self.statistics(gradient, 0..len, Some(factor), false)?;
-        if let (Some(group), Some(bad)) = (self.others(), &self.work.bad) {
-            group.all_reduce_count(bad, blocks..blocks + 1, &self.stream)?;
-        }
-        let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
-        bad.download(&self.stream, blocks..blocks + 1, &mut self.counted)?;
-        self.stream.synchronize()?;
-        self.check_group()?;
-        Ok(self.counted.as_slice()?[0])
-    }
-
-    /// Starts the statistics of a part of the gradient, after multiplying it by the factor, if any. The results
-    /// follow this many partials of `work.doubles` and `work.bad`; returns the new number.
-    fn statistics(
-        &mut self,
-        gradient: &Gradient,
-        part: Range<usize>,
-        factor: Option<f32>,
-        accumulate: bool,
-    ) -> Result<usize> {
-        // The same number for every part of a gradient, so that a continued sum stays at its place.
-        let blocks = reduction(gradient.len());
-        let used = reduction(part.len());
-        let doubles = room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?;
-        let (squares, total) = (Arg::At(doubles.at(0)), Arg::At(doubles.at(blocks)));
-        let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
-        let (partial, count) = (Arg::At(bad.at(0)), Arg::At(bad.at(blocks)));
-        let (g, n) = (("g", Arg::At(gradient.at(part.start))), ("n", long(part.len())));
-        let partials = [("partial_squares", squares), ("partial_bad", partial)];
-        let geometry = Geometry::line(used, 256);
-        match factor {
-            Some(factor) => {
-                let args = [g, n, ("factor", Arg::Float(factor)), partials[0], partials[1]];
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe { self.launch(Unit::Stats, "unscale", geometry, &args) }
-            }
-            None =>
-            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-            unsafe { self.launch(Unit::Stats, "grad_stats", geometry, &[g, n, partials[0], partials[1]]) },
-        }?;
-        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe {
-            self.launch(
-                Unit::Stats,
-                "grad_stats_final",
-                Geometry::line(1, 256),
-                &[
-                    ("partial_squares", squares),
-                    ("partial_bad", partial),
-                    ("blocks", int(used)),
-                    ("squares", total),
-                    ("bad", count),
-                    ("accumulate", Arg::Int(accumulate.into())),
-                ],
-            )
-        }?;
-        Ok(blocks)
-    }
-
-    /// Waits for the step's loss and the statistics of its gradient, whose first `trained` values are not buffers.
-    pub fn step_result(&mut self, gradient: &Gradient, trained: usize) -> Result<StepResult> {
-        self.squares.as_mut_slice()?[0] = 0.0;
-        self.counted.as_mut_slice()?[0] = 0;
-        if trained > 0 {
-            let at = self.statistics(gradient, 0..trained, None, false)?;
-            if let Some(doubles) = &self.work.doubles {
-                doubles.download(&self.stream, at..at + 1, &mut self.squares)?;
-            }
-        }
-        if !gradient.is_empty() {
-            // For buffers only the count of values that are not finite matters.
-            let at = match gradient.len() - trained {
-                0 => reduction(gradient.len()),
-                _ => self.statistics(gradient, trained..gradient.len(), None, trained > 0)?,
-            };
-            if let Some(bad) = &self.work.bad {
-                bad.download(&self.stream, at..at + 1, &mut self.counted)?;
-            }
-        }
-        let loss = self.loss()?;
-        self.check_group()?;
-        Ok(StepResult { loss, squares: self.squares.as_slice()?[0], bad: self.counted.as_slice()?[0] })
-    }
-
     /// Sets every value of a gradient, for comparisons: remaining NaNs show values that an operator skipped.
     pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
         let n = gradient.len();
@@ -500,97 +277,11 @@ impl CudaDevice {
         // SAFETY: the caller guarantees it.
         unsafe { self.launch(unit, &format!("{name}_{}", self.precision.suffix()), geometry, args) }
     }
-
-    fn sized<'a>(&self, values: &'a mut Values, len: usize, what: &str) -> Result<&'a Values> {
-        room(&self.context, &mut values.buffer, len * self.precision.bytes(), what)?;
-        (values.len, values.rows) = (len, None);
-        Ok(values)
-    }
-
-    /// Allocates rows that start at multiples of 16 bytes.
-    fn sized_apart(&self, values: &mut Values, n: usize, cols: usize, what: &str) -> Result {
-        let pitch = cols.next_multiple_of(16 / self.precision.bytes());
-        self.sized(values, n * pitch, what)?;
-        values.len = n * cols;
-        values.rows = (pitch > cols).then_some(Rows { cols, pitch });
-        Ok(())
-    }
-
-    fn floats<'a>(&self, floats: &'a mut Floats, len: usize, what: &str) -> Result<&'a Floats> {
-        room(&self.context, &mut floats.buffer, len, what)?;
-        Ok(floats)
-    }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         // Pinned memory must not be freed during a copy.
         let _ = self.stream.synchronize();
-    }
-}
-
-impl Buffers for CudaDevice {
-    type Params = Params;
-    type Grads = Gradient;
-    type Values = Values;
-    type Floats = Floats;
-    type Ids = Ids;
-
-    fn load_values(&mut self, from: &[f32], to: &mut Values) -> Result {
-        self.context.bind()?;
-        self.sized(to, from.len(), "a batch")?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        match (self.precision.cast(), &to.buffer) {
-            (None, Some(to)) => self.inputs.upload(&self.stream, from, to),
-            (None, None) => Ok(()),
-            (Some(cast), _) => {
-                let floats = room(&self.context, &mut self.work.floats, from.len(), "a batch")?;
-                self.inputs.upload(&self.stream, from, floats)?;
-                let args = [("x", Arg::At(floats.at(0))), ("y", to.at()), ("n", long(from.len()))];
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe { self.launch(Unit::Elementwise, cast, Geometry::flat(from.len()), &args) }
-            }
-        }
-    }
-
-    fn load_ids(&mut self, from: &[u32], to: &mut Ids) -> Result {
-        self.context.bind()?;
-        to.host.clear();
-        to.most = None;
-        to.host.extend_from_slice(from);
-        if from.is_empty() {
-            return Ok(());
-        }
-        let buffer = room(&self.context, &mut to.buffer, from.len(), "labels")?;
-        self.ids.upload(&self.stream, from, buffer)
-    }
-
-    fn read(&mut self, values: &Values) -> Result<Vec<f32>> {
-        let n = values.rows.map_or(values.len, |r| values.len / r.cols * r.pitch);
-        let mut to = Pinned::new(&self.context, n)?;
-        match (self.precision.cast(), &values.buffer) {
-            (_, None) => {}
-            (None, Some(from)) => from.download(&self.stream, 0..n * 4, &mut to)?,
-            (Some(_), Some(_)) if n == 0 => {}
-            (Some(_), Some(_)) => {
-                let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
-                let name = format!("cast_{}_to_f32", self.precision.suffix());
-                let args = [("x", Arg::At(values.begin())), ("y", Arg::At(wide.at(0))), ("n", long(n))];
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe { self.launch(Unit::Elementwise, &name, Geometry::flat(n), &args) }?;
-                let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
-                wide.download(&self.stream, 0..n, &mut to)?;
-            }
-        }
-        self.stream.synchronize()?;
-        let all = to.as_slice()?;
-        Ok(match values.rows {
-            None => all.to_vec(),
-            Some(Rows { cols, pitch }) => {
-                all.chunks_exact(pitch).flat_map(|row| &row[..cols]).copied().collect()
-            }
-        })
     }
 }

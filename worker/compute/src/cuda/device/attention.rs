@@ -1,6 +1,9 @@
 //! Causal self-attention.
 
-use super::{CudaDevice, Floats, Precision, Values};
+use super::{
+    CudaDevice, Precision,
+    buffers::{Floats, Values},
+};
 use crate::{
     cuda::{
         kernels::Unit,

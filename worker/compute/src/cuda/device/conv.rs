@@ -1,6 +1,10 @@
 //! Convolution blocks: convolution, BatchNorm, ReLU and pooling.
 
-use super::{CudaDevice, Floats, Precision, Values, room};
+use super::{
+    CudaDevice, Precision,
+    buffers::{Floats, Values},
+    room,
+};
 use crate::{
     cuda::{
         flat::{Gradient, Params},

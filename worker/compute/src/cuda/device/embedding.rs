@@ -1,6 +1,10 @@
 //! Token and position embeddings.
 
-use super::{CudaDevice, Ids, Values, room};
+use super::{
+    CudaDevice,
+    buffers::{Ids, Values},
+    room,
+};
 use crate::{
     cuda::{
         flat::{Gradient, Params},

@@ -1,6 +1,6 @@
 //! Linear layers: products by cuBLAS, and their epilogues.
 
-use super::{CudaDevice, Values, chunk, room};
+use super::{CudaDevice, buffers::Values, chunk, room};
 use crate::{
     cuda::{
         blas::{Element, Operand},

@@ -1,6 +1,10 @@
 //! Losses, summed on the device.
 
-use super::{CudaDevice, Ids, Values, by_rows, reduction, room};
+use super::{
+    CudaDevice,
+    buffers::{Ids, Values},
+    by_rows, reduction, room,
+};
 use crate::{
     cuda::{
         kernels::Unit,

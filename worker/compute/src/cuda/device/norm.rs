@@ -1,6 +1,10 @@
 //! LayerNorm and RMSNorm.
 
-use super::{CudaDevice, Floats, Values, by_rows, chunk, room};
+use super::{
+    CudaDevice,
+    buffers::{Floats, Values},
+    by_rows, chunk, room,
+};
 use crate::{
     cuda::{
         flat::{Gradient, Params},
