@@ -1,175 +1,25 @@
 //! Convolution blocks: convolution, BatchNorm, ReLU and pooling.
 
-use super::{
-    CudaDevice, Precision,
-    buffers::{Floats, Values},
-    room,
-};
+mod block;
+mod channels;
+
+use super::{CudaDevice, Precision, buffers::Values, room};
 use crate::{
     cuda::{
         flat::{Gradient, Params},
         kernels::Unit,
         launch::{Arg, Geometry, int},
-        memory::Buffer,
     },
     device::{Buffers, Convolutions, Linears},
     error::Result,
     shape::{Activation, ConvBlockAt, ConvBlockShape, LinearAt, LinearShape},
 };
-
-/// `[n, channels, height, width]`
-#[derive(Debug, Default)]
-pub struct Images {
-    values: Values,
-}
-
-/// The workspace of a convolution block.
-#[derive(Debug)]
-pub struct ConvBlock {
-    shape: ConvBlockShape,
-    at: ConvBlockAt,
-    /// The convolution's output; after `backward_weight` its gradient.
-    y: Values,
-    pooled: Images,
-    dpooled: Values,
-    pick: Option<Buffer<u8>>,
-    /// `[6, channels]`: scale, shift, mean, inverse of the deviation, and two for the backward pass.
-    norm: Floats,
-    /// `[2, channels]`, and the number of values per channel, of this rank or of the group.
-    sums: Option<Buffer<f64>>,
-}
-
-impl ConvBlock {
-    fn channels(&self) -> usize {
-        self.shape.conv.outputs
-    }
-
-    fn height(&self) -> usize {
-        self.shape.conv.side(self.shape.height)
-    }
-
-    fn width(&self) -> usize {
-        self.shape.conv.side(self.shape.width)
-    }
-
-    fn pooled_len(&self, n: usize) -> usize {
-        n * self.channels() * (self.height() / 2) * (self.width() / 2)
-    }
-
-    /// Values per channel in `n` images.
-    fn count(&self, n: usize) -> usize {
-        n * self.height() * self.width()
-    }
-
-    fn scale(&self) -> Arg {
-        self.norm.at(0)
-    }
-
-    fn shift(&self) -> Arg {
-        self.norm.at(self.channels())
-    }
-
-    fn mean(&self) -> Arg {
-        self.norm.at(2 * self.channels())
-    }
-
-    fn inverse(&self) -> Arg {
-        self.norm.at(3 * self.channels())
-    }
-
-    fn slopes(&self) -> Arg {
-        self.norm.at(4 * self.channels())
-    }
-
-    fn pick(&self) -> Arg {
-        Arg::At(self.pick.as_ref().map_or(0, |b| b.at(0)))
-    }
-
-    fn sums(&self) -> Arg {
-        Arg::At(self.sums.as_ref().map_or(0, |b| b.at(0)))
-    }
-
-    /// Offsets of bias, gamma and beta.
-    fn channel_tensor(&self, i: usize) -> usize {
-        self.at.params + self.shape.conv.weight_len() + i * self.channels()
-    }
-
-    fn running(&self, i: usize) -> usize {
-        self.at.buffers + i * self.channels()
-    }
-}
-
-/// Images per chunk, and number of chunks, in sums over channels.
-fn image_chunks(n: usize, channels: usize) -> (usize, usize) {
-    let chunks = n.min(2048usize.div_ceil(channels));
-    let each = n.div_ceil(chunks);
-    (each, n.div_ceil(each))
-}
+use block::{ConvBlock, Images};
+use channels::image_chunks;
 
 impl CudaDevice {
-    /// Partial sums of two values per channel, over `n` images, into `block.sums`.
-    pub(super) fn channel_sums(&mut self, block: &mut ConvBlock, n: usize, chunks: usize) -> Result {
-        let c = block.channels();
-        room(&self.context, &mut block.sums, 2 * c + 1, "channel sums")?;
-        let partial = Arg::At(room(&self.context, &mut self.work.doubles, 0, "")?.at(0));
-        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe {
-            self.launch(
-                Unit::BatchNorm,
-                "bn_sum",
-                Geometry::line((2 * c).div_ceil(8), 256),
-                &[
-                    ("partial", partial),
-                    ("sums", block.sums()),
-                    ("chunks", int(chunks)),
-                    ("m", int(2 * c)),
-                    ("count", Arg::Double(block.count(n) as f64)),
-                ],
-            )
-        }
-    }
-
-    /// Sums `block.sums` over the ranks, and also the counts, because batch sizes may differ.
-    pub(super) fn group_sums(&self, block: &ConvBlock) -> Result {
-        match (self.others(), &block.sums) {
-            (Some(group), Some(sums)) => {
-                group.all_reduce_sum(sums, 0..2 * block.channels() + 1, &self.stream)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn finalize(&self, block: &ConvBlock, params: &Params, grads: Option<&Gradient>) -> Result {
-        let running = |i| Arg::At(params.f32_at(block.running(i)));
-        let change = |i| Arg::At(grads.map_or(0, |g| g.at(block.running(i))));
-        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe {
-            self.launch(
-                Unit::BatchNorm,
-                "bn_finalize",
-                Geometry::line(block.channels().div_ceil(256), 256),
-                &[
-                    ("sums", block.sums()),
-                    ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
-                    ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
-                    ("running_mean", running(0)),
-                    ("running_var", running(1)),
-                    ("scale", block.scale()),
-                    ("shift", block.shift()),
-                    ("mean", block.mean()),
-                    ("inv_std", block.inverse()),
-                    ("d_running_mean", change(0)),
-                    ("d_running_var", change(1)),
-                    ("c", int(block.channels())),
-                    ("eps", Arg::Float(crate::cpu::norm::EPSILON)),
-                    ("momentum", Arg::Float(crate::cpu::norm::MOMENTUM)),
-                ],
-            )
-        }
-    }
-
     /// The dimensions that every convolution kernel takes.
-    pub(super) fn conv_dims(block: &ConvBlock, n: usize) -> [(&'static str, Arg); 7] {
+    fn conv_dims(block: &ConvBlock, n: usize) -> [(&'static str, Arg); 7] {
         let ConvBlockShape { conv, height, width, .. } = block.shape;
         [
             ("n", int(n)),
@@ -191,10 +41,11 @@ impl CudaDevice {
         }
     }
 
-    /// Launches a convolution kernel.
-    fn convolve(&self, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
+    /// Launches a convolution kernel, with these arguments one after the other.
+    fn convolve(&self, name: &str, geometry: Geometry, args: &[&[(&str, Arg)]]) -> Result {
+        let name = format!("{name}_{}", self.conv_kernels().1);
         // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe { self.launch(Unit::Conv, &format!("{name}_{}", self.conv_kernels().1), geometry, args) }
+        unsafe { self.launch(Unit::Conv, &name, geometry, &args.concat()) }
     }
 }
 
@@ -211,16 +62,7 @@ impl Convolutions for CudaDevice {
     }
 
     fn conv_block(&self, shape: ConvBlockShape, at: ConvBlockAt) -> ConvBlock {
-        ConvBlock {
-            shape,
-            at,
-            y: Values::default(),
-            pooled: Images::default(),
-            dpooled: Values::default(),
-            pick: None,
-            norm: Floats::default(),
-            sums: None,
-        }
+        ConvBlock::new(shape, at)
     }
 
     fn conv_block_output(block: &ConvBlock) -> &Images {
@@ -241,23 +83,17 @@ impl Convolutions for CudaDevice {
         self.sized(&mut block.pooled.values, pooled, "pooled images")?;
         self.floats(&mut block.norm, 6 * c, "a norm")?;
         room(&self.context, &mut block.pick, pooled, "places of maxima")?;
-        let [n_arg, rest @ ..] = Self::conv_dims(block, n);
-        let [cin, hh, ww, cout, k, pad] = rest;
         self.convolve(
             "conv_forward",
             Geometry::grid([(n * h * w).div_ceil(self.conv_kernels().0), c.div_ceil(32), 1], 128),
             &[
-                ("x", x.values.at()),
-                ("weight", Arg::At(params.at(block.at.params))),
-                ("bias", Arg::At(params.f32_at(block.channel_tensor(0)))),
-                ("y", block.y.at()),
-                n_arg,
-                cin,
-                hh,
-                ww,
-                cout,
-                k,
-                pad,
+                &[
+                    ("x", x.values.at()),
+                    ("weight", Arg::At(params.at(block.at.params))),
+                    ("bias", Arg::At(params.f32_at(block.channel_tensor(0)))),
+                    ("y", block.y.at()),
+                ],
+                &Self::conv_dims(block, n),
             ],
         )?;
         if train {
@@ -432,23 +268,13 @@ impl Convolutions for CudaDevice {
         let chunks = pixels.div_ceil(each);
         let partial = room(&self.context, &mut self.work.floats, chunks * c * (taps + 1), "weight sums")?;
         let partial = Arg::At(partial.at(0));
-        let [n_arg, rest @ ..] = Self::conv_dims(block, n);
-        let [cin, hh, ww, cout, k, pad] = rest;
         self.convolve(
             "conv_backward_weight_partial",
             Geometry::grid([across, down, chunks], 128),
             &[
-                ("x", x.values.at()),
-                ("dy", block.y.at()),
-                ("partial", partial),
-                n_arg,
-                cin,
-                hh,
-                ww,
-                cout,
-                k,
-                pad,
-                ("pixels_per_chunk", int(each)),
+                &[("x", x.values.at()), ("dy", block.y.at()), ("partial", partial)],
+                &Self::conv_dims(block, n),
+                &[("pixels_per_chunk", int(each))],
             ],
         )?;
         // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
@@ -480,8 +306,6 @@ impl Convolutions for CudaDevice {
         let ConvBlockShape { conv, height, width, .. } = block.shape;
         let pooled = before.pooled_len(n);
         self.sized(&mut before.dpooled, pooled, "gradients of images")?;
-        let [n_arg, rest @ ..] = Self::conv_dims(block, n);
-        let [cin, hh, ww, cout, k, pad] = rest;
         self.convolve(
             "conv_backward_input",
             Geometry::grid(
@@ -489,16 +313,12 @@ impl Convolutions for CudaDevice {
                 128,
             ),
             &[
-                ("dy", block.y.at()),
-                ("weight", Arg::At(params.at(block.at.params))),
-                ("dx", before.dpooled.at()),
-                n_arg,
-                cin,
-                hh,
-                ww,
-                cout,
-                k,
-                pad,
+                &[
+                    ("dy", block.y.at()),
+                    ("weight", Arg::At(params.at(block.at.params))),
+                    ("dx", before.dpooled.at()),
+                ],
+                &Self::conv_dims(block, n),
             ],
         )
     }
