@@ -9,71 +9,28 @@
 //! The leader decides each next action and sends it; the other ranks follow. When a rank is lost, every rank asks
 //! the control group for the remaining members ([`Ranks::form`]), and the leader repeats the interrupted action.
 
+mod messages;
+mod reducer;
+
+pub(crate) use messages::ControlMessage;
+
 use crate::worker::WorkerError;
 use paraft_client::{
-    Interrupt, Pull,
+    Interrupt,
     groups::{Heartbeats, JoinOutcome, Member, MemberOptions},
 };
 use paraft_common::{
-    Share, Step,
+    Step,
     group::{Assigned, Assignment},
 };
-use paraft_compute::collective::{Group, GroupError, Lines, Listener, Peer, Rendezvous, Ring};
+use paraft_compute::collective::{Group, GroupError, Lines, Listener, Peer, Rendezvous};
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use paraft_tls::Access;
-use std::{
-    ops::Range,
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
+use reducer::Reducer;
+use std::{sync::Arc, time::Duration};
 
 /// The time within which assigned ranks must connect to each other.
 const RENDEZVOUS: Duration = Duration::from_secs(10);
-
-/// A message of the leader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ControlMessage {
-    /// These parts of the weights follow.
-    Weights(Vec<Range<usize>>),
-    /// All weights and the optimizer's state follow, as of this step.
-    State(Step),
-    /// Compute this step's minibatch.
-    Step(Step),
-    /// A group of ranks with stages starts or restarts at this step.
-    Meet(Step),
-    /// Each rank pulls the weights of its stages.
-    Pull(Pull),
-    /// Send the final weights of all stages to the leader.
-    Gather,
-    /// Evaluate a share of the held-out data for this epoch.
-    Evaluate {
-        /// From 1.
-        epoch: u64,
-        /// The worker's share.
-        share: Share,
-    },
-    /// The group forms again to admit a rank.
-    Reform,
-    /// The job is done.
-    Over,
-}
-
-const WEIGHTS: u64 = 1;
-const STEP: u64 = 2;
-const REFORM: u64 = 4;
-const OVER: u64 = 5;
-const STATE: u64 = 6;
-const MEET: u64 = 7;
-const PULL: u64 = 8;
-const GATHER: u64 = 9;
-// The former number 3 had no share.
-const EVALUATE: u64 = 10;
-
-/// Flags of a pull, in one word with its step. No job has enough steps to overflow it.
-const BARRIER: u64 = 1;
-const LAST: u64 = 2;
-const CHECKPOINT: u64 = 4;
 
 /// A formed group.
 struct Bound {
@@ -280,77 +237,6 @@ impl Ranks {
         }
     }
 
-    /// Sends a message of the leader.
-    pub fn say(&self, message: &ControlMessage) -> GroupResult {
-        let Bound { group, .. } = self.bound()?;
-        let mut head = match message {
-            ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
-            ControlMessage::State(done) => [STATE, done.0],
-            ControlMessage::Step(step) => [STEP, step.0],
-            ControlMessage::Evaluate { epoch, .. } => [EVALUATE, *epoch],
-            ControlMessage::Meet(step) => [MEET, step.0],
-            ControlMessage::Pull(pull) => {
-                let kinds = [(pull.barrier, BARRIER), (pull.last, LAST), (pull.checkpoint, CHECKPOINT)];
-                [PULL, (pull.done.0 << 3) + kinds.map(|(is, kind)| u64::from(is) * kind).iter().sum::<u64>()]
-            }
-            ControlMessage::Gather => [GATHER, 0],
-            ControlMessage::Reform => [REFORM, 0],
-            ControlMessage::Over => [OVER, 0],
-        };
-        group.words(&mut head)?;
-        if let ControlMessage::Weights(ranges) = message {
-            let mut ends: Vec<u64> = ranges.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
-            group.words(&mut ends)?;
-        }
-        if let ControlMessage::Evaluate { share, .. } = message {
-            group.words(&mut [share.place.into(), share.of.into()])?;
-        }
-        Ok(())
-    }
-
-    /// Waits for the leader's next message. `len`: the length of the weights.
-    pub fn hear(&self, len: usize) -> GroupResult<ControlMessage> {
-        let group = &self.bound()?.group;
-        let mut head = [0; 2];
-        group.words(&mut head)?;
-        let nonsense = || GroupError::Broken(format!("its leader says {head:?}"));
-        Ok(match head {
-            [WEIGHTS, n] if n <= len as u64 => {
-                let mut ends = vec![0; 2 * n as usize];
-                group.words(&mut ends)?;
-                let ranges = ends.chunks_exact(2).map(|e| e[0] as usize..e[1] as usize).collect::<Vec<_>>();
-                if ranges.iter().any(|r| r.start > r.end || r.end > len) {
-                    return Err(nonsense());
-                }
-                ControlMessage::Weights(ranges)
-            }
-            [STATE, done] => ControlMessage::State(Step(done)),
-            [STEP, step] => ControlMessage::Step(Step(step)),
-            [EVALUATE, epoch] => {
-                let mut words = [0; 2];
-                group.words(&mut words)?;
-                let [Ok(place), Ok(of)] = words.map(u32::try_from) else { return Err(nonsense()) };
-                ControlMessage::Evaluate { epoch, share: Share { place, of } }
-            }
-            [MEET, step] => ControlMessage::Meet(Step(step)),
-            [PULL, word] => {
-                let is = |kind: u64| word & kind != 0;
-                let (barrier, last, checkpoint) = (is(BARRIER), is(LAST), is(CHECKPOINT));
-                ControlMessage::Pull(Pull {
-                    done: Step(word >> 3),
-                    barrier,
-                    last,
-                    checkpoint,
-                    ..Pull::default()
-                })
-            }
-            [GATHER, _] => ControlMessage::Gather,
-            [REFORM, _] => ControlMessage::Reform,
-            [OVER, _] => ControlMessage::Over,
-            _ => return Err(nonsense()),
-        })
-    }
-
     /// The leader ends the job for all ranks and for those that would return.
     pub fn over(&mut self, model: &mut dyn Model) {
         if let Err(e) = self.say(&ControlMessage::Over) {
@@ -406,114 +292,4 @@ fn unite(group: &Group, model: &mut dyn Model) -> Result<Option<Arc<Nccl>>, Resu
     let ended = nccl.clone();
     watch.when_broken(move || ended.abort());
     Ok(Some(nccl))
-}
-
-enum Order {
-    Reduce(usize, Vec<f32>),
-    Broadcast(Vec<f32>, Vec<Range<usize>>),
-}
-
-enum Done {
-    Reduced(usize, Vec<f32>),
-    Broadcast(Vec<f32>, GroupResult),
-    Failed(GroupError),
-}
-
-/// Sums gradients and sends weights on the ring, on its own thread, during the backward pass.
-pub(crate) struct Reducer {
-    orders: mpsc::Sender<Order>,
-    done: mpsc::Receiver<Done>,
-    pending: usize,
-    /// Buffers for reuse.
-    spare: Vec<Vec<f32>>,
-}
-
-fn ended() -> GroupError {
-    GroupError::Broken("its ring has ended".into())
-}
-
-impl Reducer {
-    fn start(mut ring: Ring) -> std::io::Result<Self> {
-        let (orders, received) = mpsc::channel();
-        let (say, done) = mpsc::channel();
-        let work = move || {
-            let share = 1.0 / ring.size() as f32;
-            while let Ok(order) = received.recv() {
-                let done = match order {
-                    Order::Reduce(i, mut values) => match ring.all_reduce(&mut values) {
-                        Ok(()) => {
-                            values.iter_mut().for_each(|v| *v *= share);
-                            Done::Reduced(i, values)
-                        }
-                        Err(e) => Done::Failed(e),
-                    },
-                    Order::Broadcast(mut weights, ranges) => {
-                        let all = ranges.into_iter().try_for_each(|r| ring.broadcast(&mut weights[r]));
-                        Done::Broadcast(weights, all)
-                    }
-                };
-                if say.send(done).is_err() {
-                    return;
-                }
-            }
-        };
-        thread::Builder::new().name("paraft-ring".into()).spawn(work)?;
-        Ok(Self { orders, done, pending: 0, spare: Vec::new() })
-    }
-
-    /// Starts to average bucket `i` over the ranks. It copies the bucket, because the model's next step overwrites
-    /// the gradient.
-    pub fn reduce(&mut self, i: usize, gradients: &[f32]) {
-        let mut values = self.spare.pop().unwrap_or_default();
-        values.clear();
-        values.extend_from_slice(gradients);
-        self.pending += 1;
-        // If the thread has ended, `take` reports it.
-        let _ = self.orders.send(Order::Reduce(i, values));
-    }
-
-    /// Takes the next bucket, in the order of the `reduce` calls: if one is ready or, with `wait`, as soon as one
-    /// is.
-    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> GroupResult<bool> {
-        if self.pending == 0 {
-            return Ok(false);
-        }
-        let done = match wait {
-            true => self.done.recv().map_err(|_| ended())?,
-            false => match self.done.try_recv() {
-                Ok(done) => done,
-                Err(mpsc::TryRecvError::Empty) => return Ok(false),
-                Err(mpsc::TryRecvError::Disconnected) => return Err(ended()),
-            },
-        };
-        self.pending -= 1;
-        match done {
-            Done::Reduced(i, values) => {
-                with(i, &values);
-                self.spare.push(values);
-                Ok(true)
-            }
-            Done::Failed(e) => Err(e),
-            Done::Broadcast(..) => Err(ended()),
-        }
-    }
-
-    /// Copies these parts of the leader's weights to all ranks.
-    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> GroupResult {
-        let len = weights.len();
-        let order = Order::Broadcast(std::mem::take(weights), ranges.to_vec());
-        if let Err(mpsc::SendError(Order::Broadcast(back, _))) = self.orders.send(order) {
-            *weights = back;
-            return Err(ended());
-        }
-        while let Ok(done) = self.done.recv() {
-            if let Done::Broadcast(back, all) = done {
-                *weights = back;
-                return all;
-            }
-        }
-        // The thread died with the weights. They arrive again with the next group's first pull.
-        weights.resize(len, 0.0);
-        Err(ended())
-    }
 }

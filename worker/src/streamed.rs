@@ -12,18 +12,23 @@
 //!
 //! If all weights are needed at once (evaluations, the end), they lie in a file ([`Scratch`]).
 
-use crate::{exchange::PushParts, worker::WorkerError};
+mod pace;
+mod step;
+
+pub(crate) use step::StreamedStep;
+
+use crate::worker::WorkerError;
+use pace::Pace;
 use paraft_client::{Client, ClientError, PULL_AHEAD_BYTES, Places, Pull, Pulled};
 use paraft_common::{BucketId, Share, Step, need::Bytes};
-use paraft_compute::DeviceError;
 use paraft_host::{Pages, Scratch};
 use paraft_job::Resident;
-use paraft_models::{CpuDevice, Flat, Layer, NetResult, Weights};
+use paraft_models::Layer;
 use std::{
     collections::BTreeSet,
     ops::Range,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 const F32: usize = size_of::<f32>();
@@ -65,50 +70,6 @@ struct PendingPull {
     /// The buckets of that pull.
     wanted: Vec<usize>,
     at: Instant,
-}
-
-/// The maximum number of layers asked for at once.
-const MAX_PULLS_AHEAD: usize = 8;
-
-/// Decides how many layers to ask for ahead.
-struct Pace {
-    /// When the computation of the current layer started.
-    since: Instant,
-    /// The duration of a layer and of a pull asked for ahead, each an exponential mean.
-    layer: Option<Duration>,
-    pull: Option<Duration>,
-}
-
-impl Pace {
-    fn new() -> Self {
-        Self { since: Instant::now(), layer: None, pull: None }
-    }
-
-    /// Records that a layer was computed.
-    fn computed(&mut self) {
-        note(&mut self.layer, self.since.elapsed());
-    }
-
-    /// Records a pull that arrived before its use, or `waited` later.
-    fn came(&mut self, asked: Instant, waited: Duration) {
-        // A pull without a wait took at most this long; the exact time is unknown.
-        let took = asked.elapsed();
-        match (self.pull, waited < took / 16) {
-            (Some(known), true) => note(&mut self.pull, known.min(took)),
-            _ => note(&mut self.pull, took),
-        }
-    }
-
-    /// The number of layers that are computed during one pull.
-    fn ahead(&self) -> usize {
-        let (Some(layer), Some(pull)) = (self.layer, self.pull) else { return 1 };
-        let n = pull.as_secs_f64() / layer.as_secs_f64().max(1e-6);
-        (n.ceil() as usize).clamp(1, MAX_PULLS_AHEAD)
-    }
-}
-
-fn note(mean: &mut Option<Duration>, took: Duration) {
-    *mean = Some(mean.map_or(took, |mean| (mean * 7 + took) / 8));
 }
 
 /// The destination of a pull of some buckets.
@@ -398,105 +359,4 @@ pub(crate) fn scratch(folder: &Path, len: usize) -> Result<Scratch, WorkerError>
             format!("no room for {bytes}, which are needed beside what is in memory: {e}"),
         )
     })
-}
-
-/// A step in progress.
-pub(crate) struct StreamedStep<'s, 'p, 'c> {
-    streamed: &'s mut Streamed,
-    push: &'p mut PushParts<'c>,
-    /// Buckets from this index on are pushed.
-    next: usize,
-    stopped: Option<StreamError>,
-}
-
-impl<'s, 'p, 'c> StreamedStep<'s, 'p, 'c> {
-    /// Starts after [`Streamed::pull_between`].
-    pub fn new(streamed: &'s mut Streamed, push: &'p mut PushParts<'c>) -> Self {
-        let next = streamed.buckets.len();
-        Self { streamed, push, next, stopped: None }
-    }
-
-    /// Ends the step; `made` is the model's result.
-    pub fn end<T>(self, made: Result<T, WorkerError>) -> Result<T, StreamError> {
-        match (self.stopped, made) {
-            (Some(stopped), _) => Err(stopped),
-            (None, Err(e)) => Err(StreamError::Failed(e)),
-            (None, Ok(_)) if self.next > 0 => Err(StreamError::Failed(crate::engine::incomplete().into())),
-            (None, Ok(made)) => Ok(made),
-        }
-    }
-
-    fn bring(&mut self, layer: usize) -> NetResult {
-        if self.stopped.is_none()
-            && let Err(why) = self.streamed.bring(layer, self.push.client())
-        {
-            self.stopped = Some(why);
-        }
-        // `end` reports the cause.
-        let over = || DeviceError::Unsupported(format!("layer {layer} has no weights"));
-        if self.stopped.is_some() { Err(over()) } else { Ok(()) }
-    }
-}
-
-impl Weights<CpuDevice> for StreamedStep<'_, '_, '_> {
-    fn params(&mut self, layer: usize) -> NetResult<&[f32]> {
-        self.bring(layer)?;
-        Ok(&self.streamed.weights)
-    }
-
-    fn edition(&mut self, layer: usize) -> NetResult<u64> {
-        self.bring(layer)?;
-        let brought = self.streamed.layers[layer].iter().map(|b| self.streamed.brought[*b]);
-        Ok(brought.max().unwrap_or_default())
-    }
-}
-
-impl Flat<CpuDevice> for StreamedStep<'_, '_, '_> {
-    fn layer(&mut self, layer: usize) -> NetResult<(&[f32], &mut [f32])> {
-        self.bring(layer)?;
-        Ok((&self.streamed.weights, &mut self.streamed.gradient))
-    }
-
-    fn ready(&mut self, offset: usize) -> NetResult {
-        let Streamed { buckets, gradient, .. } = &mut *self.streamed;
-        while self.next > 0 && buckets[self.next - 1].start >= offset {
-            self.next -= 1;
-            let range = buckets[self.next].clone();
-            self.push.values(self.next, &gradient[range.clone()]);
-            gradient.release(range);
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pace(layer: u64, pull: u64) -> Pace {
-        let ms = |n| Some(Duration::from_millis(n));
-        Pace { since: Instant::now(), layer: ms(layer), pull: ms(pull) }
-    }
-
-    #[test]
-    fn as_many_layers_come_ahead_as_are_computed_while_a_pull_comes() {
-        assert_eq!(Pace::new().ahead(), 1, "nothing is known yet");
-        for (layer, pull, ahead) in
-            [(10, 3, 1), (10, 10, 1), (10, 35, 4), (1, 1000, MAX_PULLS_AHEAD), (0, 5, MAX_PULLS_AHEAD)]
-        {
-            assert_eq!(pace(layer, pull).ahead(), ahead, "{layer} ms, {pull} ms");
-        }
-    }
-
-    #[test]
-    fn a_pull_that_nobody_waits_for_is_not_known_to_be_slower() {
-        let long_ago = Instant::now().checked_sub(Duration::from_secs(5)).expect("a clock");
-        let mut pace = pace(10, 20);
-        pace.came(long_ago, Duration::ZERO);
-        assert_eq!(pace.pull, Some(Duration::from_millis(20)), "it may have come at once");
-        pace.came(long_ago, Duration::from_secs(4));
-        assert!(pace.pull > Some(Duration::from_millis(600)), "{:?}", pace.pull);
-        pace.came(Instant::now(), Duration::ZERO);
-        assert!(pace.pull < Some(Duration::from_millis(600)), "{:?}", pace.pull);
-    }
 }
