@@ -13,29 +13,33 @@
 //! After a rank dies there may be fewer ranks than stages: then a rank has several consecutive stages. The ranks of
 //! an incomplete mesh wait.
 
+mod loans;
 mod norms;
 mod place;
+mod pulls;
 mod slices;
 mod step;
 mod sums;
+mod versioned;
 mod whole;
 
+pub(crate) use pulls::further;
 pub(crate) use step::Batches;
 
 use crate::{engine::StepError, group::Ranks, worker::WorkerError};
-use paraft_client::{Client, Places, Pull, Pulled, Shares, address};
-use paraft_common::{BucketId, Step, pipeline::PipelineSchedule};
-use paraft_compute::collective::{Lines, Tag};
+use paraft_client::{Client, Pull};
+use paraft_common::{Step, pipeline::PipelineSchedule};
+use paraft_compute::collective::Lines;
 use paraft_host::{Pages, Scratch};
-use paraft_models::{Loan, Model, Slice, Stages};
+use paraft_models::{Model, Slice, Stages};
 use place::{ModelSplit, Place};
-use slices::{SharedPull, StageReplicas, pages};
+use slices::{StageReplicas, pages};
 use std::{
-    ops::{Deref, DerefMut, Range},
+    ops::Range,
     path::{Path, PathBuf},
 };
 use step::{Slots, StartedMinibatch};
-use sums::put;
+use versioned::Versioned;
 
 /// Kinds of messages between stages.
 const ACTIVATION: u32 = 1;
@@ -176,39 +180,6 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Pulls the weights of this rank's stages and sends them to the ranks with the same stages.
-    pub fn pull_by(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, StepError> {
-        self.pull_with(client, pull, None)
-    }
-
-    /// Likewise; `shares` exchanges the parts of a norm.
-    fn pull_with(
-        &mut self,
-        client: &mut Client,
-        pull: Pull,
-        shares: Option<&mut Shares<'_>>,
-    ) -> Result<Pulled, StepError> {
-        let buffer = address(&self.weights);
-        let weights = (&self.buckets[..], &mut self.weights.values[..]);
-        let mut dealing = SharedPull::new(self.alike.as_mut(), weights);
-        let pulled = client.pull_parts(pull, buffer, &mut dealing, shares)?;
-        match dealing.broken {
-            Some(broken) => Err(broken.into()),
-            None => Ok(pulled),
-        }
-    }
-
-    /// Accepts the last pull's weights and sends them to ranks with other stages that borrow them.
-    pub fn landed(&mut self, lines: &mut Lines) -> Result<(), StepError> {
-        self.editions += 1;
-        self.weights.edition = self.editions;
-        let own = self.own_buckets();
-        if let Some(alike) = &mut self.alike {
-            alike.landed(own, &mut self.weights.values)?;
-        }
-        self.lend(lines)
-    }
-
     /// All weights, after [`Self::gather`].
     pub fn whole(&self) -> &[f32] {
         self.whole.as_deref().unwrap_or_default()
@@ -321,16 +292,6 @@ impl<'a> Stage<'a> {
         Ok((Step(least.min(most) as u64), Step(most as u64)))
     }
 
-    /// After a pull brought this rank to a step: the step that all ranks must reach instead. `None`: they agree, or
-    /// it was the last pull.
-    pub fn level(&self, ranks: &Ranks, at: Step, pull: &Pull) -> Result<Option<Step>, StepError> {
-        if pull.last {
-            return Ok(None);
-        }
-        let (least, most) = self.clocks(ranks, at)?;
-        Ok((least != most).then_some(most))
-    }
-
     /// The values of each stage, as in a server's job.
     pub fn values(&self) -> Vec<usize> {
         self.stages.values()
@@ -342,39 +303,9 @@ impl<'a> Stage<'a> {
         there.has_what(&self.here) && there.slice.of == 1 && !self.spoiled
     }
 
-    /// The leader sends its weights to the ranks with the same stages.
-    pub fn deal(&mut self) -> Result<(), StepError> {
-        let own = self.own_buckets();
-        let Some(alike) = &mut self.alike else { return Ok(()) };
-        let mut dealing = SharedPull::new(Some(alike), (&self.buckets, &mut self.weights.values));
-        own.for_each(|bucket| dealing.placed(BucketId(bucket as u32), true));
-        dealing.broken.map_or(Ok(()), |broken| Err(broken.into()))
-    }
-
-    /// Records that the leader has completed this pull.
-    pub fn is_at(&mut self, pull: &Pull) {
-        (self.done, self.pulled, self.lost) = (pull.done, pull.clone(), false);
-    }
-
     /// Records that all ranks have completed a step.
     pub fn made(&mut self, step: Step) {
         (self.done, self.pushed) = (step, Some((step, 0)));
-    }
-
-    /// The pull that a new rank must make to reach the leader's state.
-    pub fn behind(&self) -> Pull {
-        let done = match self.clips {
-            // The leader does not take part in it, and may still owe its part of the norm of the step behind. All
-            // ranks pull that step together later.
-            true => self.pulled.done,
-            false => self.done.max(self.pulled.done),
-        };
-        further(&self.pulled, done)
-    }
-
-    /// Whether the session was reopened in a failed pull. The new session has pushed nothing.
-    pub fn is_lost(&self) -> bool {
-        self.lost
     }
 
     /// The layers that this rank computes.
@@ -409,161 +340,6 @@ impl<'a> Stage<'a> {
     fn own_of(&self, stages: &Stages) -> Option<Range<usize>> {
         let own = &stages.own()[self.here.stages.clone()];
         Some(own.first()?.start..own.last()?.end)
-    }
-
-    /// The loans to ranks with other stages, with the borrowing place.
-    fn lends(&self) -> Vec<(usize, Loan, usize)> {
-        self.between(|loan, here| here.contains(&loan.owner) && !here.contains(&loan.user), |loan| loan.user)
-    }
-
-    /// The loans from other ranks, with the lending place.
-    fn borrows(&self) -> Vec<(usize, Loan, usize)> {
-        self.between(|loan, here| here.contains(&loan.user) && !here.contains(&loan.owner), |loan| loan.owner)
-    }
-
-    fn between(
-        &self,
-        is: impl Fn(&Loan, &Range<usize>) -> bool,
-        other: impl Fn(&Loan) -> usize,
-    ) -> Vec<(usize, Loan, usize)> {
-        let place = |loan: &Loan| self.here.beside(self.here.of_stage(other(loan), self.stages.len()));
-        let here = &self.here.stages;
-        let mut all: Vec<(usize, Loan, usize)> = Vec::new();
-        for (i, loan) in self.computed().loans().iter().enumerate().filter(|(_, loan)| is(loan, here)) {
-            let to = place(loan);
-            // If several stages of a rank use a tensor, the rank receives it once.
-            if !all.iter().any(|(_, known, at)| known.range == loan.range && *at == to) {
-                all.push((i, loan.clone(), to));
-            }
-        }
-        all
-    }
-
-    /// After the leader's pull message: a follower pulls its own stages.
-    pub fn pull(&mut self, ranks: &mut Ranks, pull: &Pull) -> Result<(), StepError> {
-        let mut pulled = Pulled { done: pull.done, ..Pulled::default() };
-        let lost = self.is_lost();
-        if let Some(client) = &mut self.client {
-            // Shards reach a completely pushed step by themselves.
-            if lost || self.done < pull.done && self.pushed != Some((pull.done, 0)) {
-                client.advance_to(pull.done);
-            }
-            if pull.last {
-                client.finish();
-            }
-        }
-        let lines = ranks.lines()?.clone();
-        let shared = self.by_own_client(|this, client| this.pull_sharing(client, pull.clone(), &lines))?;
-        if let Some(of_own) = shared {
-            pulled = of_own;
-            pulled.rejoined |= lost;
-        }
-        let own = self.own_buckets();
-        if let Some(alike) = self.alike.as_mut().filter(|_| !self.here.speaks()) {
-            // Read it as it arrives, so that it does not wait in memory.
-            alike.have(own, &mut self.weights.values)?;
-        }
-        while let Some(done) = self.level(ranks, pulled.done, pull)? {
-            if let Some(client) = self.client.as_mut().filter(|_| pulled.done < done) {
-                client.advance_to(done);
-                let rejoined = pulled.rejoined;
-                pulled = self.pull_own(further(pull, done))?.unwrap_or_default();
-                pulled.rejoined |= rejoined;
-            }
-        }
-        (self.done, self.lost) = (pulled.done, false);
-        self.has_moved(&pulled);
-        self.agree(ranks, pull, &mut pulled)?;
-        self.landed(ranks.lines()?)
-    }
-
-    /// Pulls its stages, if it speaks with their shards.
-    fn pull_own(&mut self, pull: Pull) -> Result<Option<Pulled>, StepError> {
-        self.by_own_client(|this, client| this.pull_by(client, pull))
-    }
-
-    fn by_own_client<T>(
-        &mut self,
-        ask: impl FnOnce(&mut Self, &mut Client) -> Result<T, StepError>,
-    ) -> Result<Option<T>, StepError> {
-        let mut client = self.client.take();
-        let asked = client.as_mut().map(|client| ask(self, client)).transpose();
-        self.client = client;
-        asked
-    }
-
-    /// Whether a pull reopened the session. Pushes of the former session may be lost.
-    fn has_moved(&mut self, pulled: &Pulled) -> bool {
-        if pulled.rejoined {
-            (self.pushed, self.moved) = (None, true);
-        }
-        pulled.rejoined
-    }
-
-    /// This worker writes the checkpoint if the shards of all its stages say so.
-    pub fn agree(&self, ranks: &Ranks, pull: &Pull, pulled: &mut Pulled) -> Result<(), StepError> {
-        if !pull.checkpoint {
-            return Ok(());
-        }
-        let number = |is: bool| f64::from(u8::from(is));
-        let mut said = [number(pulled.checkpoint), number(pulled.partial_checkpoint)];
-        ranks.sum(&mut said)?;
-        pulled.checkpoint = said[0] == self.here.of.min(ranks.place().1) as f64;
-        pulled.partial_checkpoint = !pulled.checkpoint && said.iter().sum::<f64>() > 0.0;
-        Ok(())
-    }
-
-    /// Sends parameters that two stages use from the rank that pulls them to the rank that borrows them.
-    fn lend(&mut self, lines: &mut Lines) -> Result<(), StepError> {
-        let number = |i: usize, pulls: u64| pulls << 10 | i as u64;
-        for (i, loan, to) in self.lends() {
-            let tag = Tag { kind: LENT, number: number(i, self.pulls) };
-            lines.send(to, tag, self.weights[loan.range].to_vec())?;
-        }
-        for (i, loan, from) in self.borrows() {
-            let values = lines.receive(from, Tag { kind: LENT, number: number(i, self.pulls) })?;
-            put(&mut self.weights, &loan.range, &values)?;
-        }
-        self.pulls += 1;
-        Ok(())
-    }
-
-    fn next_round(&mut self) -> u64 {
-        self.rounds += 1;
-        self.rounds
-    }
-}
-
-/// A pull of the same kind at a later step that the workers have not agreed on, so no checkpoint is due there.
-pub(crate) fn further(pull: &Pull, done: Step) -> Pull {
-    Pull { done, checkpoint: false, ..pull.clone() }
-}
-
-/// Weights, with the version of each bucket.
-struct Versioned {
-    values: Pages,
-    versions: Vec<u64>,
-    /// How often new weights have landed in this process; 0: never.
-    edition: u64,
-}
-
-impl Versioned {
-    fn new(len: usize) -> Result<Self, WorkerError> {
-        Ok(Self { values: pages(len)?, versions: Vec::new(), edition: 0 })
-    }
-}
-
-impl Deref for Versioned {
-    type Target = Pages;
-
-    fn deref(&self) -> &Pages {
-        &self.values
-    }
-}
-
-impl DerefMut for Versioned {
-    fn deref_mut(&mut self) -> &mut Pages {
-        &mut self.values
     }
 }
 

@@ -13,8 +13,9 @@
 //! keeps these when newer weights arrive. The push names their versions.
 
 use super::{
-    ACTIVATION, CONTINUES, GRADIENT, LENT_GRADIENT, LOSS, Stage, Versioned,
+    ACTIVATION, CONTINUES, GRADIENT, LENT_GRADIENT, LOSS, Stage,
     sums::{GradientSum, VersionedWeights, add},
+    versioned::Versioned,
 };
 use crate::{engine::StepError, exchange::PushParts};
 use paraft_client::{Client, Pull};
@@ -23,7 +24,7 @@ use paraft_common::{
     pipeline::{Window, Work},
 };
 use paraft_compute::collective::{Lines, Tag};
-use paraft_models::{Batch, Forward, Model, ModelError, Pass};
+use paraft_models::{Batch, Forward, Loan, Model, ModelError, Pass};
 use paraft_trace::{Moment, Span, Stage as Trace};
 use std::ops::Range;
 
@@ -137,7 +138,8 @@ impl Stage<'_> {
         (batch, next): Batches<'_>,
         mut push: Option<&mut PushParts<'_>>,
     ) -> Result<f64, StepError> {
-        let round = self.next_round();
+        self.rounds += 1;
+        let round = self.rounds;
         let Some(own) = self.own() else { return Ok(0.0) };
         let (at, of, here) = (self.here.at, self.here.of, self.here.clone());
         let beside = |at: usize| here.beside(at);
@@ -353,7 +355,7 @@ impl Stage<'_> {
         lines: &mut Lines,
         step: Step,
         forward: usize,
-        (own, borrows): (&Range<usize>, &[(usize, super::Loan, usize)]),
+        (own, borrows): (&Range<usize>, &[(usize, Loan, usize)]),
     ) -> Result<(), StepError> {
         self.arrive(client.as_deref_mut(), lines)?;
         for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
