@@ -2,23 +2,28 @@
 //! data go to the loop as a [`DriverAction`]. The training loop of [`super::run`] and a user's own ([`crate::Run`])
 //! both use it.
 
+mod action;
+mod checkpoints;
+mod landing;
+mod local;
+
+pub(crate) use action::{DriverAction, End};
+pub use landing::Landing;
+
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
     checkpoints::{Author, Checkpoints},
-    exchange::PushParts,
     metrics::Gauges,
     recorder::{Recorder, wall},
 };
-use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
-use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
+use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::{Action, Trainer};
 use std::{
     collections::BTreeMap,
-    ops::Range,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -29,93 +34,6 @@ const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// After this wait for the first weights, a worker logs that it waits.
 const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
-
-/// The destination of pulled weights. With a user's own local steps: the memory of the user's weights.
-pub trait Landing {
-    /// The current weights.
-    fn weights(&mut self) -> &[f32];
-    /// The memory that the next pull writes; then call [`Self::landed`].
-    ///
-    /// # Errors There is no such memory.
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError>;
-    /// A pull of everything has written the memory.
-    ///
-    /// # Errors The weights cannot be moved to where they are used.
-    fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
-    /// Pulls in this destination's own way. `None`: pull everything into [`Self::landing`].
-    ///
-    /// # Errors Those of a pull.
-    fn pull(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
-        None
-    }
-}
-
-/// Weights in this process's memory.
-impl Landing for Vec<f32> {
-    fn weights(&mut self) -> &[f32] {
-        self
-    }
-
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
-        Ok(self)
-    }
-
-    fn landed(&mut self, _: &Pulled, _: &Layout) -> Result<(), WorkerError> {
-        Ok(())
-    }
-}
-
-/// The loop's next action.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DriverAction {
-    /// Continue with the minibatches after this step.
-    Begin(Step),
-    /// Train one minibatch at the pulled weights and push its gradient. Answer: [`Driver::trained`].
-    Gradient {
-        /// Of this step.
-        step: Step,
-        /// Call [`Client::ask_ahead`] before the first push.
-        ask_ahead: bool,
-        /// The next step follows directly.
-        goes_on: bool,
-    },
-    /// Train one minibatch at the worker's own weights ([`Driver::local`]), which change. Answer:
-    /// [`Driver::trained`].
-    Local {
-        /// Of this step.
-        step: Step,
-        /// Minibatches before this one.
-        clock: u64,
-    },
-    /// Evaluate this share of the held-out data. Answer: [`Driver::evaluated`].
-    Evaluate {
-        /// From 1.
-        epoch: u64,
-        share: Share,
-    },
-    /// Prepare the minibatches of this chunk. Answer: [`Driver::prepared`].
-    Chunk {
-        /// From 0.
-        epoch: u64,
-        /// From 0.
-        chunk: u64,
-    },
-    /// Drop the rest of the chunk: it belongs to another worker.
-    DropChunk,
-    /// The weights are final: [`Driver::save`] them, then call [`Driver::end`].
-    End(End),
-}
-
-/// The end of a job.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct End {
-    /// The last step.
-    pub done: Step,
-    /// This worker writes the model, and the evaluation of the final weights.
-    pub first: bool,
-    /// All workers have evaluated their shares of this epoch at the final weights.
-    pub evaluated: Option<u64>,
-}
 
 /// A worker of a job, without its model and data.
 pub(crate) struct Driver {
@@ -421,60 +339,6 @@ impl Driver {
         }
     }
 
-    /// The range of these buckets' values.
-    fn values(&self, buckets: &Range<usize>) -> Range<usize> {
-        let of = &self.layout.buckets()[buckets.clone()];
-        of.first().map_or(0, |b| b.offset)..of.last().map_or(0, |b| b.range().end)
-    }
-
-    /// Copies the user's weights of this range to the worker's.
-    fn copy_from_user(&mut self, range: Range<usize>) {
-        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &mut self.local) {
-            local.moved(range.clone(), &user_weights.weights()[range]);
-        }
-    }
-
-    /// Copies the worker's weights of this range to the user's.
-    fn copy_to_user(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
-        if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &self.local) {
-            user_weights.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
-        }
-        Ok(())
-    }
-
-    fn clear_the_way(&self, step: Step) {
-        if let Some(c) = &self.checkpoints {
-            c.clear_the_way(step);
-        }
-    }
-
-    fn push(&mut self, center: &[f32], step: Step, samples: usize, ask_ahead: bool) {
-        if ask_ahead {
-            self.client.ask_ahead(step);
-        }
-        let Some(local) = &mut self.local else { return };
-        let values = local.push(center);
-        let mut push = PushParts::new(&mut self.client, step, samples);
-        for (i, bucket) in self.layout.buckets().iter().enumerate().rev() {
-            push.values(i, &values[bucket.range()]);
-        }
-    }
-
-    fn push_fragment(&mut self, step: Step, buckets: Range<usize>, samples: usize) {
-        let Some(local) = &mut self.local else { return };
-        let mut push = PushParts::new(&mut self.client, step, samples);
-        for i in buckets.rev() {
-            push.values(i, local.push_fragment(self.layout.buckets()[i].range()));
-        }
-    }
-
-    fn take_over(&mut self, center: &[f32], buckets: Range<usize>) {
-        let Some(local) = &mut self.local else { return };
-        for bucket in &self.layout.buckets()[buckets] {
-            local.take_over(center, bucket.range());
-        }
-    }
-
     /// Pulls to the model's own destination.
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
@@ -495,46 +359,6 @@ impl Driver {
         self.note_mode(pulled.done)?;
         self.save |= pulled.save;
         Ok(pulled)
-    }
-
-    /// Writes a checkpoint of the servers' state after the last step, waits until it is on disk, and returns its
-    /// folder. `folder`: the target, instead of the job's. `rates`: the learning rates of its gradients, if the
-    /// loop sets them.
-    pub fn save_now(&mut self, folder: Option<&Path>, rates: &[f64]) -> Result<PathBuf, WorkerError> {
-        let step = self.done();
-        let checkpoints = match &mut self.checkpoints {
-            Some(checkpoints) => checkpoints,
-            none => {
-                let (author, place) = self.on_demand.clone();
-                none.insert(Checkpoints::on_demand(&self.plan, place, author)?)
-            }
-        };
-        let saved = checkpoints.save(step, folder, rates, &*self.interrupt);
-        self.note_checkpoints(false)?;
-        saved
-    }
-
-    /// Writes a checkpoint if the servers request one. A failure does not end the training.
-    fn save_as_asked(&mut self) {
-        if !std::mem::take(&mut self.save) {
-            return;
-        }
-        let rates = self.checkpoints.as_ref().map(|c| c.rates.clone()).unwrap_or_default();
-        match self.save_now(None, &rates) {
-            Ok(path) => tracing::info!(path = %path.display(), "the requested checkpoint is written"),
-            Err(e) => tracing::warn!(error = %e, "the requested checkpoint cannot be written"),
-        }
-    }
-
-    /// Writes the final weights and waits for the remaining checkpoints.
-    pub fn save(&mut self, end: End, into: &mut dyn Landing) -> Result<(), WorkerError> {
-        self.note_evaluations()?;
-        let own = self.weights.clone();
-        let run = self.run_dir.as_ref().filter(|_| end.first).map(|d| d.join(MODEL_FILE));
-        for path in own.into_iter().chain(run) {
-            weights::save(&path, &self.layout, into.weights(), end.done.0)?;
-        }
-        self.note_checkpoints(true)
     }
 }
 
