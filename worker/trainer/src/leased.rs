@@ -8,7 +8,10 @@
 //! A chunk counts as done when every shard has acknowledged its last push. If a worker dies or loses its session
 //! before, another worker gets the whole chunk.
 
-use crate::trainer::{Action, State, Stepped, Trainer, mean};
+use crate::{
+    action::{Action, Stepped},
+    trainer::{State, Trainer, mean},
+};
 use paraft_common::{Step, config::ChunkPlan};
 use paraft_session::{Next, Pull, Pulled};
 use std::time::Duration;

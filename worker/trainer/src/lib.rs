@@ -35,10 +35,14 @@
 //! assert_eq!(gradients, 6);
 //! ```
 
+mod action;
 mod leased;
 mod local;
+mod options;
 mod steps;
 mod trainer;
 
+pub use action::{Action, Stepped};
+pub use options::Options;
 pub use steps::{CheckpointSteps, Steps};
-pub use trainer::{Action, Options, Stepped, Trainer};
+pub use trainer::Trainer;

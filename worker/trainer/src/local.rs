@@ -13,7 +13,10 @@
 //! Every fragment has one turn in a step, so each bucket has one push per step. If a step is cut into a checkpoint
 //! or ends an epoch, the last fragment arrives with a pull of everything.
 
-use crate::trainer::{Action, State, Trainer};
+use crate::{
+    action::Action,
+    trainer::{State, Trainer},
+};
 use paraft_common::{Step, local::Fragments};
 use paraft_session::{Pull, Pulled};
 use std::ops::Range;

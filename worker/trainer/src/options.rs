@@ -1,0 +1,47 @@
+//! How a worker trains.
+
+use crate::steps::{CheckpointSteps, Steps};
+use paraft_common::{Layout, Share, WorkerId, config::ChunkPlan, local::LocalConfig};
+
+/// How a worker trains.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This worker's rank.
+    pub worker: WorkerId,
+    /// The job's steps.
+    pub steps: Steps,
+    /// The work between two pushes.
+    pub local: LocalConfig,
+    /// The job's buckets.
+    pub layout: Layout,
+    /// Samples per minibatch, if all have the same number.
+    pub batch: usize,
+    /// Whether the worker evaluates a share of the held-out data at each epoch's end.
+    pub evaluates: bool,
+    /// The share, where the servers do not assign one.
+    pub share: Share,
+    /// The steps with checkpoints, if the job makes any.
+    pub due: Option<CheckpointSteps>,
+    /// The chunks of the leased sampler.
+    pub leased: Option<ChunkPlan>,
+    /// Epochs that were done at the job's start.
+    pub begun: u64,
+}
+
+impl Options {
+    /// Without evaluations or checkpoints, over a static share of the data.
+    pub fn new(worker: WorkerId, steps: Steps, local: LocalConfig, layout: Layout) -> Self {
+        Self {
+            worker,
+            steps,
+            local,
+            layout,
+            batch: 1,
+            evaluates: false,
+            share: Share::ALL,
+            due: None,
+            leased: None,
+            begun: 0,
+        }
+    }
+}
