@@ -1,27 +1,26 @@
 //! A process's certificate and key, and the authorities that it trusts: three files, read again when they
 //! change.
 
+mod configs;
+
 use crate::{
     access::As,
     authority::{CA_CERT, CERT, Issued, KEY},
     role::{Need, Rights},
-    verify::{ClientVerifier, Expected, ServerVerifier},
+    verify::Expected,
 };
+use configs::{client_config, server_config};
 use parking_lot::Mutex;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
-    client::Resumption,
-    crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::NoServerSessionStorage,
-    version::TLS13,
 };
 use std::{
     fmt, fs,
     io::{self, Read},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -339,63 +338,4 @@ fn load(texts: &PemTexts) -> Result<TlsConfigs, String> {
     let (accepts, accepts_http1) = (speaks(b"h2")?, speaks(b"http/1.1")?);
     let dials = Arc::new(client_config(&chain, &key, &roots, Expected::SERVER)?);
     Ok(TlsConfigs { chain, key, roots, authorities, rights, accepts, accepts_http1, dials })
-}
-
-/// AES-128 if the processor has it, which is fastest there and strong enough; else ChaCha20.
-fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    let make = || {
-        use ring::cipher_suite::{
-            TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
-        };
-        let mut provider = ring::default_provider();
-        provider.cipher_suites =
-            vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
-        #[cfg(target_arch = "x86_64")]
-        if !std::arch::is_x86_feature_detected!("aes") {
-            provider.cipher_suites.rotate_right(1);
-        }
-        Arc::new(provider)
-    };
-    PROVIDER.get_or_init(make).clone()
-}
-
-fn server_config(
-    chain: &[CertificateDer<'static>],
-    key: &PrivateKeyDer<'static>,
-    roots: &Arc<RootCertStore>,
-    expected: Expected,
-) -> Result<ServerConfig, String> {
-    let dialling = ClientVerifier::new(roots.clone(), provider(), expected)?;
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|e| e.to_string())?
-        .with_client_cert_verifier(Arc::new(dialling))
-        .with_single_cert(chain.to_vec(), key.clone_key())
-        .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
-    // A resumed session would not show its certificate.
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    config.enable_secret_extraction = true; // for our records (`record`)
-    Ok(config)
-}
-
-fn client_config(
-    chain: &[CertificateDer<'static>],
-    key: &PrivateKeyDer<'static>,
-    roots: &Arc<RootCertStore>,
-    expected: Expected,
-) -> Result<ClientConfig, String> {
-    let dialled = ServerVerifier { roots: roots.clone(), provider: provider(), expected };
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|e| e.to_string())?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(dialled))
-        .with_client_auth_cert(chain.to_vec(), key.clone_key())
-        .map_err(|e| format!("{CERT} and {KEY}: {e}"))?;
-    config.resumption = Resumption::disabled();
-    config.enable_sni = false;
-    config.enable_secret_extraction = true;
-    Ok(config)
 }

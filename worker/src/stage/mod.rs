@@ -14,6 +14,7 @@
 //! an incomplete mesh wait.
 
 mod loans;
+mod lookahead;
 mod norms;
 mod place;
 mod pulls;

@@ -13,7 +13,8 @@
 //! keeps these when newer weights arrive. The push names their versions.
 
 use super::{
-    ACTIVATION, CONTINUES, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    ACTIVATION, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    lookahead::Lookahead,
     sums::{GradientSum, VersionedWeights, add},
     versioned::Versioned,
 };
@@ -45,42 +46,6 @@ pub(super) struct Slots {
 
 /// The minibatch of a step, and the one that overlaps it.
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
-
-/// Whether the next minibatch overlaps this one.
-enum Lookahead<'b> {
-    Known(Option<&'b Batch>),
-    /// As the leader decides.
-    Maybe(Option<&'b Batch>),
-}
-
-impl<'b> Lookahead<'b> {
-    fn known(&self) -> Option<&'b Batch> {
-        match self {
-            Self::Known(next) => *next,
-            Self::Maybe(_) => None,
-        }
-    }
-
-    fn hear(
-        &mut self,
-        of: &Stage<'_>,
-        lines: &mut Lines,
-        round: u64,
-    ) -> Result<Option<&'b Batch>, StepError> {
-        if let Self::Maybe(next) = self {
-            let goes_on = of.schedule.goes_on()
-                && lines
-                    .receive(0, Tag { kind: CONTINUES, number: round })?
-                    .first()
-                    .is_some_and(|v| *v > 0.0);
-            if goes_on && next.is_none() {
-                return Err(ModelError::new("this rank's data ends before its leader's").into());
-            }
-            *self = Self::Known(next.filter(|_| goes_on));
-        }
-        Ok(self.known())
-    }
-}
 
 impl Stage<'_> {
     /// One step of the worker on this rank's stages: micro-batch by micro-batch, then the push of its part of the
@@ -330,22 +295,6 @@ impl Stage<'_> {
             bytes: 0,
             pass: Some(paraft_trace::Pass { micro_batch: m as u32, version }),
         });
-    }
-
-    /// The leader decides whether the next minibatch overlaps this one.
-    fn say<'b>(
-        &self,
-        lines: &mut Lines,
-        round: u64,
-        next: Option<&'b Batch>,
-    ) -> Result<Option<&'b Batch>, StepError> {
-        if self.schedule.goes_on() {
-            for place in 1..self.here.ranks() {
-                let goes_on = f32::from(u8::from(next.is_some()));
-                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![goes_on])?;
-            }
-        }
-        Ok(next)
     }
 
     /// The next minibatch uses the newest weights. Ask for the weights after this step.

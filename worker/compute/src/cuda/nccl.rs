@@ -4,105 +4,30 @@
 //! A group's members never change. When a rank dies, the others' collectives wait on the device until another host
 //! thread aborts them. Their results are then garbage, so results are valid only after [`Nccl::check`]. A new group
 //! has a new id.
-//!
-//! cudarc's loader does not search `libnccl.so.2`, the only name in NVIDIA's wheels, and panics without it. So the
-//! library is opened here, and only the types are cudarc's.
+
+mod functions;
+
+pub(super) use functions::FUNCTIONS;
 
 use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Stream},
         graph,
-        library::{self, Part},
         memory::{Buffer, Plain},
     },
     error::{DeviceError, Result},
 };
 use cudarc::nccl::sys;
-use libloading::Library;
+use functions::{Code, Functions, IN_PROGRESS, SUCCESS, functions};
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{c_char, c_int, c_void},
     fmt,
     ops::Range,
     ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-
-/// The library's result code: newer versions may have codes that cudarc's enum lacks.
-type Code = u32;
-const SUCCESS: Code = sys::ncclResult_t::ncclSuccess as Code;
-const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
-
-macro_rules! functions {
-    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty;)*) => {
-        /// The functions that we call.
-        struct Functions {
-            $($field: unsafe extern "C" fn($($arg),*) -> $result,)*
-        }
-
-        impl Functions {
-            /// Their names.
-            const NAMES: &[&str] = &[$($name),*];
-
-            fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of nccl.h, which has not changed them since it has the functions.
-                unsafe { Ok(Self { $($field: *library.get($name.as_bytes())?,)* }) }
-            }
-        }
-    };
-}
-
-functions! {
-    get_version = "ncclGetVersion": fn(*mut c_int) -> Code;
-    get_unique_id = "ncclGetUniqueId": fn(*mut sys::ncclUniqueId) -> Code;
-    init = "ncclCommInitRankConfig":
-        fn(*mut sys::ncclComm_t, c_int, sys::ncclUniqueId, c_int, *mut sys::ncclConfig_t) -> Code;
-    async_error = "ncclCommGetAsyncError": fn(sys::ncclComm_t, *mut Code) -> Code;
-    all_reduce = "ncclAllReduce":
-        fn(*const c_void, *mut c_void, usize, sys::ncclDataType_t, sys::ncclRedOp_t, sys::ncclComm_t, *mut c_void) -> Code;
-    broadcast = "ncclBroadcast":
-        fn(*const c_void, *mut c_void, usize, sys::ncclDataType_t, c_int, sys::ncclComm_t, *mut c_void) -> Code;
-    finalize = "ncclCommFinalize": fn(sys::ncclComm_t) -> Code;
-    destroy = "ncclCommDestroy": fn(sys::ncclComm_t) -> Code;
-    abort = "ncclCommAbort": fn(sys::ncclComm_t) -> Code;
-    error_string = "ncclGetErrorString": fn(Code) -> *const c_char;
-    last_error = "ncclGetLastError": fn(sys::ncclComm_t) -> *const c_char;
-}
-
-/// For [`library`].
-pub(super) const FUNCTIONS: &[&str] = Functions::NAMES;
-
-fn functions() -> Result<&'static Functions> {
-    static LOADED: OnceLock<std::result::Result<Functions, String>> = OnceLock::new();
-    let load = || {
-        let found = library::find(Part::Nccl)?;
-        // SAFETY: it was opened by this name before, and has been kept open.
-        let library = unsafe { Library::new(&found.file) }.map_err(|e| e.to_string())?;
-        let functions = Functions::of(&library).map_err(|e| e.to_string())?;
-        std::mem::forget(library);
-        Ok(functions)
-    };
-    LOADED.get_or_init(load).as_ref().map_err(|e| DeviceError::Missing(e.clone()))
-}
-
-impl Functions {
-    /// NCCL's name for a result, and its text of the last error.
-    fn explain(&self, code: Code, comm: sys::ncclComm_t) -> String {
-        let text = |at: *const c_char| {
-            if at.is_null() {
-                return String::new();
-            }
-            // SAFETY: both functions give texts with their end.
-            unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string()
-        };
-        // SAFETY: takes any number.
-        let name = text(unsafe { (self.error_string)(code) });
-        // SAFETY: the communicator is alive, or null, which stands for none.
-        let last = text(unsafe { (self.last_error)(comm) });
-        if last.is_empty() { format!("{name} ({code})") } else { format!("{name} ({code}): {last}") }
-    }
-}
 
 /// NCCL's version, for example (2, 28, 9).
 pub fn version() -> Result<(u32, u32, u32)> {

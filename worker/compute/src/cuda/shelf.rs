@@ -9,6 +9,8 @@
 //! when the device has finished with it. The streams wait for that, the host does not: it is one layer ahead of the
 //! device, and uploads the next one meanwhile.
 
+mod parts;
+
 use crate::{
     cuda::{
         device::CudaDevice,
@@ -21,6 +23,7 @@ use crate::{
     },
     error::{DeviceError, Result},
 };
+use parts::parts;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// Values per copy: one piece is filled while the other is copied.
@@ -385,32 +388,5 @@ impl Drop for Shelf {
         // Memory must not be freed during a copy.
         let _ = self.stream.synchronize();
         let _ = self.compute.synchronize();
-    }
-}
-
-/// Each layer's ranges, split at every layer's boundaries: shared ranges become separate parts.
-fn parts(layers: &[Vec<Range<usize>>]) -> Vec<Vec<Range<usize>>> {
-    let mut cuts: Vec<usize> = layers.iter().flatten().flat_map(|r| [r.start, r.end]).collect();
-    cuts.sort_unstable();
-    cuts.dedup();
-    let cut = |range: &Range<usize>| -> Vec<Range<usize>> {
-        let inner = cuts.iter().copied().filter(|c| range.contains(c) || *c == range.end);
-        let places: Vec<usize> = inner.collect();
-        places.windows(2).map(|w| w[0]..w[1]).collect()
-    };
-    layers.iter().map(|layer| layer.iter().flat_map(cut).collect()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_layers_share_is_in_parts_of_its_own() {
-        let one = |r: Range<usize>| vec![r];
-        let layers = [one(0..12), one(12..20), one(20..28), vec![0..10, 28..30]];
-        let cut = parts(&layers);
-        assert_eq!(cut, [vec![0..10, 10..12], one(12..20), one(20..28), vec![0..10, 28..30]]);
-        assert_eq!(parts(&[one(0..4), Vec::new()]), [one(0..4), Vec::new()]);
     }
 }

@@ -1,0 +1,60 @@
+//! Whether the next minibatch overlaps the current one: the leader decides, and tells the other ranks.
+
+use super::{CONTINUES, Stage};
+use crate::engine::StepError;
+use paraft_compute::collective::{Lines, Tag};
+use paraft_models::{Batch, ModelError};
+
+/// Whether the next minibatch overlaps this one.
+pub(super) enum Lookahead<'b> {
+    Known(Option<&'b Batch>),
+    /// As the leader decides.
+    Maybe(Option<&'b Batch>),
+}
+
+impl<'b> Lookahead<'b> {
+    pub fn known(&self) -> Option<&'b Batch> {
+        match self {
+            Self::Known(next) => *next,
+            Self::Maybe(_) => None,
+        }
+    }
+
+    pub fn hear(
+        &mut self,
+        of: &Stage<'_>,
+        lines: &mut Lines,
+        round: u64,
+    ) -> Result<Option<&'b Batch>, StepError> {
+        if let Self::Maybe(next) = self {
+            let goes_on = of.schedule.goes_on()
+                && lines
+                    .receive(0, Tag { kind: CONTINUES, number: round })?
+                    .first()
+                    .is_some_and(|v| *v > 0.0);
+            if goes_on && next.is_none() {
+                return Err(ModelError::new("this rank's data ends before its leader's").into());
+            }
+            *self = Self::Known(next.filter(|_| goes_on));
+        }
+        Ok(self.known())
+    }
+}
+
+impl Stage<'_> {
+    /// The leader decides whether the next minibatch overlaps this one.
+    pub(super) fn say<'b>(
+        &self,
+        lines: &mut Lines,
+        round: u64,
+        next: Option<&'b Batch>,
+    ) -> Result<Option<&'b Batch>, StepError> {
+        if self.schedule.goes_on() {
+            for place in 1..self.here.ranks() {
+                let goes_on = f32::from(u8::from(next.is_some()));
+                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![goes_on])?;
+            }
+        }
+        Ok(next)
+    }
+}
