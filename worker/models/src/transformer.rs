@@ -14,15 +14,16 @@
 
 mod block;
 mod places;
+mod slot;
+mod tensors;
 
 use crate::{
     Batch, Evaluation, ModelError,
     batch::{InputSpec, Sample},
-    init::Init,
     net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams},
     slice::{NetSlice, Run, Slice, SliceMember, SliceRanks},
 };
-use block::{BackwardBuffers, BlockActivations, block_backward, block_forward};
+use block::{BackwardBuffers, block_backward, block_forward};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     Device,
@@ -31,6 +32,7 @@ use paraft_compute::{
 };
 use places::{Places, Sizes};
 use serde::{Deserialize, Serialize};
+use slot::Slot;
 use std::sync::Arc;
 
 /// The norm of the blocks.
@@ -61,41 +63,6 @@ pub struct TransformerShape {
     pub norm: NormKind,
     /// Keep only the inputs of blocks.
     pub checkpoint_activations: bool,
-}
-
-/// A micro-batch's data between its forward and backward pass.
-struct Slot<D: Device> {
-    tokens: D::Ids,
-    labels: D::Ids,
-    /// On the host, if slices split the classes.
-    host_labels: Vec<u32>,
-    /// The inputs of the blocks, and of the last norm.
-    inputs: Vec<D::Values>,
-    /// One for each block, or one for all.
-    rooms: Vec<BlockActivations<D>>,
-    normed: D::Values,
-    stats: D::Floats,
-    logits: D::Values,
-}
-
-impl<D: Device> Slot<D> {
-    fn new(s: TransformerShape) -> Self {
-        let rooms = if s.checkpoint_activations { 1 } else { s.layers };
-        Self {
-            tokens: Default::default(),
-            labels: Default::default(),
-            host_labels: Vec::new(),
-            inputs: (0..=s.layers).map(|_| Default::default()).collect(),
-            rooms: (0..rooms).map(|_| BlockActivations::default()).collect(),
-            normed: Default::default(),
-            stats: Default::default(),
-            logits: Default::default(),
-        }
-    }
-
-    fn room(&self, block: usize) -> usize {
-        block.min(self.rooms.len() - 1)
-    }
 }
 
 /// The transformer and its workspaces.
@@ -309,54 +276,11 @@ where
     }
 
     fn tensors(&self) -> Vec<TensorSpec> {
-        let s = self.shape;
-        let mut all = vec![
-            TensorSpec::param("transformer.wte.weight", &[s.vocab, s.width]),
-            TensorSpec::param("transformer.wpe.weight", &[s.time, s.width]),
-        ];
-        let norm = |name: String| {
-            let mut both = vec![TensorSpec::param(format!("{name}.weight"), &[s.width])];
-            if s.norm == NormKind::Layer {
-                both.push(TensorSpec::param(format!("{name}.bias"), &[s.width]));
-            }
-            both
-        };
-        let linear = |name: String, inputs: usize, outputs: usize| {
-            vec![
-                TensorSpec::param(format!("{name}.weight"), &[outputs * s.width, inputs * s.width]),
-                TensorSpec::param(format!("{name}.bias"), &[outputs * s.width]),
-            ]
-        };
-        for i in 0..s.layers {
-            let p = format!("transformer.h.{i}");
-            all.extend(norm(format!("{p}.ln_1")));
-            all.extend(linear(format!("{p}.attn.c_attn"), 1, 3));
-            all.extend(linear(format!("{p}.attn.c_proj"), 1, 1));
-            all.extend(norm(format!("{p}.ln_2")));
-            all.extend(linear(format!("{p}.mlp.c_fc"), 1, 4));
-            all.extend(linear(format!("{p}.mlp.c_proj"), 4, 1));
-        }
-        all.extend(norm("transformer.ln_f".into()));
-        all
+        tensors::tensors(self.shape)
     }
 
-    /// As in GPT-2: normal with a deviation of 0.02, divided by √(2 layers) for what is added to the residual
-    /// stream; zero biases; identity norms.
     fn init(&self, seed: u64, params: &mut [f32]) {
-        const DEVIATION: f32 = 0.02;
-        let residual = DEVIATION / ((2 * self.shape.layers) as f32).sqrt();
-        let mut init = Init::new(seed);
-        let mut at = 0;
-        for t in Net::<D>::tensors(self) {
-            let tensor = &mut params[at..at + t.len()];
-            at += t.len();
-            match t.shape.len() {
-                1 if t.name.contains("ln_") && t.name.ends_with("weight") => tensor.fill(1.0),
-                1 => tensor.fill(0.0),
-                _ if t.name.ends_with("c_proj.weight") => init.normal(residual, tensor),
-                _ => init.normal(DEVIATION, tensor),
-            }
-        }
+        tensors::init(self.shape, seed, params);
     }
 
     fn takes(&self) -> InputSpec {
