@@ -14,8 +14,11 @@
 
 mod block;
 mod places;
+mod shape;
 mod slot;
 mod tensors;
+
+pub use shape::{NormKind, TransformerShape};
 
 use crate::{
     Batch, Evaluation, ModelError,
@@ -31,39 +34,8 @@ use paraft_compute::{
     shape::{Activation, NormShape},
 };
 use places::{Places, Sizes};
-use serde::{Deserialize, Serialize};
 use slot::Slot;
 use std::sync::Arc;
-
-/// The norm of the blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NormKind {
-    /// LayerNorm.
-    #[default]
-    Layer,
-    /// RMSNorm.
-    Rms,
-}
-
-/// The transformer's sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransformerShape {
-    /// Tokens per sample.
-    pub time: usize,
-    /// All tokens are below this number.
-    pub vocab: usize,
-    /// Blocks.
-    pub layers: usize,
-    /// Heads of each attention.
-    pub heads: usize,
-    /// Values of a token between blocks.
-    pub width: usize,
-    /// Which norm.
-    pub norm: NormKind,
-    /// Keep only the inputs of blocks.
-    pub checkpoint_activations: bool,
-}
 
 /// The transformer and its workspaces.
 pub struct Transformer<D: Device> {
