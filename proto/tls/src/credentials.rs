@@ -249,7 +249,7 @@ impl Credentials {
                         *state = State { loaded: Arc::new(loaded), seen, warned: false, ..*state };
                     }
                     Err(why) => {
-                        tracing::warn!(folder = %dir.display(), %why, "the certificate there cannot be used yet; the one before is");
+                        tracing::warn!(folder = %dir.display(), %why, "the certificate there cannot be used yet; the previous one stays in use");
                     }
                 }
             }

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_is_removed_when_another_is_made() {
+    fn an_unused_file_is_removed_when_another_is_made() {
         let [made, ..] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let (source, folder) = (source(dir.path()), dir.path().join("cache"));

@@ -38,7 +38,7 @@ impl CheckpointConfig {
 
     pub(crate) fn check(&self, job: &Job) -> Check {
         if job.train.sampler == SamplerKind::Leased && self.every_steps.is_some() {
-            let why = "with the leased sampler checkpoints are cut between epochs, when nobody trains";
+            let why = "with the leased sampler checkpoints are cut between epochs, when no worker trains";
             return bad("checkpoint.every_steps", why, "use checkpoint.every_epochs");
         }
         let keys =

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_that_nobody_waits_for_is_not_known_to_be_slower() {
+    fn a_pull_without_a_wait_is_not_known_to_be_slower() {
         let long_ago = Instant::now().checked_sub(Duration::from_secs(5)).expect("a clock");
         let mut pace = pace(10, 20);
         pace.came(long_ago, Duration::ZERO);

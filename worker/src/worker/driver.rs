@@ -170,7 +170,7 @@ impl Driver {
         }
         Err(WorkerError::Job(format!(
             "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
-             start these with other data folders (with --resume it goes on from a checkpoint)",
+             start these with other data folders (with --resume it continues from a checkpoint)",
             self.plan.total
         )))
     }

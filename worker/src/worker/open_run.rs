@@ -241,7 +241,7 @@ impl OpenRun {
             checkpoints::place(&self.job, driver.run_dir.as_deref())?;
             if driver.plan.leased.is_some() {
                 return Err(misuse(
-                    "with leased samples checkpoints are cut between epochs, when nobody trains: set checkpoint.every_epochs",
+                    "with leased samples checkpoints are cut between epochs, when no worker trains: set checkpoint.every_epochs",
                 ));
             }
         }
@@ -350,5 +350,5 @@ impl OpenRun {
 }
 
 fn failed() -> WorkerError {
-    misuse("this run has failed, and said why: it cannot go on")
+    misuse("this run has failed; an earlier error says why")
 }

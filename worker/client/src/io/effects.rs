@@ -42,7 +42,7 @@ impl Inner {
                 Effect::Turn(shard) => {
                     if let Some(stream) = state.beside.remove(&shard) {
                         let (worker, address) = (self.worker, &stream.address);
-                        tracing::info!(%worker, %shard, %address, "the leader says nothing, and here is its successor");
+                        tracing::info!(%worker, %shard, %address, "the leader is silent; here is its successor");
                         state.said.remove(&shard);
                         state.streams.insert(shard, stream);
                     }
