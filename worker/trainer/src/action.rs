@@ -42,7 +42,8 @@ pub enum Action {
         /// start before this gradient is complete.
         goes_on: bool,
     },
-    /// Train one minibatch at the worker's own weights, which change. Answer: [`Trainer::trained`](crate::Trainer::trained).
+    /// Train one minibatch at the worker's own weights, which change. Answer:
+    /// [`Trainer::trained`](crate::Trainer::trained).
     Local {
         /// Of this step.
         step: Step,

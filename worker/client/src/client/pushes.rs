@@ -85,8 +85,8 @@ impl Client {
 
     /// Skips `step`, in place of its pushes, for example because the gradient is not finite. The step counts as
     /// pushed. If any worker skips a round, the round changes no weights. Where pushes are applied one by one, only
-    /// this worker's push is missing. [`Counters::skipped`](super::Counters::skipped) counts it after the step's pull. Encoders keep the
-    /// residuals that they hold.
+    /// this worker's push is missing. [`Counters::skipped`](super::Counters::skipped) counts it after the step's pull.
+    /// Encoders keep the residuals that they hold.
     ///
     /// If the servers refused a push that is not finite, the next pull returns [`Refused`](paraft_session::SessionError::Refused)
     /// with [`WireKind::NotFinite`](paraft_proto::WireKind::NotFinite). The worker can then skip the step and pull
@@ -150,8 +150,8 @@ impl Client {
         self.io.session().pushed_squares(step)
     }
 
-    /// Passes on the sum over all processes of the worker ([`sum_of_parts`](paraft_session::sum_of_parts)). In modes that apply pushes one by
-    /// one, the client sends no push of the step before this call.
+    /// Passes on the sum over all processes of the worker ([`sum_of_parts`](paraft_session::sum_of_parts)). In modes
+    /// that apply pushes one by one, the client sends no push of the step before this call.
     pub fn clip_by(&mut self, step: Step, sum_of_squares: f64) {
         self.io.session().clip_by(io::now(), step, sum_of_squares);
     }
