@@ -101,7 +101,8 @@ pub struct AccessArgs {
 impl AccessArgs {
     /// Applies the flags to this process's later connections.
     ///
-    /// # Errors The certificates are unusable.
+    /// # Errors
+    /// The certificates are unusable.
     pub fn take(&self, shows: As) -> Result<(), String> {
         let access = Access::of(self.certs.as_deref(), self.insecure, shows);
         access.map_err(|e| format!("--certs: {e}")).map(Access::set)

@@ -14,9 +14,11 @@ pub fn shape_of(data: &Dataset) -> DataShape {
 
 /// Replaces the content of `batch` with these samples.
 ///
-/// # Errors The data is in a file that can no longer be read.
+/// # Errors
+/// The data is in a file that can no longer be read.
 ///
-/// # Panics If an index is not below the data set's length.
+/// # Panics
+/// If an index is not below the data set's length.
 pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) -> Result<(), DataError> {
     data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels)?;
     batch.n = indices.len();

@@ -81,7 +81,8 @@ impl Default for Slowness {
 impl Slowness {
     /// Parses a launcher's values for a script's worker.
     ///
-    /// # Errors The values are out of range.
+    /// # Errors
+    /// The values are out of range.
     pub fn of(factor: f64, straggle: Option<&str>) -> Result<Self, String> {
         if !(1.0..=1000.0).contains(&factor) {
             return Err(format!("a worker is 1 to 1000 times as slow, not {factor}"));

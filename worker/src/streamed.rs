@@ -103,7 +103,8 @@ impl From<ClientError> for StreamError {
 impl Streamed {
     /// For a model of these layers with these buckets of its flat vector. `folder` holds the file for all weights.
     ///
-    /// # Errors The model is not divided into layers, or a layer exceeds the limit.
+    /// # Errors
+    /// The model is not divided into layers, or a layer exceeds the limit.
     pub fn new(
         layers: &[Layer],
         buckets: Vec<Range<usize>>,

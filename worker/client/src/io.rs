@@ -163,7 +163,8 @@ impl Drop for SessionGuard<'_> {
 impl Io {
     /// Starts the thread. Nothing connects before the session is told to join.
     ///
-    /// # Errors The thread or its runtime cannot start.
+    /// # Errors
+    /// The thread or its runtime cannot start.
     pub fn start(session: Session, options: IoOptions) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let inner = Arc::new(Inner {

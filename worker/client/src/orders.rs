@@ -56,7 +56,8 @@ pub struct Done {
 
 /// Sends one server an order. Each attempt uses the same `token`.
 ///
-/// # Errors The server refuses, or does not answer.
+/// # Errors
+/// The server refuses, or does not answer.
 pub async fn order(address: &str, order: &Order, token: u64, within: Duration) -> Result<Done, Refused> {
     let asking = async |channel| {
         let mut c = ControlClient::new(channel);
@@ -92,7 +93,8 @@ pub async fn order(address: &str, order: &Order, token: u64, within: Duration) -
 
 /// Asks the leader of a job's shard 0 to have one of its workers write a checkpoint now; returns which worker.
 ///
-/// # Errors The server refuses, or does not answer.
+/// # Errors
+/// The server refuses, or does not answer.
 pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Refused> {
     let request = SaveRequest { protocol: PROTOCOL, job: job.into() };
     let asking = async |channel| {
@@ -105,7 +107,8 @@ pub async fn save(address: &str, job: &str, within: Duration) -> Result<u32, Ref
 /// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Returns the number
 /// of the last switch in effect, and its mode.
 ///
-/// # Errors The server refuses, or does not answer.
+/// # Errors
+/// The server refuses, or does not answer.
 pub async fn switch_mode(
     address: &str,
     request: SwitchModeRequest,

@@ -185,7 +185,8 @@ impl Dataset {
     /// or empty if the data has none). For a text it fills `tokens`, not `inputs`, and `labels` has one per token.
     /// The buffers keep their memory from batch to batch. Fails if the values' file cannot be read.
     ///
-    /// # Panics If an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length returns none.
+    /// # Panics
+    /// If an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length returns none.
     pub fn fill(
         &self,
         indices: &[u32],

@@ -30,7 +30,8 @@ impl fmt::Display for DataDigest {
 impl Split {
     /// The digest of all values and labels.
     ///
-    /// # Errors The values' file can no longer be read.
+    /// # Errors
+    /// The values' file can no longer be read.
     pub fn digest(&self) -> Result<DataDigest, DataError> {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
         hash.dataset(&self.train)?;

@@ -31,7 +31,8 @@ pub struct Sampler {
 impl Sampler {
     /// A shuffling sampler that pads and keeps the short last batch.
     ///
-    /// # Panics If `len` exceeds a 32-bit index; a [`crate::Dataset`] is never that long.
+    /// # Panics
+    /// If `len` exceeds a 32-bit index; a [`crate::Dataset`] is never that long.
     pub fn new(len: usize, seed: u64) -> Self {
         let len = u32::try_from(len).expect("a data set has fewer than 2^32 samples");
         Self { len, seed, shuffle: true, drop_last: false, drop_last_batch: false }
@@ -66,7 +67,8 @@ impl Sampler {
 
     /// The indices of one rank for one epoch, [`Self::share_len`] of them.
     ///
-    /// # Panics If `rank` is not below `world`.
+    /// # Panics
+    /// If `rank` is not below `world`.
     pub fn share(&self, epoch: u64, rank: usize, world: usize) -> Vec<u32> {
         assert!(rank < world, "rank {rank} of {world}");
         let order = self.order(epoch);
@@ -83,7 +85,8 @@ impl Sampler {
 
     /// One rank's share of one epoch in batches of `batch` indices (0 is read as 1).
     ///
-    /// # Panics If `rank` is not below `world`.
+    /// # Panics
+    /// If `rank` is not below `world`.
     pub fn batches(&self, epoch: u64, rank: usize, world: usize, batch: usize) -> Batches {
         let left = self.steps(world, batch);
         Batches { share: self.share(epoch, rank, world), at: 0, batch: batch.max(1), left }

@@ -97,7 +97,8 @@ impl FileValues {
 
     /// The bytes of these values, in place or in `room`, whose content they replace.
     ///
-    /// # Panics If the range ends after the last value.
+    /// # Panics
+    /// If the range ends after the last value.
     pub(crate) fn bytes<'a>(
         &'a self,
         range: Range<usize>,

@@ -86,7 +86,8 @@ pub(crate) fn check(job: &Job) -> Check {
 /// The rules of a model with these tensors, in the order of the flat vector; for one tensor in the order of the
 /// entries' names.
 ///
-/// # Errors A name matches no parameter, or a tensor has two rules for rows.
+/// # Errors
+/// A name matches no parameter, or a tensor has two rules for rows.
 pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Vec<Constraint>, LayoutError> {
     let bad = |why: String| Err(LayoutError::Constraint(format!("[constraints] {why}")));
     for name in constraints.keys() {

@@ -165,7 +165,8 @@ impl Job {
 
     /// Overrides the workers' device, by a flag.
     ///
-    /// # Errors Other options of the job do not support it; the text is for users.
+    /// # Errors
+    /// Other options of the job do not support it; the text is for users.
     pub fn compute_on(&mut self, device: DeviceConfig) -> Result<(), String> {
         self.train.device = device;
         self.refused().map_or(Ok(()), Err)

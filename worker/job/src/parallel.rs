@@ -72,7 +72,8 @@ impl Job {
 
     /// Checks that a model can be split into the requested slices.
     ///
-    /// # Errors It cannot; the text is for users.
+    /// # Errors
+    /// It cannot; the text is for users.
     pub fn check_slices(&self, model: &dyn Model) -> Result<(), String> {
         let of = self.parallel.tensor as usize;
         paraft_models::layers_of_slice(model, of).map(drop).map_err(|e| format!("parallel.tensor: {e}"))
@@ -80,7 +81,8 @@ impl Job {
 
     /// Splits a model of these layers so that the most expensive stage costs least.
     ///
-    /// # Errors The model has too few layers; the text is for users.
+    /// # Errors
+    /// The model has too few layers; the text is for users.
     pub fn stages(&self, layers: &[Layer]) -> Result<Stages, String> {
         let p = &self.parallel;
         if layers.is_empty() && p.mesh() > 1 {

@@ -18,7 +18,8 @@ pub struct Batch {
 impl Batch {
     /// The samples `range`.
     ///
-    /// # Panics If the batch has fewer samples.
+    /// # Panics
+    /// If the batch has fewer samples.
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         fn rows<T: Clone>(of: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
             let row = of.len() / n.max(1);

@@ -90,7 +90,8 @@ pub trait Model: Send {
     /// Like [`Self::step`], for a worker that holds the parameters of some layers at a time. The model asks for
     /// each layer where it uses it, forward and backward. For models with [`Self::layers`].
     ///
-    /// # Errors Those of [`Self::step`], and of `flat`. The gradient is then invalid.
+    /// # Errors
+    /// Those of [`Self::step`], and of `flat`. The gradient is then invalid.
     fn step_by_layers(&mut self, _flat: &mut dyn Flat<CpuDevice>, _batch: &Batch) -> Result<f32, ModelError> {
         Err(ModelError::new("this model isn't divided in layers: it has no Model::step_by_layers"))
     }
@@ -99,7 +100,8 @@ pub trait Model: Send {
     /// previous layer's output for these samples, or from the batch, to the next layer's input, or to the loss. The
     /// pass's slot keeps the activations for the backward pass. For models with [`Self::layers`].
     ///
-    /// # Errors Those of [`Self::step`], and of `weights`; or the input does not have the previous layer's output
+    /// # Errors
+    /// Those of [`Self::step`], and of `weights`; or the input does not have the previous layer's output
     /// length.
     fn forward_pass(
         &mut self,
@@ -115,7 +117,8 @@ pub trait Model: Send {
     /// the gradient of its input (`None`: the batch). The gradient of parameters shared with layers outside the
     /// pass must be zero before.
     ///
-    /// # Errors Those of [`Self::forward_pass`].
+    /// # Errors
+    /// Those of [`Self::forward_pass`].
     fn backward_pass(
         &mut self,
         _flat: &mut dyn Flat<CpuDevice>,
@@ -128,7 +131,8 @@ pub trait Model: Send {
     /// One tensor slice of the model, if several ranks compute each layer together, with its own flat vectors.
     /// `ranks` have the other slices.
     ///
-    /// # Errors The model cannot be split into slices, or not into this many.
+    /// # Errors
+    /// The model cannot be split into slices, or not into this many.
     fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<Sliced, ModelError> {
         Err(ModelError::new("this model isn't cut in tensor slices: it has no Model::slice"))
     }

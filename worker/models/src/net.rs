@@ -69,13 +69,15 @@ pub struct Pass {
 pub trait Weights<D: Buffers> {
     /// The vector, with the parameters of this layer ([`Net::layers`]) present.
     ///
-    /// # Errors They cannot be loaded.
+    /// # Errors
+    /// They cannot be loaded.
     fn params(&mut self, layer: usize) -> NetResult<&D::Params>;
 
     /// Loads them and returns their version: equal, rising numbers mean equal parameters. 0: they may differ each
     /// time.
     ///
-    /// # Errors They cannot be loaded.
+    /// # Errors
+    /// They cannot be loaded.
     fn edition(&mut self, _layer: usize) -> NetResult<u64> {
         Ok(0)
     }
@@ -85,13 +87,15 @@ pub trait Weights<D: Buffers> {
 pub trait Flat<D: Buffers>: Weights<D> {
     /// Like [`Weights::params`], with the flat gradient.
     ///
-    /// # Errors The parameters cannot be loaded.
+    /// # Errors
+    /// The parameters cannot be loaded.
     fn layer(&mut self, layer: usize) -> NetResult<(&D::Params, &mut D::Grads)>;
 
     /// The gradient from this offset on is complete, or will be when pending work is done. Offsets fall; the last
     /// one is 0.
     ///
-    /// # Errors It cannot be passed on.
+    /// # Errors
+    /// It cannot be passed on.
     fn ready(&mut self, offset: usize) -> NetResult;
 }
 

@@ -46,7 +46,8 @@ impl Slice {
 pub trait SliceRanks: Send + Sync + Debug {
     /// The values of each slice, in slice order; all of one length.
     ///
-    /// # Errors A rank is gone, or has sent something else.
+    /// # Errors
+    /// A rank is gone, or has sent something else.
     fn gather(&self, own: &[f32]) -> Result<Vec<Vec<f32>>, DeviceError>;
 }
 
@@ -97,7 +98,8 @@ pub type NetSlice<D> = (Box<dyn Net<D>>, Vec<Run>);
 
 /// The layers of a model as the first of `of` slices has them, in the slice's flat vector.
 ///
-/// # Errors The model cannot be split so; the text is for users.
+/// # Errors
+/// The model cannot be split so; the text is for users.
 pub fn layers_of_slice(model: &dyn Model, of: usize) -> Result<Vec<Layer>, ModelError> {
     match of {
         1 => Ok(model.layers()),

@@ -30,7 +30,8 @@ pub struct Loan {
 impl Stages {
     /// This many stages, split so that the most expensive one costs least.
     ///
-    /// # Errors The model has fewer layers, or they do not say which parameters they own.
+    /// # Errors
+    /// The model has fewer layers, or they do not say which parameters they own.
     pub fn even(layers: &[Layer], stages: usize) -> Result<Self, String> {
         if stages == 0 || stages > layers.len() {
             return Err(format!("{stages} stages of a model of {} layers: each needs one", layers.len()));
@@ -40,7 +41,8 @@ impl Stages {
 
     /// Stages with these numbers of layers.
     ///
-    /// # Errors The numbers do not add up to the model's layers, or the layers do not say which parameters they
+    /// # Errors
+    /// The numbers do not add up to the model's layers, or the layers do not say which parameters they
     /// own.
     pub fn given(layers: &[Layer], counts: &[usize]) -> Result<Self, String> {
         let sum = counts.iter().fold(0usize, |sum, n| sum.saturating_add(*n));

@@ -84,7 +84,8 @@ impl OpenRun {
     /// it holds the worker's own weights, and the loop changes them. [`Setup::samples`] matters only if the job
     /// leases chunks.
     ///
-    /// # Errors See [`super::Run::join`].
+    /// # Errors
+    /// See [`super::Run::join`].
     pub fn join(
         job: &Job,
         options: &WorkerOptions,
@@ -167,7 +168,8 @@ impl OpenRun {
 
     /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch size divides.
     ///
-    /// # Errors There is no chunk to start, or it is empty.
+    /// # Errors
+    /// There is no chunk to start, or it is empty.
     pub fn prepared(&mut self) -> Result<(), WorkerError> {
         if !matches!(self.asked, NextAction::Chunk) {
             return Err(misuse("no chunk is to be begun"));
@@ -180,7 +182,8 @@ impl OpenRun {
     /// the servers subtract from it. The order is free; with the last layer first, pushes go out while the first
     /// layer is computed.
     ///
-    /// # Errors There is no such tensor, its gradient was handed over before or has another length, or the job has
+    /// # Errors
+    /// There is no such tensor, its gradient was handed over before or has another length, or the job has
     /// local steps.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
         let step = self.pushing()?;
@@ -222,7 +225,8 @@ impl OpenRun {
     /// and returns its folder. `folder`: the target, without a report to the fleet; otherwise the job's folder.
     /// Several workers may save at one step; into one folder the first of them writes for all.
     ///
-    /// # Errors There is no folder for checkpoints, gradients of the next step are pushed already, the servers are
+    /// # Errors
+    /// There is no folder for checkpoints, gradients of the next step are pushed already, the servers are
     /// not reached or do not agree on a step within the job's timeout, files cannot be written, or the wait was
     /// interrupted.
     pub fn save(&mut self, folder: Option<&Path>) -> Result<PathBuf, WorkerError> {
@@ -251,7 +255,8 @@ impl OpenRun {
     /// Skips this step, for example because a gradient is not finite: it counts as done. In a mode with averaging,
     /// no worker's gradients of the step are applied. Then call [`Self::step`].
     ///
-    /// # Errors A gradient of the step was handed over, or the job has local steps.
+    /// # Errors
+    /// A gradient of the step was handed over, or the job has local steps.
     pub fn skip(&mut self) -> Result<(), WorkerError> {
         let step = self.pushing()?;
         self.pushes.skip(&self.driver.layout)?;
@@ -262,7 +267,8 @@ impl OpenRun {
     /// Ends a minibatch: every tensor's gradient is handed over or, with local steps, the weights have changed.
     /// Waits as the job's mode requires, and pulls. `loss`: the mean over the minibatch's samples, NaN if unknown.
     ///
-    /// # Errors A gradient is missing, the servers cannot be reached or refuse, files cannot be written, or the
+    /// # Errors
+    /// A gradient is missing, the servers cannot be reached or refuse, files cannot be written, or the
     /// wait was interrupted: then call [`Self::go_on`] to continue the wait. If a gradient has a NaN or an
     /// infinity, its buckets keep their values, in `bsp` on all workers. The step otherwise counts as done and the
     /// run continues.
@@ -298,7 +304,8 @@ impl OpenRun {
 
     /// Continues an interrupted wait. Without an interrupt it only returns this worker's state.
     ///
-    /// # Errors See [`Self::step`].
+    /// # Errors
+    /// See [`Self::step`].
     pub fn go_on(&mut self) -> Result<StepOutcome, WorkerError> {
         if let NextAction::Failed = self.asked {
             return Err(failed());
@@ -314,14 +321,16 @@ impl OpenRun {
     /// Reports this worker's share of a held-out evaluation, as sums over its samples. Shard 0 adds the shares of
     /// all workers, and the record has the mean. `epoch` counts from 1.
     ///
-    /// # Errors The record cannot be written.
+    /// # Errors
+    /// The record cannot be written.
     pub fn report(&mut self, epoch: u64, evaluation: &Evaluation) -> Result<(), WorkerError> {
         self.driver.evaluated(epoch, evaluation)
     }
 
     /// The loop has ended: waits until the loops of all workers have, and pulls the final weights.
     ///
-    /// # Errors See [`Self::step`].
+    /// # Errors
+    /// See [`Self::step`].
     pub fn finish(&mut self) -> Result<(), WorkerError> {
         while self.saved.is_none() {
             match std::mem::replace(&mut self.asked, NextAction::Over) {

@@ -81,7 +81,8 @@ pub struct Run {
 impl Run {
     /// Joins the job on its servers; waits for them up to `cluster.timeout_ms`.
     ///
-    /// # Errors The job does not fit the setup or the fleet, a checkpoint is unusable, or the servers are not
+    /// # Errors
+    /// The job does not fit the setup or the fleet, a checkpoint is unusable, or the servers are not
     /// reached or refuse. [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
         let (held_out, tensors) = (setup.held_out, &setup.tensors);
@@ -134,7 +135,8 @@ impl Run {
 
     /// The loop's next action. Waits as the job's mode requires, pulls weights, writes checkpoints and the record.
     ///
-    /// # Errors The servers cannot be reached or refuse, files cannot be written, a signal came, or the last action
+    /// # Errors
+    /// The servers cannot be reached or refuse, files cannot be written, a signal came, or the last action
     /// is unfinished.
     #[allow(clippy::should_implement_trait)] // fallible, and it borrows from self
     pub fn next(&mut self) -> Result<LoopAction, WorkerError> {
@@ -223,7 +225,8 @@ impl Run {
     /// the servers subtract from it. The order is free; with the last layer first, pushes go out while the first
     /// layer is computed.
     ///
-    /// # Errors No minibatch is in training, there is no such tensor, or its gradient was handed over before or has
+    /// # Errors
+    /// No minibatch is in training, there is no such tensor, or its gradient was handed over before or has
     /// another length.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
         if !matches!(self.asked, LastAction::Gradient { .. } | LastAction::Local { .. }) {
@@ -240,7 +243,8 @@ impl Run {
 
     /// Ends a minibatch; `loss`: the mean over its samples.
     ///
-    /// # Errors No minibatch is in training, a tensor's gradient is missing, or the loss is not finite.
+    /// # Errors
+    /// No minibatch is in training, a tensor's gradient is missing, or the loss is not finite.
     pub fn trained(&mut self, loss: f32) -> Result<(), WorkerError> {
         let (step, samples) = match self.asked {
             LastAction::Gradient { step, samples } | LastAction::Local { step, samples, .. } => {
@@ -262,7 +266,8 @@ impl Run {
 
     /// Reports the requested evaluation: the sum of its losses, correct predictions, and the number of samples.
     ///
-    /// # Errors No evaluation was requested.
+    /// # Errors
+    /// No evaluation was requested.
     pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
         match self.asked {
             LastAction::Evaluate(epoch) => {
@@ -279,7 +284,8 @@ impl Run {
 
     /// Ends a job after [`LoopAction::Over`]; returns this worker's report with the final weights.
     ///
-    /// # Errors The job is not over.
+    /// # Errors
+    /// The job is not over.
     pub fn finish(self) -> Result<WorkerReport, WorkerError> {
         match self.asked {
             LastAction::Over => Ok(WorkerReport {

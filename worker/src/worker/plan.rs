@@ -131,7 +131,8 @@ impl Plan {
 
     /// The samples of a [share](Job::share_of) in each minibatch after step `done` (static sampler).
     ///
-    /// # Panics If the job has fewer shares.
+    /// # Panics
+    /// If the job has fewer shares.
     pub fn minibatches(&self, job: &Job, share: u32, done: Step) -> Minibatches {
         let (rank, world, batch) = (share as usize, job.shares() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;

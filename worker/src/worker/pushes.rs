@@ -41,7 +41,8 @@ impl Pushes {
     /// Takes the gradient of a tensor. Pushes every bucket that is now complete, as part of `step`; without a step
     /// it pushes nothing.
     ///
-    /// # Errors There is no such tensor, or its gradient was handed over before or has another length.
+    /// # Errors
+    /// There is no such tensor, or its gradient was handed over before or has another length.
     pub fn take(
         &mut self,
         driver: &mut Driver,
@@ -96,7 +97,8 @@ impl Pushes {
 
     /// Skips the minibatch's gradients.
     ///
-    /// # Errors A gradient has arrived.
+    /// # Errors
+    /// A gradient has arrived.
     pub fn skip(&mut self, layout: &Layout) -> Result<(), WorkerError> {
         if let Some(i) = self.ready.iter().position(|ready| *ready) {
             let name = &layout.tensors()[i].name;
@@ -110,7 +112,8 @@ impl Pushes {
 
     /// Checks that every tensor's gradient has arrived.
     ///
-    /// # Errors Gradients are missing.
+    /// # Errors
+    /// Gradients are missing.
     pub fn are_complete(&self, layout: &Layout) -> Result<(), WorkerError> {
         let missing: Vec<&str> = (layout.tensors().iter().zip(&self.ready))
             .filter_map(|(t, ready)| (!ready).then_some(t.name.as_str()))

@@ -73,7 +73,8 @@ impl Trainer {
 
     /// The next action.
     ///
-    /// # Panics If the last action's answer is missing, or after [`Action::End`].
+    /// # Panics
+    /// If the last action's answer is missing, or after [`Action::End`].
     pub fn next_action(&mut self) -> Action {
         loop {
             assert!(!self.unanswered, "the last action was not answered");

@@ -115,7 +115,8 @@ impl Client {
     /// `shares` exchanges the parts of the norm. Those processes pull the same steps in the same order. If `shares`
     /// fails, the pull ends with its error and can be repeated.
     ///
-    /// # Errors See [`Self::pull`].
+    /// # Errors
+    /// See [`Self::pull`].
     pub fn pull_parts(
         &mut self,
         pull: Pull,
@@ -170,7 +171,8 @@ impl Client {
     /// Like [`Self::pull_by`]; `places` gives the destination of each bucket, and unwanted buckets are dropped. The
     /// next pull brings everything that it asks for.
     ///
-    /// # Errors See [`Self::pull`].
+    /// # Errors
+    /// See [`Self::pull`].
     pub fn pull_to(&mut self, pull: Pull, places: &mut dyn Places) -> Result<Pulled, ClientError> {
         let (began, step) = (Instant::now(), pull.done);
         self.holds = None;

@@ -37,7 +37,8 @@ impl Client {
     /// replace the optimizer's rates times the schedule's factor. Empty: the job's own rates. A round uses the mean
     /// of its pushes' rates.
     ///
-    /// # Panics If the number of rates is not the number of groups.
+    /// # Panics
+    /// If the number of rates is not the number of groups.
     pub fn rates(&mut self, rates: Vec<f64>) {
         self.io.session().rates(rates);
     }
@@ -57,7 +58,8 @@ impl Client {
     /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The client copies the payload once,
     /// into the bytes that it sends, in the job's encoding of the bucket.
     ///
-    /// # Panics If `gradient` does not have the bucket's length.
+    /// # Panics
+    /// If `gradient` does not have the bucket's length.
     pub fn push(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
@@ -93,7 +95,8 @@ impl Client {
     /// again: the servers skip the buckets of the refused pushes, in rounds too, and apply the others. To skip all
     /// buckets, check the gradient before the first push.
     ///
-    /// # Panics If the client pushed something for this step and no push was refused.
+    /// # Panics
+    /// If the client pushed something for this step and no push was refused.
     pub fn skip(&mut self, step: Step) {
         self.io.session().skip(io::now(), step);
     }
@@ -101,7 +104,8 @@ impl Client {
     /// Sets this worker's encoders. Call it before the first push. `layout` has the model's tensors, in which
     /// powersgd finds its matrices; without this call it finds none.
     ///
-    /// # Panics If the layout's buckets differ from the job's.
+    /// # Panics
+    /// If the layout's buckets differ from the job's.
     pub fn encode_by(&mut self, layout: &Layout) {
         assert_eq!(layout.buckets(), self.layout.buckets(), "the model's layout is not the job's");
         self.encoders = Encoders::new(&self.options.job, layout, self.options.worker);
@@ -121,7 +125,8 @@ impl Client {
     /// Like [`Self::push`], for a gradient that is already encoded in [`Self::encoding`]. Nothing is copied: the
     /// client sends the bytes from where they are, and drops them at their ack.
     ///
-    /// # Panics If the payload's length does not match the bucket.
+    /// # Panics
+    /// If the payload's length does not match the bucket.
     pub fn push_encoded(&mut self, bucket: BucketId, step: Step, payload: Bytes) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         let len = self.encoding(bucket).encoded_len(spec.len);

@@ -79,7 +79,8 @@ impl Lines {
 
     /// Sends values to the rank at a place, in the background.
     ///
-    /// # Errors The group is broken.
+    /// # Errors
+    /// The group is broken.
     pub fn send(&self, place: usize, tag: Tag, values: Vec<f32>) -> Result<(), GroupError> {
         let line = self.lines.get(&place).ok_or_else(|| none(place))?;
         let sent = line.out.as_ref().map(|out| out.send((tag, values)));
@@ -95,7 +96,8 @@ impl Lines {
 
     /// Waits for the message of the rank at a place with a tag.
     ///
-    /// # Errors The group is broken.
+    /// # Errors
+    /// The group is broken.
     pub fn receive(&self, place: usize, tag: Tag) -> Result<Vec<f32>, GroupError> {
         let line = self.lines.get(&place).ok_or_else(|| none(place))?;
         let mut received = line.received.lock().unwrap_or_else(PoisonError::into_inner);

@@ -78,7 +78,8 @@ impl Group {
 
     /// Likewise, with lines between each two ranks for messages of at most this many values; `None`: without lines.
     ///
-    /// # Errors See [`Self::form`].
+    /// # Errors
+    /// See [`Self::form`].
     pub fn form_with(
         rendezvous: Rendezvous,
         listener: &mut Listener,

@@ -258,7 +258,8 @@ impl CudaDevice {
 
     /// Starts a kernel on the device's stream.
     ///
-    /// # Safety See [`Launcher::launch`].
+    /// # Safety
+    /// See [`Launcher::launch`].
     pub(super) unsafe fn launch(
         &self,
         unit: Unit,
@@ -272,7 +273,8 @@ impl CudaDevice {
 
     /// Likewise, for the kernel of the element type.
     ///
-    /// # Safety See [`Launcher::launch`].
+    /// # Safety
+    /// See [`Launcher::launch`].
     unsafe fn typed(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
         // SAFETY: the caller guarantees it.
         unsafe { self.launch(unit, &format!("{name}_{}", self.precision.suffix()), geometry, args) }

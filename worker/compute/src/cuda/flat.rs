@@ -36,7 +36,8 @@ pub(super) struct Run {
 impl Runs {
     /// The run that contains a value, and the value's offset in it.
     ///
-    /// # Panics If no run contains it.
+    /// # Panics
+    /// If no run contains it.
     fn of(&self, index: usize) -> (&Run, u64) {
         let run = self.0.range(..=index).next_back().map(|(_, run)| run).filter(|run| index < run.range.end);
         let Some(run) = run else { panic!("value {index} of the flat vector is not on the device") };

@@ -117,7 +117,8 @@ unsafe impl Send for Graph {}
 impl Graph {
     /// Launches the graph.
     ///
-    /// # Errors Memory of the device was allocated or freed since the recording ([`CudaDevice::layout`]): its
+    /// # Errors
+    /// Memory of the device was allocated or freed since the recording ([`CudaDevice::layout`]): its
     /// addresses may be invalid.
     pub fn launch(&self, stream: &Stream) -> Result {
         if self.context.layout() != self.layout {

@@ -110,7 +110,8 @@ impl Launcher {
 
     /// Starts a kernel.
     ///
-    /// # Safety `args` have the kernel's types, in its order. Every address is device memory that is long enough
+    /// # Safety
+    /// `args` have the kernel's types, in its order. Every address is device memory that is long enough
     /// for the kernel with these lengths, and that no other stream writes meanwhile.
     pub unsafe fn launch(
         &self,

@@ -74,7 +74,8 @@ impl<T: Plain> Buffer<T> {
 
     /// The address of value `index`.
     ///
-    /// # Panics If it is beyond the end.
+    /// # Panics
+    /// If it is beyond the end.
     pub fn at(&self, index: usize) -> u64 {
         assert!(index <= self.len, "value {index} of a buffer of {}", self.len);
         self.at + (index * size_of::<T>()) as u64
@@ -94,7 +95,8 @@ impl<T: Plain> Buffer<T> {
 
     /// Starts a copy of `bytes` bytes to the values from `to` on.
     ///
-    /// # Safety `from` has this many bytes, and so has the buffer after `to`; the former stay unchanged until the
+    /// # Safety
+    /// `from` has this many bytes, and so has the buffer after `to`; the former stay unchanged until the
     /// copy is done.
     unsafe fn write(
         &self,
@@ -161,7 +163,8 @@ impl<T: Plain> Buffer<T> {
 
 /// Starts to zero bytes.
 ///
-/// # Safety A buffer has this many bytes from there on.
+/// # Safety
+/// A buffer has this many bytes from there on.
 pub(super) unsafe fn clear_at(stream: &Stream, at: u64, bytes: usize) -> Result {
     // SAFETY: the caller guarantees it.
     let code = unsafe { sys::cuMemsetD8Async(at, 0, bytes, stream.raw()) };
@@ -247,7 +250,8 @@ impl<T: Plain> Pinned<T> {
 
     /// Waits for the started copies.
     ///
-    /// # Errors The device has failed: the copied values are undefined.
+    /// # Errors
+    /// The device has failed: the copied values are undefined.
     pub(crate) fn wait(&self) -> Result {
         self.wait_for(Copies::Out)
     }
@@ -263,7 +267,8 @@ impl<T: Plain> Pinned<T> {
 
     /// The values, after pending copies to them.
     ///
-    /// # Errors The device has failed: the copied values are undefined.
+    /// # Errors
+    /// The device has failed: the copied values are undefined.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait_for(Copies::In)?;
         Ok(self.values())
@@ -279,7 +284,8 @@ impl<T: Plain> Pinned<T> {
 
     /// Likewise, mutable.
     ///
-    /// # Errors The device has failed: the copied values are undefined.
+    /// # Errors
+    /// The device has failed: the copied values are undefined.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: as above, and there is no other reference: a copy from it takes one too.

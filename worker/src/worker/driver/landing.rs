@@ -10,15 +10,18 @@ pub trait Landing {
     fn weights(&mut self) -> &[f32];
     /// The memory that the next pull writes; then call [`Self::landed`].
     ///
-    /// # Errors There is no such memory.
+    /// # Errors
+    /// There is no such memory.
     fn landing(&mut self) -> Result<&mut [f32], WorkerError>;
     /// A pull of everything has written the memory.
     ///
-    /// # Errors The weights cannot be moved to where they are used.
+    /// # Errors
+    /// The weights cannot be moved to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
     /// Pulls in this destination's own way. `None`: pull everything into [`Self::landing`].
     ///
-    /// # Errors Those of a pull.
+    /// # Errors
+    /// Those of a pull.
     fn pull(&mut self, _client: &mut Client, _pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
         None
     }
