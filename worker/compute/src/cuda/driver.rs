@@ -293,16 +293,6 @@ impl Event {
         // SAFETY: the handle is alive.
         self.context.check(unsafe { sys::cuEventSynchronize(self.raw) }, || "cuEventSynchronize".into())
     }
-
-    /// Whether the event's work is done.
-    pub fn is_done(&self) -> Result<bool> {
-        self.context.bind()?;
-        // SAFETY: the handle is alive.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => self.context.check(code, || "cuEventQuery".into()).map(|()| true),
-        }
-    }
 }
 
 impl Drop for Event {

@@ -122,7 +122,6 @@ impl Part {
                 "cuEventDestroy_v2",
                 "cuEventRecord",
                 "cuEventSynchronize",
-                "cuEventQuery",
                 "cuModuleLoadData",
                 "cuModuleUnload",
                 "cuModuleGetFunction",
