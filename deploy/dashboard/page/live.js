@@ -238,7 +238,7 @@
   };
   const drainButton = (s) => s.state === "draining"
     ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
-    : button("drain", () => ask("Empty s" + s.id + "?", "What it leads (" + count(s.leads, "shard") + ") and holds (" + count(s.holds, "replica") + ") moves to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
+    : button("drain", () => ask("Empty s" + s.id + "?", "What it leads (" + count(s.leads, "shard") + ") and holds (" + count(s.holds, "replica") + ") moves to other servers; training continues. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
 
   const chosen = {};
   const modeOf = (j) => {
