@@ -4,10 +4,16 @@ use paraft_engines::{EngineError, Kind};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
 use paraft_worker::{JobError, WorkerError};
-use std::{fmt::Display, io::Write};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt::Display,
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::Path,
+};
 
 /// Why a command failed.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Failure {
     code: i32,
     message: String,
@@ -51,8 +57,23 @@ impl Failure {
         self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w) || self.cause.contains(w))
     }
 
+    /// Hands the failure to the process that has made this file and waits for this process. Without the
+    /// file no process waits.
+    pub fn hand_over(&self, file: &Path) -> io::Result<()> {
+        match OpenOptions::new().write(true).open(file) {
+            Ok(mut file) => file.write_all(serde_json::to_string(self)?.as_bytes()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The failure that an ended process has handed over in this file, if it has.
+    pub fn handed_over(file: &Path) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(file).ok()?).ok()
+    }
+
     /// A file or folder that cannot be written.
-    pub fn write(path: &std::path::Path, e: impl Display) -> Self {
+    pub fn write(path: &Path, e: impl Display) -> Self {
         Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")
     }
 }
@@ -109,7 +130,7 @@ pub fn report(result: Result<i32, Failure>) -> i32 {
         Ok(code) => code,
         Err(f) => {
             // The reader may be gone (`2>&1 | head`): the exit code still reports the failure.
-            let mut said = std::io::stderr();
+            let mut said = io::stderr();
             if !f.message.is_empty() {
                 let _ = writeln!(said, "error: {}", f.message);
             }
