@@ -131,7 +131,8 @@ impl Part {
         let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let port = given("MASTER_PORT").and_then(|p| p.parse().ok()).unwrap_or(plan.port);
         let master = (given("MASTER_ADDR").unwrap_or_else(|| place.first.clone()), port);
-        fleet.part_worker(&job, place.rank, &Rendezvous::of(place, master), plan.resume.as_deref())?;
+        let at = Rendezvous::of(place, master);
+        fleet.part_rank(&job, place.rank, Some(&at), plan.resume.as_deref())?;
         let leaves = (!job.cluster.durability.on_disk()).then(|| server_data(dir, place.rank));
         Ok(Self { rank: place.rank, leaves, fleet, meeting })
     }
