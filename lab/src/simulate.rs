@@ -152,7 +152,9 @@ impl FleetArgs {
 
 /// The failure of a command whose simulation failed.
 pub(crate) fn failed(e: SimError) -> Failure {
-    Failure::new(e.exit_code(), e)
+    let diverged = e.diverged();
+    let failure = Failure::new(e.exit_code(), e);
+    if diverged { failure.not_finite() } else { failure }
 }
 
 /// Runs the simulation; returns the exit code.

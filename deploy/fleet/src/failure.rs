@@ -3,7 +3,7 @@
 use paraft_engines::{EngineError, Kind};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
-use paraft_worker::{JobError, WorkerError};
+use paraft_worker::{ErrorKind, JobError, WorkerError};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::Display,
@@ -18,14 +18,13 @@ pub struct Failure {
     code: i32,
     message: String,
     help: Option<String>,
-    /// The output of a failed process, if the user has seen it and the message need not repeat it.
-    cause: String,
+    diverged: bool,
 }
 
 impl Failure {
     /// A failure with its exit code (`paraft_worker::exit`).
     pub fn new(code: i32, message: impl Display) -> Self {
-        Self { code, message: message.to_string(), help: None, cause: String::new() }
+        Self { code, message: message.to_string(), help: None, diverged: false }
     }
 
     /// Adds the remedy.
@@ -34,10 +33,17 @@ impl Failure {
         self
     }
 
-    /// Adds the output of a process, which is not printed.
-    pub fn because(mut self, cause: String) -> Self {
-        self.cause = cause;
-        self
+    /// The failure of a worker with this output, which is not added to the message. Only the output of a
+    /// worker tells whether training has diverged: exit codes are for schedulers, which need no reason.
+    pub fn of_output(self, output: &str) -> Self {
+        let words = ["training has diverged", "holds a NaN or an infinity"];
+        let diverged = self.code == exit::FAILED && words.iter().any(|w| output.contains(w));
+        Self { diverged, ..self }
+    }
+
+    /// The loss or a gradient became NaN or infinite.
+    pub fn not_finite(self) -> Self {
+        Self { diverged: true, ..self }
     }
 
     /// The exit code.
@@ -50,11 +56,9 @@ impl Failure {
         &self.message
     }
 
-    /// Whether training failed because the loss or a gradient became NaN or infinite. Only a worker's
-    /// output tells: exit codes are for schedulers, which need no reason.
+    /// Whether training failed because the loss or a gradient became NaN or infinite.
     pub fn diverged(&self) -> bool {
-        let words = ["training has diverged", "holds a NaN or an infinity"];
-        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w) || self.cause.contains(w))
+        self.diverged
     }
 
     /// Hands the failure to the process that has made this file and waits for this process. Without the
@@ -108,7 +112,8 @@ impl From<EngineError> for Failure {
 
 impl From<WorkerError> for Failure {
     fn from(e: WorkerError) -> Self {
-        Self::new(e.exit_code(), e)
+        let diverged = e.kind() == ErrorKind::Diverged;
+        Self { diverged, ..Self::new(e.exit_code(), e) }
     }
 }
 

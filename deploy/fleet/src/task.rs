@@ -164,7 +164,7 @@ impl Part {
                     let how = worker.obituary();
                     let how = format!("{} {how}", worker.name);
                     if ended < 128 {
-                        return Err(Failure::new(ended, how).because(worker.last_words()));
+                        return Err(Failure::new(ended, how).of_output(&worker.last_words()));
                     }
                     eprintln!("warning: {how}; the others go on");
                 }

@@ -184,10 +184,11 @@ impl<'a> Watch<'a> {
                 }
                 // The run has failed: do not wait until the servers notice.
                 let code = status.code().unwrap_or(exit::FAILED);
-                let words = Some(worker.last_words()).filter(|w| !w.is_empty());
-                let words = words.map(|w| format!(": {w}")).unwrap_or_default();
-                let first = format!("{} {how} before the others{words}", worker.name);
+                let words = worker.last_words();
+                let said = if words.is_empty() { String::new() } else { format!(": {words}") };
+                let first = format!("{} {how} before the others{said}", worker.name);
                 return Err(Failure::new(code, first)
+                    .of_output(&words)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
             let (name, size) = (worker.name.clone(), size as u32);
@@ -343,7 +344,7 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
         false => Failure::new(code, format!("{how}:\n{words}")),
     };
     let file = workers[rank].said().display().to_string();
-    failure.because(words).help(format!("all that it said is in {file}"))
+    failure.of_output(&words).help(format!("all that it said is in {file}"))
 }
 
 #[cfg(test)]
