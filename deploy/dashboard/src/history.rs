@@ -163,7 +163,7 @@ impl History {
             let old = before.jobs.iter().find(|j| j.id == job.id);
             let curves = self.curves.entry(job.id).or_default();
             let known = curves.evaluations.back().map(|e| e.evaluated.epoch);
-            let step = fastest(job);
+            let step = job.steps();
             if let Some(evaluated) = job.evaluated.as_ref().filter(|e| known != Some(e.epoch)) {
                 let scored = EvaluationPoint { at: now.at, step, evaluated: evaluated.clone() };
                 push(&mut curves.evaluations, MAX_EVALUATIONS, scored.clone());
@@ -252,10 +252,6 @@ fn same_leaders(before: &Facts, now: &Facts, job: u32) -> bool {
     of(before) == of(now)
 }
 
-fn fastest(job: &Job) -> u64 {
-    job.members.iter().map(|m| m.clock).max().unwrap_or_default()
-}
-
 fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let seconds = to.saturating_sub(from).max(1) as f64 / 1e3;
     // Another leader's process counts from zero.
@@ -273,10 +269,11 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let delay = more(pushes, pushes_before).filter(|n| *n > 0).zip(more(delays, delays_before));
     let waits = |job: &Job| job.waits.iter().map(|w| w.seconds).sum::<f64>();
     let waited = (waits(job) - waits(old)) / (seconds * trains().count().max(1) as f64);
+    let step = job.steps();
     Point {
         at: to,
-        step: fastest(job),
-        ahead: fastest(job).saturating_sub(slowest.min(fastest(job))),
+        step,
+        ahead: step.saturating_sub(slowest),
         samples: rate(job.samples, old.samples),
         loss: losses.map(|n| (job.loss_sum - old.loss_sum) / n as f64),
         delay: delay.map(|(n, sum)| sum as f64 / n as f64),

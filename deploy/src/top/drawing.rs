@@ -71,7 +71,7 @@ impl Screen {
                 }),
                 j.mode.clone().into(),
                 format!("{} of {}", j.members.iter().filter(|m| !m.finished).count(), j.workers).into(),
-                steps(j).to_string().into(),
+                j.steps().to_string().into(),
                 number(point.filter(|_| !is_lost(j)).and_then(|p| p.samples)).into(),
                 number(point.and_then(|p| p.loss)).into(),
                 accuracy.map_or("-".into(), |e| format!("{:.2} %", 100.0 * e.accuracy)).into(),
@@ -118,7 +118,7 @@ impl Screen {
     fn workers(&self, area: Rect) -> Table<'_> {
         let rows = usize::from(area.height.saturating_sub(3));
         let job = self.job();
-        let front = job.map_or(0, steps);
+        let front = job.map_or(0, Job::steps);
         let mut members: Vec<_> = job.map(|j| j.members.iter().collect()).unwrap_or_default();
         // With little space, show the slowest workers.
         if members.len() > rows {
@@ -237,10 +237,6 @@ impl Screen {
 /// Its first shard has no leader, so its data is stale.
 fn is_lost(j: &Job) -> bool {
     j.stale && !has_ended(j)
-}
-
-fn steps(j: &Job) -> u64 {
-    j.members.iter().map(|m| m.clock).max().unwrap_or_default()
 }
 
 fn block<'a>(title: impl Into<Line<'a>>) -> Block<'a> {

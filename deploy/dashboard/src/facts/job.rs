@@ -74,6 +74,13 @@ pub struct Job {
     pub checkpoint: Option<(u64, u64)>,
 }
 
+impl Job {
+    /// Steps of the fastest worker.
+    pub fn steps(&self) -> u64 {
+        self.members.iter().map(|m| m.clock).max().unwrap_or_default()
+    }
+}
+
 /// A worker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Member {
