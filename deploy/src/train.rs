@@ -163,7 +163,7 @@ pub fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result
             found.ok_or_else(|| {
                 let why = format!("no run of `{}` in runs/ has a whole checkpoint", job.name);
                 Failure::new(exit::DATA, why)
-                    .help("leave --resume out to begin anew, or give the path of a checkpoint")
+                    .help("leave --resume out to begin from the start, or give the path of a checkpoint")
             })?
         }
         _ => Folder::find(path)?,

@@ -86,7 +86,7 @@ pub struct FleetArgs {
     /// What the leader's processor does for a push. Default 0.
     #[arg(long, value_name = "MS")]
     pub push_ms: Option<f64>,
-    /// What the followers' processors do for an update (BSP: of a round's pushes); nobody waits for it. Default 0.
+    /// What the followers' processors do for an update (BSP: of a round's pushes); no process waits for it. Default 0.
     #[arg(long, value_name = "MS")]
     pub follow_ms: Option<f64>,
     /// One way between two processes, on average. Default 0.1.

@@ -170,7 +170,7 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     let dir = run_dir.display();
     let mut text = format!(
         "#!/bin/bash\n\
-         # One {role} in each element. Slurm requeues an element whose node is lost or that is preempted; the others go on.\n\
+         # One {role} in each element. Slurm requeues an element whose node is lost or that is preempted; the others continue.\n\
          #SBATCH --job-name={name}-{role}s\n\
          #SBATCH --array=0-{last}\n\
          #SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cpus}\n",

@@ -149,7 +149,7 @@ pub fn launch_with(
     fleet.start_workers(&resolved, resume, quiet)?;
     if let Some(path) = resume.filter(|_| !of_many) {
         let step = record.run.resumed_step.map_or(0, |s| s.0);
-        eprintln!("going on from step {step}, {}", path.display());
+        eprintln!("resuming from step {step}, {}", path.display());
     }
     let leased = resolved.train.sampler == SamplerKind::Leased;
     // A script prints its own progress.
@@ -217,10 +217,10 @@ fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
         shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
     let who = match &job.eval.early_stop {
         Some(rule) => format!(
-            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or somebody has stopped it",
+            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or a user has stopped it",
             rule.min_delta, rule.patience
         ),
-        None => "somebody has stopped it (`paraft stop`)".to_string(),
+        None => "a user has stopped it (`paraft stop`)".to_string(),
     };
     Some(format!("{} has stopped before its end, after epoch {} or later: {who}", job.name, evaluated.epoch))
 }

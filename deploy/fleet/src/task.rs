@@ -166,7 +166,7 @@ impl Part {
                     if ended < 128 {
                         return Err(Failure::new(ended, how).of_output(&worker.last_words()));
                     }
-                    eprintln!("warning: {how}; the others go on");
+                    eprintln!("warning: {how}; the others continue");
                 }
                 code = Some(ended);
             }
@@ -174,7 +174,10 @@ impl Part {
                 && server.ended().is_some()
             {
                 let end = server.end();
-                eprintln!("warning: {} {end}; the others go on as long as they are a majority", server.name);
+                eprintln!(
+                    "warning: {} {end}; the others continue as long as they are a majority",
+                    server.name
+                );
                 served = false;
             }
             match if alone { None } else { self.meeting.over() } {

@@ -122,8 +122,8 @@ impl<'a> Watch<'a> {
                 let (name, end) = (server.name.clone(), server.end());
                 // The first server of the list bootstraps the fleet, so it restarts at once.
                 let then = match i == 0 && !self.started {
-                    true => "the others go on if it had founded the fleet, and wait for it if not",
-                    false => "the others go on as long as they are a majority",
+                    true => "the others continue if it had founded the fleet, and wait for it if not",
+                    false => "the others continue as long as they are a majority",
                 };
                 let then = self.down(FleetProcess::Server(i), then);
                 progress.note(&format!("warning: {name} {end}; {then}"));
@@ -194,7 +194,7 @@ impl<'a> Watch<'a> {
             let (name, size) = (worker.name.clone(), size as u32);
             let without = match self.job.parallel.is_cut() {
                 true => "the other ranks take its part of the model over",
-                false => "the others go on",
+                false => "the others continue",
             };
             let then = self.down(FleetProcess::Worker(i), without);
             progress.note(&format!("warning: {name} {how}; {then}"));

@@ -62,7 +62,7 @@ pub enum SimError {
     #[error("all workers have failed; let them come back (--restart-s), or fail less often (--mttf-s)")]
     AllLost,
     /// No event is left: the run is stuck.
-    #[error("at {0:.3} s nobody could go on any more")]
+    #[error("at {0:.3} s no process could continue")]
     Stuck(f64),
     /// The calibration failed.
     #[error("{0}")]

@@ -67,8 +67,7 @@ impl Kubernetes {
                 files.push(("jobset.yaml", what, all));
             }
             Self::Trainer => {
-                let what =
-                    "How Kubeflow Trainer runs this fleet: for the whole cluster, whoever submits TrainJobs.";
+                let what = "How Kubeflow Trainer runs this fleet: for all TrainJobs of the cluster.";
                 files.push(("runtime.yaml", what, vec![jobset::runtime(fleet, name)]));
                 files.push(("trainjob.yaml", "The job.", vec![jobset::train_job(fleet, name)]));
             }
