@@ -30,6 +30,7 @@ pub mod adadelta;
 pub mod adagrad;
 pub mod adam;
 pub mod adamax;
+mod check;
 pub mod clip;
 pub mod delayed_nesterov;
 pub mod descent;
@@ -38,6 +39,7 @@ mod gradient;
 pub mod nadam;
 pub mod radam;
 pub mod rmsprop;
+mod rule;
 pub mod schedule;
 pub mod sgd;
 
@@ -52,6 +54,7 @@ pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule, AdamW};
 pub use adamax::{Adamax, AdamaxRule};
+pub use check::OptimError;
 pub use clip::{ClipConfig, norm_factor};
 pub use delayed_nesterov::{DelayedNesterov, DelayedNesterovRule};
 pub use descent::{Descent, NotFinite};
@@ -59,13 +62,16 @@ pub use gradient::{Gradient, apply_buffer};
 pub use nadam::{NAdam, NAdamRule};
 pub use radam::{RAdam, RAdamRule};
 pub use rmsprop::{Norm, RmsProp, RmsPropRule};
+pub use rule::Rule;
 pub use schedule::{LrScale, ScheduleConfig, Shape};
 pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd};
 
+pub(crate) use check::Check;
+
 use crate::simd::wide;
-use gradient::{Prepared, Stages};
+use check::OPTIMIZER;
+use gradient::Stages;
 use serde::Serialize;
-use std::ops::Range;
 
 /// The `[optimizer]` table of a job: `kind` and the options of that kind; other keys are refused.
 ///
@@ -130,20 +136,6 @@ pub struct Hyper {
     pub t: u64,
     /// Bound on the magnitude of each gradient value, after scaling.
     pub clip_value: Option<f32>,
-}
-
-/// An option outside its range.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("[{section}] {key} = {value}: must be {range}")]
-pub struct OptimError {
-    /// The table of the job file.
-    pub section: &'static str,
-    /// The key in that table.
-    pub key: &'static str,
-    /// The given value.
-    pub value: f64,
-    /// The allowed range, for people.
-    pub range: &'static str,
 }
 
 impl OptimizerConfig {
@@ -343,108 +335,3 @@ impl OptimizerConfig {
         }
     }
 }
-
-/// The per-value rule of an update, with its constants. The formulas are in the optimizers' files.
-#[derive(Clone, Copy, Debug)]
-pub enum Rule {
-    /// See [`Sgd`].
-    Sgd {
-        /// The learning rate.
-        lr: f32,
-    },
-    /// See [`Momentum`].
-    Momentum(MomentumRule),
-    /// See [`Nesterov`].
-    Nesterov(NesterovRule),
-    /// See [`DelayedNesterov`].
-    DelayedNesterov(DelayedNesterovRule),
-    /// See [`Adagrad`].
-    Adagrad(AdagradRule),
-    /// See [`RmsProp`].
-    RmsProp(RmsPropRule),
-    /// See [`Adam`] and [`AdamW`].
-    Adam(AdamRule),
-    /// See [`Adadelta`].
-    Adadelta(AdadeltaRule),
-    /// See [`Adamax`].
-    Adamax(AdamaxRule),
-    /// See [`NAdam`].
-    NAdam(NAdamRule),
-    /// See [`RAdam`].
-    RAdam(RAdamRule),
-}
-
-/// Each loop reads a value's weight and slots, then computes, then writes. A read after a write to
-/// another vector would load the value again, which halved the speed of Adam.
-impl Rule {
-    /// Updates `weights`, which start at `at` in the bucket, and the same range of the slots.
-    #[inline(always)]
-    fn run(self, weights: &mut [f32], slots: &mut [Vec<f32>], at: Range<usize>, grad: Prepared<'_>) {
-        match (self, slots) {
-            (Rule::Sgd { lr }, _) => sgd::plain(weights, grad, lr),
-            (Rule::Momentum(r), [buf]) => r.run(weights, &mut buf[at], grad),
-            (Rule::Nesterov(r), [buf]) => r.run(weights, &mut buf[at], grad),
-            (Rule::DelayedNesterov(r), [buf, sum]) => {
-                r.run(weights, &mut buf[at.clone()], &mut sum[at], grad)
-            }
-            (Rule::Adagrad(r), [sum]) => r.run(weights, &mut sum[at], grad),
-            (Rule::RmsProp(r), slots) => r.run(weights, slots, at, grad),
-            (Rule::Adam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
-            (Rule::Adadelta(r), [s, a]) => r.run(weights, &mut s[at.clone()], &mut a[at], grad),
-            (Rule::Adamax(r), [m, u]) => r.run(weights, &mut m[at.clone()], &mut u[at], grad),
-            (Rule::NAdam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
-            (Rule::RAdam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
-            _ => unreachable!("the number of slots was checked by the caller"),
-        }
-    }
-}
-
-/// Range checks with the same wording for all optimizers.
-pub(crate) struct Check(pub(crate) &'static str);
-
-impl Check {
-    pub(crate) fn that(
-        &self,
-        key: &'static str,
-        value: f64,
-        ok: bool,
-        range: &'static str,
-    ) -> Result<(), OptimError> {
-        // Rates and factors are used as `f32`, so a value that overflows there is as invalid as
-        // infinity.
-        if ok && (value as f32).is_finite() {
-            return Ok(());
-        }
-        Err(OptimError { section: self.0, key, value, range })
-    }
-
-    pub(crate) fn not_negative(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
-        self.that(key, v, v >= 0.0, "a finite number, 0 or more")
-    }
-
-    pub(crate) fn below_one(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
-        self.that(key, v, (0.0..1.0).contains(&v), "at least 0 and less than 1")
-    }
-
-    /// `eps` prevents 0/0, so it must not round to 0 as an `f32`.
-    pub(crate) fn eps(&self, v: f64) -> Result<(), OptimError> {
-        self.that("eps", v, (1e-30..=1.0).contains(&v), "between 1e-30 and 1")
-    }
-
-    /// The common options of Adam and its variants.
-    pub(crate) fn adaptive(
-        &self,
-        lr: f64,
-        [beta1, beta2]: [f64; 2],
-        eps: f64,
-        weight_decay: f64,
-    ) -> Result<(), OptimError> {
-        self.not_negative("lr", lr)?;
-        self.below_one("beta1", beta1)?;
-        self.below_one("beta2", beta2)?;
-        self.eps(eps)?;
-        self.not_negative("weight_decay", weight_decay)
-    }
-}
-
-const OPTIMIZER: Check = Check("optimizer");

@@ -184,7 +184,7 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<DrainProgress> {
     Some(DrainProgress::Done(match (silent.is_empty(), holds, alone) {
         (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
         (true, 0, None) => format!("{has}: it can be stopped"),
-        (true, _, None) => format!("{has}. It can be stopped: the others go on"),
+        (true, _, None) => format!("{has}. It can be stopped: the others continue"),
         (false, _, alone) => {
             let but = alone.map_or(String::new(), |a| format!("; but {a}"));
             format!(

@@ -1,8 +1,9 @@
 //! `paraft server`.
 
 use crate::{disk_faults as disk, drain, memory, page};
-use clap::Args;
-use paraft_common::{Durability, ServerId, need::Bytes};
+use folder::{closed_to_others, meant, without_colons};
+use hooks::{CONTINUES, watched};
+use paraft_common::ServerId;
 use paraft_dashboard::LocalControl;
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
@@ -13,16 +14,11 @@ use paraft_server::{
 };
 use paraft_store::RealDisk;
 use paraft_tls::{Access, Need, access::As};
-use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
-use paraft_worker::{
-    Job, exit,
-    job::{TransportConfig, line_of},
-};
+use paraft_worker::{Job, exit, job::TransportConfig};
+use port::{bind, taken};
 use std::{
     fs,
     io::BufRead,
-    net::SocketAddr,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -32,124 +28,13 @@ use std::{
 };
 use tokio::net::TcpListener;
 
-#[derive(Args, Clone, Default)]
-pub struct ServerArgs {
-    /// The job file; gives addresses, shards and replicas where the flags do not.
-    pub job: Option<PathBuf>,
-    /// This server's place in the list of servers, from 0.
-    #[arg(long, env = "PARAFT_SERVER_ID", required_unless_present = "join")]
-    pub id: Option<u64>,
-    /// Join a running fleet as a new server: addresses of servers of it, comma-separated. Needs --listen.
-    #[arg(long, value_delimiter = ',', requires = "listen", conflicts_with_all = ["id", "servers", "job"])]
-    pub join: Vec<String>,
-    /// Where to listen. Default: its own address of the list. Port 0: any.
-    #[arg(long)]
-    pub listen: Option<String>,
-    /// host:port by which the others reach this server, where that is not --listen.
-    #[arg(long)]
-    pub advertise: Option<String>,
-    /// Folder for what must survive this process: who it is, the fleet's agreements and, with `quorum-disk`, the
-    /// log. Default: paraft-data/HOST-PORT.
-    #[arg(long)]
-    pub data: Option<PathBuf>,
-    /// All servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
-    /// Raft groups that share the model, the same number on each server.
-    #[arg(long)]
-    pub shards: Option<u32>,
-    /// Replicas of each shard, an odd number, the same on each server.
-    #[arg(long)]
-    pub replicas: Option<u32>,
-    /// What an acknowledged push survives, the same on each server: quorum-disk, quorum-memory or leader.
-    #[arg(long)]
-    pub durability: Option<Durability>,
-    /// A follower that hears nothing for three to four times so many milliseconds stands for election; the same on
-    /// each server, 50 to 60000.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(50..=60_000))]
-    pub election_ms: Option<u64>,
-    /// The most memory that one job may need on this server, for example 24GiB. Default: what is free.
-    #[arg(long, env = "PARAFT_JOB_MEMORY", value_name = "SIZE")]
-    pub job_memory: Option<Bytes>,
-    /// Overrides a key of the job file; may be given often.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
-    #[arg(long)]
-    pub metrics: Option<SocketAddr>,
-    /// Serve the fleet's live page here, for example 127.0.0.1:8080 (port 0: any). Who has the token in its address may act there; it is
-    /// in PARAFT_DASHBOARD_TOKEN, the same on all servers, or else in the data folder.
-    #[arg(long, value_name = "ADDR")]
-    pub dashboard: Option<SocketAddr>,
-    /// The runs in this folder can be compared on the page.
-    #[arg(long, value_name = "FOLDER", requires = "dashboard")]
-    pub runs: Option<PathBuf>,
-    /// Record the stages of gradients on this server in this folder, as server-ID.jsonl; `paraft trace` merges what the
-    /// processes of a job have recorded.
-    #[arg(long, value_name = "FOLDER")]
-    pub trace: Option<PathBuf>,
-    /// With --trace: so many steps, from the first.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
-    pub trace_steps: u64,
-    /// Log as JSON lines into this file. Default: to standard error.
-    #[arg(long)]
-    pub log_file: Option<PathBuf>,
-    /// Have fault points: follow this file, which `paraft chaos` or a person writes. Never in
-    /// production.
-    #[arg(long, value_name = "FILE")]
-    pub faults: Option<PathBuf>,
-    /// With --join and --faults: by which number the file names this server.
-    #[arg(long, hide = true)]
-    pub place: Option<u32>,
-    /// The process to end with, where that is not the one that holds standard input; set by `paraft chaos`.
-    #[arg(long, value_name = "PID", hide = true)]
-    pub until: Option<u32>,
-    /// Say the address on standard output, read the list of servers from standard input, and end when that
-    /// ends; set by the launcher.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
-}
+mod args;
+mod folder;
+mod hooks;
+mod port;
 
-/// How an engine's server joins its fleet, when it ends by itself, and how long it may hand over its
-/// leaders. `crate::role` builds one.
-pub struct ServerHooks {
-    /// Maps the address that the server listens on to its place in the fleet and its public address.
-    pub meet: JoinHook,
-    /// Polled while the server runs: returns the exit code if the server must end now.
-    pub watch: WatchHook,
-    /// After a signal, the time to hand over leaders and replicas.
-    pub grace: Duration,
-}
-
-/// How a server finds the other servers.
-pub type JoinHook = Box<dyn Fn(SocketAddr) -> Result<JoinPlan, Failure>>;
-
-/// Polled while a server runs.
-pub type WatchHook = Arc<dyn Fn(&RunningServer) -> Option<i32> + Send + Sync>;
-
-/// The place of a server in its fleet.
-pub struct JoinPlan {
-    /// How it joins its fleet.
-    pub place: Place,
-    /// The address for other servers and for workers.
-    pub address: String,
-    /// The founding servers, if it is one of them.
-    pub servers: Vec<String>,
-}
-
-/// A running server.
-pub struct RunningServer {
-    /// Its id.
-    pub id: ServerId,
-    /// Its fleet; 0 before it has joined one.
-    pub fleet: u64,
-    /// The address for other servers and for workers.
-    pub address: String,
-}
-
-/// The poll interval of [`ServerHooks::watch`].
-const WATCH_INTERVAL: Duration = Duration::from_millis(200);
+pub use args::ServerArgs;
+pub use hooks::{JoinHook, JoinPlan, RunningServer, ServerHooks, WatchHook};
 
 /// A silent server's replicas are replaced after this time. It is longer than a process restart, so
 /// copies are made only if the server stays away.
@@ -161,22 +46,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     serve(args, None)
-}
-
-/// Logs and snapshots contain the weights, so only their owner (and the group of a volume) may read
-/// them.
-fn closed_to_others(data: &Path) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::new(exit::IO, format!("{}: {e}", data.display()));
-    if !data.exists() {
-        return fs::DirBuilder::new().recursive(true).mode(0o700).create(data).map_err(failed);
-    }
-    let mode = fs::metadata(data).map_err(failed)?.permissions().mode();
-    if mode & 0o007 != 0
-        && let Err(error) = fs::set_permissions(data, fs::Permissions::from_mode(mode & 0o770))
-    {
-        tracing::warn!(folder = %data.display(), %error, "other users may read this server's files");
-    }
-    Ok(())
 }
 
 /// Runs a server until a signal, its launcher or its `ServerHooks` ends it.
@@ -191,12 +60,12 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
                 .help("a server takes the folder `peer` of what `paraft certs new` has made")
         })?,
         Access::Insecure => tracing::warn!(
-            "--insecure: this server speaks plain text, and does whatever anybody asks who reaches its port"
+            "--insecure: this server speaks plain text, and obeys every client that reaches its port"
         ),
         Access::Closed => {
             return Err(Failure::new(exit::USAGE, "a server needs a certificate (--certs)").help(
-                "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network where nobody \
-                 else is: --insecure",
+                "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network \
+                 that no one else can reach: --insecure",
             ));
         }
     }
@@ -393,49 +262,9 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
     })
 }
 
-/// No exit code: the server continues.
-const CONTINUES: i32 = i32::MIN;
-
-/// Resolves when `ServerHooks::watch` requests the end, with the exit code in `over`.
-fn watched(
-    conduct: Option<&ServerHooks>,
-    server: &Server,
-    address: &str,
-    over: Arc<AtomicI32>,
-) -> impl Future<Output = ()> + use<> {
-    let watch = conduct.map(|c| c.watch.clone());
-    let (id, fleet, address) = (server.id(), server.fleet(), address.to_string());
-    async move {
-        let Some(watch) = watch else { return std::future::pending().await };
-        loop {
-            tokio::time::sleep(WATCH_INTERVAL).await;
-            let (watch, now) =
-                (watch.clone(), RunningServer { id, fleet: fleet(), address: address.clone() });
-            // The check may block, so it does not run on a thread that serves.
-            if let Ok(Some(code)) = tokio::task::spawn_blocking(move || watch(&now)).await {
-                over.store(code, Relaxed);
-                return;
-            }
-        }
-    }
-}
-
 /// Network threads: at least two, so that one blocked thread does not block all connections.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
-}
-
-/// The folder name of an address.
-fn without_colons(address: &str) -> String {
-    address.replace(':', "-")
-}
-
-/// The existing data folder that differs from the new `data` only in the escape of colons. A start in
-/// the new folder would create a second incarnation without the promises of the first.
-fn meant(data: &Path) -> Option<PathBuf> {
-    let name = data.file_name()?.to_str()?;
-    let own = data.with_file_name(without_colons(name));
-    (own != data && !data.join(IDENTITY).exists() && own.join(IDENTITY).exists()).then_some(own)
 }
 
 /// Ends this process when the process `pid` ends: no pipe connects the two.
@@ -474,60 +303,5 @@ async fn start(options: ServerOptions) -> Result<Server, ServerError> {
             }
             other => return other,
         }
-    }
-}
-
-/// A client that dials an absent server of this host may briefly get that server's port as its own
-/// source port.
-const PORT_TIMEOUT: Duration = Duration::from_secs(2);
-
-async fn bind(address: &str) -> std::io::Result<TcpListener> {
-    let began = std::time::Instant::now();
-    loop {
-        match TcpListener::bind(address).await {
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < PORT_TIMEOUT => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            bound => return bound,
-        }
-    }
-}
-
-/// The error for a port in use: which port, where it is configured, and what to do.
-fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
-    let line =
-        args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {
-            let text = std::fs::read_to_string(path).ok()?;
-            Some(format!("{}:{}: ", path.display(), line_of(&text, "cluster.addresses")?))
-        });
-    let line = line.unwrap_or_default();
-    match e.kind() {
-        std::io::ErrorKind::AddrInUse => Failure::new(exit::CONFIG, format!("{line}{address} is in use by another process"))
-            .help("stop that process (ss -ltnp shows it), or choose another port on every host"),
-        std::io::ErrorKind::AddrNotAvailable => {
-            Failure::new(exit::CONFIG, format!("{line}{address} is no address of this host"))
-                .help("--listen 0.0.0.0:PORT listens on every interface; the list of servers keeps the address that others use")
-        }
-        _ => Failure::new(exit::CONFIG, format!("{line}cannot listen on {address}: {e}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_new_folder_beside_that_of_the_same_server_is_not_taken() {
-        let scratch = tempfile::tempdir().expect("scratch");
-        let at = |name: &str| scratch.path().join(name);
-        assert_eq!(meant(&at("h:1")), None);
-        std::fs::create_dir(at("h-1")).expect("folder");
-        assert_eq!(meant(&at("h:1")), None, "nobody has been in it");
-        std::fs::write(at("h-1").join(IDENTITY), []).expect("file");
-        assert_eq!(meant(&at("h:1")), Some(at("h-1")));
-        assert_eq!(meant(&at("h-1")), None);
-        std::fs::create_dir(at("h:1")).expect("folder");
-        std::fs::write(at("h:1").join(IDENTITY), []).expect("file");
-        assert_eq!(meant(&at("h:1")), None, "it has been there before");
     }
 }

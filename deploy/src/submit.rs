@@ -52,6 +52,9 @@ pub struct SubmitArgs {
 /// The launcher's log, in the run's folder.
 pub const LAUNCHER_LOG: &str = "launcher.log";
 
+/// In the run's folder: exists while [`submit_to`] waits for the launcher, which hands over a failure in it.
+const FAILURE_FILE: &str = "launcher-failure.json";
+
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
     let (job, set, run_dir, resume) =
         (args.job.clone(), args.set.clone(), args.run_dir.clone(), args.resume.clone());
@@ -73,13 +76,14 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let log = dir.join(LAUNCHER_LOG);
     let written = |e| Failure::write(&log, e);
     let said = File::create(&log).map_err(written)?;
+    let failure = FailureFile::new(dir.join(FAILURE_FILE))?;
     drop(held); // the launcher locks it
     // The job file of the earlier run, if this one resumes: it changes only when this one starts.
     let file = dir.join(JOB_FILE);
     let before = identity(&file);
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
     let mut command = Command::new(own);
-    command.arg("train").arg(&args.job).arg("--detached").arg("--to").arg(to);
+    command.arg("train").arg(&args.job).arg("--detached").arg(&failure.0).arg("--to").arg(to);
     command.arg("--keep").arg(args.keep.to_string()).arg("--run-dir").arg(&dir);
     args.set.iter().for_each(|set| _ = command.args(["--set", set]));
     if let Some(path) = &args.resume {
@@ -98,12 +102,29 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
             return Ok(exit::OK);
         }
         if let Some(status) = launcher.try_wait().map_err(|e| Failure::new(exit::IO, e))? {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            let said = said.trim().trim_start_matches("error: ").to_string();
-            let code = status.code().unwrap_or(exit::FAILED);
-            return Err(Failure::new(code, said));
+            return Err(Failure::handed_over(&failure.0).unwrap_or_else(|| {
+                let why = format!("the launcher has ended: {status}");
+                let code = status.code().unwrap_or(exit::FAILED);
+                Failure::new(code, why).help(format!("its log is {}", log.display()))
+            }));
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A file for the failure of the launcher. Drop removes it.
+struct FailureFile(PathBuf);
+
+impl FailureFile {
+    fn new(path: PathBuf) -> Result<Self, Failure> {
+        File::create(&path).map_err(|e| Failure::write(&path, e))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for FailureFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

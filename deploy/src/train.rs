@@ -42,9 +42,9 @@ pub struct TrainArgs {
     /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
-    /// In a session of its own, which no terminal ends; set by `paraft submit`.
-    #[arg(long, hide = true)]
-    pub detached: bool,
+    /// In a session of its own, which no terminal ends; a failure is handed over in this file. Set by `paraft submit`.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub detached: Option<PathBuf>,
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -92,9 +92,19 @@ impl RunArgs {
 }
 
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
-    if args.detached {
-        nix::unistd::setsid().map_err(|e| Failure::new(exit::IO, format!("no session of its own: {e}")))?;
+    let Some(file) = &args.detached else { return run_here(args) };
+    let session = nix::unistd::setsid();
+    let session = session.map_err(|e| Failure::new(exit::IO, format!("no session of its own: {e}")));
+    let ran = session.and_then(|_| run_here(args));
+    if let Err(failure) = &ran
+        && let Err(e) = failure.hand_over(file)
+    {
+        eprintln!("warning: {}: {e}", file.display());
     }
+    ran
+}
+
+fn run_here(args: &TrainArgs) -> Result<i32, Failure> {
     let mut job = Job::load(&args.job, &cli::with_group_size(&args.set, args.group_size))?;
     if let Some(device) = args.device {
         job.compute_on(device).map_err(|e| Failure::new(exit::CONFIG, e))?;
@@ -153,7 +163,7 @@ pub fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result
             found.ok_or_else(|| {
                 let why = format!("no run of `{}` in runs/ has a whole checkpoint", job.name);
                 Failure::new(exit::DATA, why)
-                    .help("leave --resume out to begin anew, or give the path of a checkpoint")
+                    .help("leave --resume out to begin from the start, or give the path of a checkpoint")
             })?
         }
         _ => Folder::find(path)?,

@@ -4,10 +4,7 @@
 //! train --faults` (see [`paraft_fleet::faults`]). At the end, unless it is killed with SIGKILL, it
 //! clears all faults: paused processes continue, killed ones are restarted, links and disks are healed.
 
-use crate::{
-    fault_schedule::{FaultSchedule, Kind},
-    health,
-};
+use crate::fault_schedule::{FaultSchedule, Kind};
 use clap::Args;
 use nix::{
     sys::signal::{Signal, kill},
@@ -17,19 +14,21 @@ use paraft_client::Order;
 use paraft_fleet::{
     ask,
     failure::Failure,
-    faults::{FAULTS_FILE, Fault, Faults, process},
-    launch, orders, targets,
+    faults::{Fault, Faults},
+    launch, orders,
 };
 use paraft_worker::exit;
+use restart::Restart;
 use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::PathBuf,
+    process::Child,
     sync::atomic::{AtomicI32, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+use target::Target;
+
+mod restart;
+mod target;
 
 /// Which faults, on which fleet, for how long.
 #[derive(Args)]
@@ -93,85 +92,12 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
     storm.and(healed).map(|()| exit::OK)
 }
 
-/// The fleet.
-struct Target {
-    /// The folder of the run's files; `None`: the servers were started by hand.
-    run_dir: Option<PathBuf>,
-    /// Indexed by place in the list.
-    addresses: Vec<String>,
-}
-
-impl Target {
-    fn find(args: &ChaosArgs) -> Result<Self, Failure> {
-        let run_dir = match &args.run_dir {
-            None => None,
-            Some(dir) => Some(fs::canonicalize(dir).map_err(|e| {
-                Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
-            })?),
-        };
-        let addresses = targets::addresses(run_dir.as_deref(), &args.servers)?;
-        let target = Self { run_dir, addresses };
-        let points = target.fault_points();
-        if let Some(kind) =
-            args.faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
-        {
-            return Err(Failure::new(exit::USAGE, format!("{} is for `paraft verify ledger`", kind.name()))
-                .help("it takes away from processes what only their parent can give back"));
-        }
-        let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
-        if let Some(kind) = args.faults.iter().find(needs).filter(|_| points.is_none()) {
-            let what = format!("this fleet has no fault points for {}", kind.name());
-            return Err(Failure::new(exit::CONFIG, what)
-                .help("start it with `paraft train JOB --faults`, or leave the kind out of --faults"));
-        }
-        let missing = (0..target.addresses.len() as u32).find(|place| target.pid(*place).is_none());
-        match missing {
-            Some(place) => {
-                let what = format!(
-                    "server {place} ({}) is no process of this machine that this user may signal",
-                    target.addresses[place as usize]
-                );
-                Err(Failure::new(exit::UNAVAILABLE, what).help("`paraft status` shows which servers answer"))
-            }
-            None => Ok(target),
-        }
-    }
-
-    /// The faults file that the fault points poll.
-    fn fault_points(&self) -> Option<PathBuf> {
-        self.run_dir.as_ref().map(|d| d.join(FAULTS_FILE)).filter(|f| f.exists())
-    }
-
-    fn pid(&self, place: u32) -> Option<u32> {
-        match &self.run_dir {
-            Some(dir) => process::servers_of(dir).into_iter().find(|(p, _)| *p == place).map(|(_, pid)| pid),
-            None => {
-                let port = self.addresses.get(place as usize)?.rsplit(':').next()?.parse().ok()?;
-                process::listener(port)
-            }
-        }
-    }
-
-    /// Whether a server may fail without the loss of a majority in any shard.
-    fn whole(&self) -> Result<(), String> {
-        let (fleet, replies) = health::look(&self.addresses)?;
-        health::whole(&fleet, &replies)
-    }
-}
-
 /// How to clear a fault.
 enum Undo {
     Restart(u32, Restart),
     Resume(u32, u32),
     Heal(Fault, u32),
     Fill(paraft_common::ServerId),
-}
-
-/// How to restart a killed server.
-struct Restart {
-    started: process::StartCommand,
-    /// Its standard error, if that is a file.
-    stderr: Option<PathBuf>,
 }
 
 struct Chaos<'a> {
@@ -350,14 +276,9 @@ impl Chaos<'_> {
         Ok(Ok(()))
     }
 
-    /// Undoes a drain.
-    fn fill(&self, id: paraft_common::ServerId) -> Result<(), String> {
-        self.order_drain(id, true)
-    }
-
     fn order_drain(&self, server: paraft_common::ServerId, undo: bool) -> Result<(), String> {
         let order = Order::Drain { server, undo };
-        let given = orders::given_again(&self.target.addresses, &order, orders::token(), ORDER);
+        let given = orders::given_again(&self.target.addresses, &order, orders::token(), ORDER_TIMEOUT);
         given.map(drop).map_err(|refused| refused.message)
     }
 
@@ -371,7 +292,7 @@ impl Chaos<'_> {
         let (due, later) = std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now);
         self.undo = later;
         let mut due: Vec<(Instant, Undo)> = due;
-        // To fill a server is to ask the fleet: what keeps a server from answering goes first.
+        // To fill a server is to ask the fleet: faults that keep servers from answering are cleared first.
         due.sort_by_key(|(at, u)| (matches!(u, Undo::Fill(_)), *at));
         for (_, undo) in due {
             match undo {
@@ -392,7 +313,7 @@ impl Chaos<'_> {
                     self.say("heal", &format!("{} of server {place}", fault.name()));
                 }
                 Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
-                Undo::Fill(id) => match self.fill(id) {
+                Undo::Fill(id) => match self.order_drain(id, true) {
                     Ok(()) => self.say("undo", &format!("the draining of {id}")),
                     Err(_) => self.undo.push((now + RETRY * 5, Undo::Fill(id))),
                 },
@@ -401,7 +322,7 @@ impl Chaos<'_> {
         Ok(())
     }
 
-    /// Takes back everything; tries all, and gives the first failure.
+    /// Clears all faults; tries all, and returns the first failure.
     fn heal_all(&mut self) -> Result<(), Failure> {
         let far = Instant::now() + Duration::from_secs(86_400 * 365);
         let mut first = Ok(());
@@ -418,60 +339,14 @@ impl Chaos<'_> {
     }
 }
 
-/// A server that takes an order takes it at once.
-const ORDER: Duration = Duration::from_secs(2);
+/// The timeout of an order: a server that accepts an order accepts it at once.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A process that has ended meanwhile is no error: it was the next to be looked at.
+/// Sends a signal. A process that has ended in the meantime is no error.
 fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {
     match kill(Pid::from_raw(pid as i32), signal) {
         Ok(()) | Err(nix::errno::Errno::ESRCH) => Ok(()),
         Err(e) => Err(Failure::new(exit::UNAVAILABLE, format!("{signal} to process {pid}: {e}"))
             .help("run it as the user who started the servers")),
-    }
-}
-
-impl Restart {
-    /// How to start `pid` again so that the fleet knows it again. A server of `paraft train` holds a pipe to its
-    /// launcher, which its next incarnation cannot have: that one is told its port, the servers and the launcher's number.
-    fn of(pid: u32, place: u32, target: &Target) -> std::io::Result<Self> {
-        let mut started = process::started(pid)?;
-        let fd = fs::read_link(format!("/proc/{pid}/fd/2")).ok();
-        let stderr = fd.filter(|p| p.is_file());
-        let text = |a: &std::ffi::OsString| a.to_string_lossy().into_owned();
-        if started.args.iter().any(|a| a == "--supervised") {
-            let launcher = process::parent(pid)?;
-            let port = process::listens_on(pid)
-                .first()
-                .copied()
-                .ok_or_else(|| std::io::Error::other(format!("server {place} listens on no port")))?;
-            let mut args = Vec::new();
-            let mut old = started.args.iter().map(text);
-            while let Some(a) = old.next() {
-                match a.as_str() {
-                    "--supervised" => {}
-                    "--listen" => drop(old.next()),
-                    _ => args.push(a.into()),
-                }
-            }
-            args.extend(["--listen".into(), format!("127.0.0.1:{port}").into()]);
-            args.extend(["--servers".into(), target.addresses.join(",").into()]);
-            args.extend(["--until".into(), launcher.to_string().into()]);
-            started.args = args;
-        }
-        Ok(Self { started, stderr })
-    }
-
-    fn start(&self) -> std::io::Result<Child> {
-        let s = &self.started;
-        let stderr = match &self.stderr {
-            Some(path) => Stdio::from(fs::File::options().append(true).open(path)?),
-            None => Stdio::null(),
-        };
-        let env: BTreeMap<_, _> = s.env.iter().cloned().collect();
-        let mut command = Command::new(&s.exe);
-        command.args(s.args.iter().skip(1)).env_clear().envs(env);
-        command.current_dir(Path::new(&s.cwd));
-        // In a group of its own: Ctrl-C ends this program, not what it has started again.
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).process_group(0).spawn()
     }
 }

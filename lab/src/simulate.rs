@@ -86,7 +86,7 @@ pub struct FleetArgs {
     /// What the leader's processor does for a push. Default 0.
     #[arg(long, value_name = "MS")]
     pub push_ms: Option<f64>,
-    /// What the followers' processors do for an update (BSP: of a round's pushes); nobody waits for it. Default 0.
+    /// What the followers' processors do for an update (BSP: of a round's pushes); no process waits for it. Default 0.
     #[arg(long, value_name = "MS")]
     pub follow_ms: Option<f64>,
     /// One way between two processes, on average. Default 0.1.
@@ -152,7 +152,9 @@ impl FleetArgs {
 
 /// The failure of a command whose simulation failed.
 pub(crate) fn failed(e: SimError) -> Failure {
-    Failure::new(e.exit_code(), e)
+    let diverged = e.diverged();
+    let failure = Failure::new(e.exit_code(), e);
+    if diverged { failure.not_finite() } else { failure }
 }
 
 /// Runs the simulation; returns the exit code.

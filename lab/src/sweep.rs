@@ -4,12 +4,13 @@
 //!  space ── a trial's settings ──▶ job ──▶ a run on the fleet ──▶ its held-out evaluation ──▶ search: next trial?
 //! ```
 //!
-//! - `space`: the search space. `search`: chooses the next trial from numbers alone. `log`: lets a sweep resume.
+//! - `args`: the flags. `space`: the search space. `search`: chooses the next trial from numbers alone. `log`: lets a sweep resume.
 //!   `trial`: one of them is trained. `output`: what is shown. `track_later`: a sweep to MLflow when it has ended.
 //!
 //! A trial resumes on the next rung from its checkpoint. It is a job of the fleet while it trains and leaves nothing
 //! there; what is kept of it lies in its folder.
 
+mod args;
 mod log;
 mod output;
 mod search;
@@ -17,9 +18,9 @@ mod space;
 mod track_later;
 mod trial;
 
+pub use args::{Kind, SweepArgs};
 pub use track_later::{of as of_sweep, send};
 
-use clap::{Args, ValueEnum};
 use log::{Log, TrialEnd};
 use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
@@ -32,13 +33,12 @@ use paraft_fleet::{
     track,
 };
 use paraft_worker::{Job, exit};
-use search::{Next, Rule, Score, Search};
+use search::{Next, Score, Search};
 use serde_json::{Value, json};
 use space::{Point, Space};
 use std::{
     collections::BTreeMap,
     fs,
-    net::SocketAddr,
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex,
@@ -56,77 +56,6 @@ const REPORT_FILE: &str = "report.html";
 const MAX_ATTEMPTS: u32 = 3;
 /// The delay before a retry of an unreachable fleet, which may have been busy.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
-
-/// How settings are searched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// Every point of the space, for all epochs.
-    Grid,
-    /// So many points, drawn with the seed, for all epochs.
-    Random,
-    /// Successive halving: all begin with few epochs, and of each rung the best of each `eta` go on.
-    Halving,
-    /// Likewise, but nobody waits for a rung to be full (Li et al. 2018).
-    Asha,
-}
-
-impl Kind {
-    fn rule(self) -> Rule {
-        match self {
-            Self::Grid | Self::Random => Rule::Once,
-            Self::Halving => Rule::Halving,
-            Self::Asha => Rule::Asha,
-        }
-    }
-}
-
-/// Which job, over which settings.
-#[derive(Args)]
-pub struct SweepArgs {
-    /// The job file.
-    pub job: PathBuf,
-    /// The settings that are tried: docs/sweeps.md.
-    #[arg(long, value_name = "FILE")]
-    pub space: PathBuf,
-    /// How they are searched.
-    #[arg(long, value_enum, default_value_t = Kind::Asha)]
-    pub search: Kind,
-    /// Settings that are tried at most. Default: the whole grid, else 64.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub trials: Option<u32>,
-    /// With halving and asha: epochs of the lowest rung; the highest is train.epochs.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    pub min_epochs: u64,
-    /// With halving and asha: one of so many goes on, with so many times the epochs.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
-    pub eta: u32,
-    /// Of what is drawn. Default: the job's.
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Trials at a time. Default: as many as have cores of their own.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub parallel: Option<u32>,
-    /// Let trials that go at the same time share cores.
-    #[arg(long)]
-    pub share_cores: bool,
-    /// Train on a fleet that stands already instead of one of the sweep's own: its folder, a job file with cluster.addresses, or servers as
-    /// host:port, comma-separated.
-    #[arg(long, value_name = "FLEET")]
-    pub to: Option<PathBuf>,
-    /// Overrides a key of the job file; may be given often.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Where everything goes. A sweep that was ended goes on in its folder. Default: runs/NAME-sweep-N, the first N that is free.
-    #[arg(long)]
-    pub run_dir: Option<PathBuf>,
-    /// Serve the live page of the fleet here, with the sweep's trials, for example 127.0.0.1:8080 (port 0: any). Who has the token in its
-    /// address may look and act; it is drawn, or in PARAFT_DASHBOARD_TOKEN
-    #[arg(long, value_name = "ADDR")]
-    pub dashboard: Option<SocketAddr>,
-    /// Print one JSON object for each trial that has ended, and one for the best.
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// A sweep and its options.
 struct Sweep<'a> {
@@ -262,7 +191,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         tracked.end(status, best.as_ref());
     }
     if let Some(e) = failed {
-        return Err(e.help(format!("go on with the same command and --run-dir {}", dir.display())));
+        return Err(e.help(format!("continue with the same command and --run-dir {}", dir.display())));
     }
     sweep.tell(&search, &log)?;
     Ok(exit::OK)

@@ -8,9 +8,16 @@
 //! ignored (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN. A loss that is NaN is
 //! written as `null` and read as NaN, because a diverged run must still have a record.
 
-use paraft_common::histogram::{DelayHistogram, LogHistogram};
-use paraft_common::{ServerId, ShardId, Step, Version, WorkerId};
+use paraft_common::{ServerId, Step, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
+
+mod run;
+mod shard;
+mod summary;
+
+pub use run::{Run, SCRIPT};
+pub use shard::{Shard, Staleness, Wait};
+pub use summary::Summary;
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,91 +94,6 @@ pub struct ModeSwitch {
     pub number: u64,
     /// The mode in force: `bsp`, `ssp:4`, `asp`.
     pub mode: String,
-}
-
-/// The value of fields that a user's script decides: the launcher knows neither its data nor its
-/// optimizer.
-pub const SCRIPT: &str = "script";
-
-/// The configuration of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// Unix time, seconds.
-    pub wall: f64,
-    /// The run's name, also the name of its folder.
-    pub name: String,
-    /// The consistency mode as users write it: `bsp`, `ssp:4`, `asp`.
-    pub mode: String,
-    /// Model name.
-    pub model: String,
-    /// Data set name.
-    pub data: String,
-    /// Workers at the start.
-    pub workers: u32,
-    /// Servers.
-    pub servers: u32,
-    /// Shards.
-    pub shards: u32,
-    /// Replicas of each shard.
-    pub replicas: u32,
-    /// Samples in a worker's step; 0 where a script decides.
-    pub batch: u64,
-    /// Seed of weights and sample order.
-    pub seed: u64,
-    /// Passes over the training data; 0 where a script decides.
-    pub epochs: u64,
-    /// Trainable values in the model; 0 if only the user's script knows.
-    pub parameters: u64,
-    /// Samples that the whole fleet trains on; 0 if only the user's script knows.
-    pub samples_budget: u64,
-    /// Optimizer name.
-    pub optimizer: String,
-    /// Learning rate.
-    pub lr: f64,
-    /// The algorithm for late gradients: `asgd`, `dc-asgd-c`, ...; empty in files from before this
-    /// option.
-    #[serde(default)]
-    pub algorithm: String,
-    /// The encoding of pushed gradients: `f32`, `top-k:0.001`, ...; empty in files from before this
-    /// option.
-    #[serde(default)]
-    pub encoding: String,
-    /// When lock-step rounds close: `all` or `backup`; empty in files from before this option.
-    #[serde(default)]
-    pub round: String,
-    /// The target accuracy (0 to 1) of the run, if any.
-    #[serde(default)]
-    pub target_accuracy: Option<f64>,
-    /// The step of the checkpoint that the run resumes from, if any. All other figures count from
-    /// there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resumed_step: Option<Step>,
-    /// The servers' identifier of this start of the job. Empty if the launcher wrote this line.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub founding: String,
-    /// The run is a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its
-    /// start.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub simulated: bool,
-}
-
-impl Run {
-    /// Whether a user's script defines the model, the data and the optimizer.
-    pub fn of_script(&self) -> bool {
-        self.data == SCRIPT
-    }
-
-    /// The model and its data set, for people.
-    pub fn what(&self) -> String {
-        match self.of_script() {
-            true => self.model.clone(),
-            false => format!("{} on {}", self.model, self.data),
-        }
-    }
-}
-
-fn is_false(b: &bool) -> bool {
-    !*b
 }
 
 /// A checkpoint that was due.
@@ -286,87 +208,6 @@ pub struct Worker {
     pub peak_rss_bytes: u64,
 }
 
-/// What one server counted for one shard while it led it. A later line of the same server and shard replaces
-/// the earlier one; counts of several leaders of a shard add up.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Shard {
-    /// Unix time, seconds.
-    pub wall: f64,
-    /// The shard.
-    pub shard: ShardId,
-    /// The server that counted.
-    pub server: ServerId,
-    /// The shard's version.
-    pub version: Version,
-    /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
-    pub delay: Vec<u64>,
-    /// Pushes applied.
-    pub pushes: u64,
-    /// Pulls that had to wait for other workers.
-    pub pulls_waited: u64,
-    /// Gradient bytes received, as encoded.
-    pub bytes_pushed: u64,
-    /// Weight bytes sent, as encoded.
-    pub bytes_pulled: u64,
-    /// Acknowledged pushes that were lost with a leader.
-    #[serde(default)]
-    pub pushes_lost: u64,
-    /// Pushes that closed lock-step rounds left out.
-    #[serde(default, alias = "passed_over")]
-    pub dropped: u64,
-    /// The lateness of each worker's pushes, counted while this server led.
-    #[serde(default, alias = "lateness", skip_serializing_if = "Vec::is_empty")]
-    pub staleness: Vec<Staleness>,
-    /// Which worker waited for which, counted while this server led.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<Wait>,
-}
-
-/// How long one worker waited for another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Wait {
-    /// The worker that waited.
-    pub worker: WorkerId,
-    /// The worker whose push it waited for.
-    #[serde(rename = "for")]
-    pub of: WorkerId,
-    /// Total seconds.
-    pub seconds: f64,
-}
-
-/// How late a worker's pushes were, counted per bucket.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Staleness {
-    /// The worker.
-    pub worker: WorkerId,
-    /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
-    pub delay: Vec<u64>,
-    /// Distance in average steps between the pulled weights and the weights that the push was applied
-    /// to: upper bounds and counts.
-    #[serde(alias = "gap")]
-    pub distance: LogHistogram,
-    /// Seconds between the answer to the pull and the update: upper bounds and counts.
-    pub age: LogHistogram,
-}
-
-impl Staleness {
-    /// Adds the measurements of `other`.
-    pub fn add(&mut self, other: &Self) {
-        let mut delays = DelayHistogram::from_counts(&self.delay);
-        delays.merge(&DelayHistogram::from_counts(&other.delay));
-        self.delay = delays.counts().to_vec();
-        self.distance.merge(&other.distance);
-        self.age.merge(&other.age);
-    }
-}
-
-impl Shard {
-    /// The delays as a histogram.
-    pub fn delays(&self) -> DelayHistogram {
-        DelayHistogram::from_counts(&self.delay)
-    }
-}
-
 /// A worker, or one rank of a worker, left.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leave {
@@ -380,75 +221,6 @@ pub struct Leave {
     pub rank: Option<u32>,
     /// Why, for people.
     pub reason: String,
-}
-
-/// The numbers of a whole run, computed by [`RunRecord::summarize`](crate::RunRecord::summarize).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
-    /// The consistency mode that the run began in.
-    pub mode: String,
-    /// The mode of the last switch, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub switched_to: Option<String>,
-    /// Workers at the start.
-    pub workers: u32,
-    /// Samples trained on by all workers.
-    pub samples: u64,
-    /// Seconds from the start of the run to the first step in the record: start of processes, data,
-    /// shards and leaders. `None` in simulated time, and if no step was trained.
-    #[serde(default)]
-    pub first_step_seconds: Option<f64>,
-    /// The longest training clock of a worker.
-    pub seconds: f64,
-    /// `samples / seconds`; 0 when nothing was trained.
-    pub samples_per_s: f64,
-    /// Held-out loss at the end; without an evaluation, the mean of the workers' last training losses.
-    pub final_loss: Option<f64>,
-    /// Held-out accuracy at the end, 0 to 1.
-    pub final_accuracy: Option<f64>,
-    /// The target of the next two fields.
-    pub target_accuracy: Option<f64>,
-    /// Training clock at the first evaluation at or above the target; `None` when there was none.
-    pub seconds_to_target: Option<f64>,
-    /// Fleet samples at that evaluation.
-    pub samples_to_target: Option<u64>,
-    /// Half of all pushes had at most this delay, in versions.
-    pub delay_p50: Option<u64>,
-    /// 99 of 100 pushes had at most this delay.
-    pub delay_p99: Option<u64>,
-    /// The largest delay.
-    pub delay_max: Option<u64>,
-    /// Gradient bytes, workers to servers.
-    pub bytes_pushed: u64,
-    /// Weight bytes, servers to workers.
-    pub bytes_pulled: u64,
-    /// CPU time of workers and servers for 1000 samples, over the workers that reported theirs.
-    pub cpu_seconds_per_1000_samples: Option<f64>,
-    /// Seconds spent in pulls, summed over workers.
-    pub wait_seconds: f64,
-    /// How often a worker left before it wrote its totals; a worker that rejoins may leave again.
-    pub workers_lost: u32,
-    /// How often a rank left its group; 0 for jobs without groups.
-    #[serde(default)]
-    pub ranks_lost: u32,
-    /// Acknowledged pushes that were lost with a leader; 0 unless the durability is `leader`.
-    #[serde(default)]
-    pub pushes_lost: u64,
-    /// Pushes that closed lock-step rounds left out; 0 unless `[round]` allows it.
-    #[serde(default, alias = "passed_over")]
-    pub dropped: u64,
-    /// Half of all pushes had at most this distance, in average steps (an upper bound, to a factor of 1.42).
-    #[serde(default, alias = "gap_p50")]
-    pub distance_p50: Option<f64>,
-    /// 99 of 100 pushes had at most this distance.
-    #[serde(default, alias = "gap_p99")]
-    pub distance_p99: Option<f64>,
-    /// Half of all pushes had at most this age, in seconds.
-    #[serde(default)]
-    pub age_p50: Option<f64>,
-    /// 99 of 100 pushes had at most this age.
-    #[serde(default)]
-    pub age_p99: Option<f64>,
 }
 
 /// `server`: the resources of a server process between the start of the workers and their end.

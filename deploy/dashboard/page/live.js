@@ -217,7 +217,7 @@
   });
   // What each does, as `paraft chaos` names them.
   const FAULTS = {
-    partition: "It reaches nobody and nobody reaches it, until you take it back. The others go on without it, as long as they are a majority.",
+    partition: "It reaches no other process and no other process reaches it, until you take it back. The others continue without it, as long as they are a majority.",
     "slow-link": "All that goes to it is held back for 50 ms, until you take it back.",
     "slow-disk": "Each of its fsyncs takes 50 ms longer, until you take it back.",
     "disk-full": "Its files can't grow, until you take it back: its shards are led and served by others meanwhile.",
@@ -238,7 +238,7 @@
   };
   const drainButton = (s) => s.state === "draining"
     ? button("fill again", () => ask("Fill s" + s.id + " again?", "It takes replicas and leaders again.", "Fill it", { act: "drain", server: s.id, undo: true }))
-    : button("drain", () => ask("Empty s" + s.id + "?", "What it leads (" + count(s.leads, "shard") + ") and holds (" + count(s.holds, "replica") + ") moves to other servers; training goes on. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
+    : button("drain", () => ask("Empty s" + s.id + "?", "What it leads (" + count(s.leads, "shard") + ") and holds (" + count(s.holds, "replica") + ") moves to other servers; training continues. Without enough others it stays as it is.", "Empty it", { act: "drain", server: s.id }));
 
   const chosen = {};
   const modeOf = (j) => {

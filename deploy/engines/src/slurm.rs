@@ -70,11 +70,10 @@ impl Engine for Slurm {
     fn members(&self, handle: &Handle, _: &Path) -> Result<Vec<Member>, EngineError> {
         let mut members = Vec::new();
         for (role, id) in &handle.parts {
-            let text = match run("squeue", &["-h", "-r", "-j", id, "-o", "%K|%T|%N|%r|%S"]) {
-                // A job that ended long ago.
-                Err(e) if e.why.contains("Invalid job id") => String::new(),
-                said => said?,
-            };
+            // Slurm forgets a job that ended long ago. It is an error to ask for one such job; of several,
+            // squeue lists those that it knows.
+            let ids = format!("{id},{id}");
+            let text = run("squeue", &["-h", "-r", "-j", &ids, "-o", "%K|%T|%N|%r|%S"])?;
             members.extend(text.lines().filter_map(|line| member(*role, line)));
         }
         members.sort_by_key(|m| (m.role, m.index));
@@ -171,7 +170,7 @@ fn batch(fleet: &Fleet, role: Role, part: &Part) -> String {
     let dir = run_dir.display();
     let mut text = format!(
         "#!/bin/bash\n\
-         # One {role} in each element. Slurm requeues an element whose node is lost or that is preempted; the others go on.\n\
+         # One {role} in each element. Slurm requeues an element whose node is lost or that is preempted; the others continue.\n\
          #SBATCH --job-name={name}-{role}s\n\
          #SBATCH --array=0-{last}\n\
          #SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cpus}\n",

@@ -3,23 +3,28 @@
 use paraft_engines::{EngineError, Kind};
 use paraft_trace::TraceError;
 pub use paraft_worker::exit;
-use paraft_worker::{JobError, WorkerError};
-use std::{fmt::Display, io::Write};
+use paraft_worker::{ErrorKind, JobError, WorkerError};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt::Display,
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::Path,
+};
 
 /// Why a command failed.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Failure {
     code: i32,
     message: String,
     help: Option<String>,
-    /// The output of a failed process, if the user has seen it and the message need not repeat it.
-    cause: String,
+    diverged: bool,
 }
 
 impl Failure {
     /// A failure with its exit code (`paraft_worker::exit`).
     pub fn new(code: i32, message: impl Display) -> Self {
-        Self { code, message: message.to_string(), help: None, cause: String::new() }
+        Self { code, message: message.to_string(), help: None, diverged: false }
     }
 
     /// Adds the remedy.
@@ -28,10 +33,17 @@ impl Failure {
         self
     }
 
-    /// Adds the output of a process, which is not printed.
-    pub fn because(mut self, cause: String) -> Self {
-        self.cause = cause;
-        self
+    /// The failure of a worker with this output, which is not added to the message. Only the output of a
+    /// worker tells whether training has diverged: exit codes are for schedulers, which need no reason.
+    pub fn of_output(self, output: &str) -> Self {
+        let words = ["training has diverged", "holds a NaN or an infinity"];
+        let diverged = self.code == exit::FAILED && words.iter().any(|w| output.contains(w));
+        Self { diverged, ..self }
+    }
+
+    /// The loss or a gradient became NaN or infinite.
+    pub fn not_finite(self) -> Self {
+        Self { diverged: true, ..self }
     }
 
     /// The exit code.
@@ -44,15 +56,28 @@ impl Failure {
         &self.message
     }
 
-    /// Whether training failed because the loss or a gradient became NaN or infinite. Only a worker's
-    /// output tells: exit codes are for schedulers, which need no reason.
+    /// Whether training failed because the loss or a gradient became NaN or infinite.
     pub fn diverged(&self) -> bool {
-        let words = ["training has diverged", "holds a NaN or an infinity"];
-        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w) || self.cause.contains(w))
+        self.diverged
+    }
+
+    /// Hands the failure to the process that has made this file and waits for this process. Without the
+    /// file no process waits.
+    pub fn hand_over(&self, file: &Path) -> io::Result<()> {
+        match OpenOptions::new().write(true).open(file) {
+            Ok(mut file) => file.write_all(serde_json::to_string(self)?.as_bytes()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The failure that an ended process has handed over in this file, if it has.
+    pub fn handed_over(file: &Path) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(file).ok()?).ok()
     }
 
     /// A file or folder that cannot be written.
-    pub fn write(path: &std::path::Path, e: impl Display) -> Self {
+    pub fn write(path: &Path, e: impl Display) -> Self {
         Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")
     }
 }
@@ -87,7 +112,8 @@ impl From<EngineError> for Failure {
 
 impl From<WorkerError> for Failure {
     fn from(e: WorkerError) -> Self {
-        Self::new(e.exit_code(), e)
+        let diverged = e.kind() == ErrorKind::Diverged;
+        Self { diverged, ..Self::new(e.exit_code(), e) }
     }
 }
 
@@ -109,7 +135,7 @@ pub fn report(result: Result<i32, Failure>) -> i32 {
         Ok(code) => code,
         Err(f) => {
             // The reader may be gone (`2>&1 | head`): the exit code still reports the failure.
-            let mut said = std::io::stderr();
+            let mut said = io::stderr();
             if !f.message.is_empty() {
                 let _ = writeln!(said, "error: {}", f.message);
             }

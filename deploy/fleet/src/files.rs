@@ -13,6 +13,16 @@ pub const JOB_FILE: &str = "job.toml";
 /// The servers' addresses, in the run's folder: host:port, comma-separated.
 pub const SERVERS_FILE: &str = "servers";
 
+/// The folder of a server's identity and logs.
+pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
+    run_dir.join(format!("server-{id}"))
+}
+
+/// The log file of a local server; it remains after the run.
+pub fn server_log(run_dir: &Path, id: u32) -> PathBuf {
+    run_dir.join(format!("server-{id}.log"))
+}
+
 /// Unix time, as in the record.
 pub(crate) fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())

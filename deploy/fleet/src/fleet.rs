@@ -1,22 +1,21 @@
 //! Servers and workers as processes of this machine: those of a job ([`Fleet::servers`]), or servers
 //! alone that take their settings from flags ([`Fleet::of_flags`]). Workers end before servers.
 
+mod extras;
+mod fault_points;
 mod part;
 
-pub use crate::files::{JOB_FILE, SERVERS_FILE};
+pub use crate::files::{JOB_FILE, SERVERS_FILE, server_data, server_log};
 use crate::{
     certs::Certs,
-    existing::ExistingFleet,
     failure::Failure,
-    faults::{
-        FAULTS_FILE, Faults,
-        link::{Link, Links},
-        proxy::Proxies,
-    },
+    faults::Faults,
     pages,
     process::{self, Audience, Process},
     script::{self, Rendezvous},
 };
+pub use extras::Extras;
+use fault_points::FaultPoints;
 use nix::sys::signal::Signal;
 use paraft_tls::{Access, access::As};
 use paraft_trace::TRACE_FOLDER;
@@ -64,36 +63,6 @@ enum Settings {
     Job,
     /// Flags for all servers, and flags for the founding servers only.
     Flags { all: Vec<String>, founders: Vec<String> },
-}
-
-/// Optional features of a fleet.
-#[derive(Clone, Debug, Default)]
-pub struct Extras {
-    /// Fault points.
-    pub faults: bool,
-    /// Each process traces this many steps into [`TRACE_FOLDER`] of the run's folder.
-    pub trace: Option<u64>,
-    /// Slow workers, with the factor on their step time.
-    pub slow: BTreeMap<u32, f64>,
-    /// Occasional slow steps of all workers.
-    pub straggle: Option<Straggle>,
-    /// The simulated link between workers and servers; needs `cluster.transport = "tcp"`.
-    pub link: Option<Link>,
-    /// The simulated link between servers.
-    pub between: Option<Link>,
-    /// The servers belong to an existing fleet.
-    pub on: Option<ExistingFleet>,
-    /// One of many runs of a command: its notes are the same each time and are omitted.
-    pub of_many: bool,
-    /// The sweep that this run is a trial of, for trackers.
-    pub of: Option<std::sync::Arc<crate::track::Sweep>>,
-}
-
-/// Proxies in front of the servers, for injected faults or simulated links.
-struct FaultPoints {
-    proxies: Proxies,
-    /// The faults file; `None` for links alone.
-    file: Option<PathBuf>,
 }
 
 impl Fleet {
@@ -413,39 +382,10 @@ impl Fleet {
     }
 }
 
-impl FaultPoints {
-    /// Creates fault points if a feature needs them.
-    fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
-        let links = Links { workers: extras.link, servers: extras.between };
-        // A leftover of an earlier run in this folder would set its faults again.
-        let _ = std::fs::remove_file(run_dir.join(FAULTS_FILE));
-        if !extras.faults && links == Links::default() {
-            return Ok(None);
-        }
-        let file = extras.faults.then(|| run_dir.join(FAULTS_FILE));
-        if let Some(file) = &file {
-            Faults::default().write(file).map_err(|e| Failure::write(file, e))?;
-        }
-        let proxies = Proxies::start(servers, run_dir, links);
-        let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
-        Ok(Some(Self { proxies, file }))
-    }
-}
-
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// The folder of a server's identity and logs.
-pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
-    run_dir.join(format!("server-{id}"))
-}
-
-/// The log file of a local server; it remains after the run.
-pub fn server_log(run_dir: &Path, id: u32) -> PathBuf {
-    run_dir.join(format!("server-{id}.log"))
 }
 
 /// Any free port, on this machine only.

@@ -4,19 +4,18 @@ use crate::{
     ask::ask_all,
     existing::Submitted,
     failure::Failure,
-    files::{SERVERS_FILE, put, wall},
-    fleet::{Extras, Fleet, JOB_FILE, server_data},
+    files::{SERVERS_FILE, wall},
+    fleet::{Extras, Fleet, server_data},
     pages, process,
     progress::Progress,
     scale::Wanted,
     script, table,
-    track::{Sweep, Tracked, mlflow::Status},
     watch::Watch,
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
-use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event};
+use paraft_record::{Event, METRICS_FILE, RunRecord, Summary, Tail, event};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, Stages, checkpoints, cli, described, exit, job::SamplerKind, start, worker::Plan};
 use std::{
@@ -28,6 +27,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+mod record;
+
+pub(crate) use record::Record;
 
 /// Prints the summaries and the path of the report. A run without a step has no table.
 pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
@@ -146,7 +149,7 @@ pub fn launch_with(
     fleet.start_workers(&resolved, resume, quiet)?;
     if let Some(path) = resume.filter(|_| !of_many) {
         let step = record.run.resumed_step.map_or(0, |s| s.0);
-        eprintln!("going on from step {step}, {}", path.display());
+        eprintln!("resuming from step {step}, {}", path.display());
     }
     let leased = resolved.train.sampler == SamplerKind::Leased;
     // A script prints its own progress.
@@ -201,6 +204,9 @@ pub fn launch_with(
     record.close(dir)
 }
 
+/// The reply of a server to a query.
+type Answer = Result<paraft_proto::StatusReply, String>;
+
 /// Why a job ended early, if it did.
 fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
     let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
@@ -211,146 +217,12 @@ fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
         shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
     let who = match &job.eval.early_stop {
         Some(rule) => format!(
-            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or somebody has stopped it",
+            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or a user has stopped it",
             rule.min_delta, rule.patience
         ),
-        None => "somebody has stopped it (`paraft stop`)".to_string(),
+        None => "a user has stopped it (`paraft stop`)".to_string(),
     };
     Some(format!("{} has stopped before its end, after epoch {} or later: {who}", job.name, evaluated.epoch))
-}
-
-/// The launcher's record of a run.
-pub(crate) struct Record {
-    writer: MetricsWriter,
-    tracked: Tracked,
-    /// Its first line.
-    run: event::Run,
-    /// The servers' replies after the bootstrap.
-    before: Vec<Answer>,
-}
-
-type Answer = Result<paraft_proto::StatusReply, String>;
-
-impl Record {
-    /// Starts the record and writes the job file beside it. Reduces the job's shards to those with
-    /// buckets, and applies `settle` then; the result is `told`. A trial is `of` a sweep.
-    pub(crate) fn begin(
-        job: &mut Job,
-        dir: &Path,
-        resume: Option<&Path>,
-        told: bool,
-        of: Option<Arc<Sweep>>,
-        settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
-    ) -> Result<Self, Failure> {
-        let shards = job.shards();
-        let mut run = describe(job, resume)?;
-        settle(job, &mut run)?;
-        if told && run.shards < shards {
-            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
-        }
-        let file = dir.join(JOB_FILE);
-        put(&file, &job.to_toml()).map_err(|e| Failure::write(&file, e))?;
-        let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
-        let first = Event::Run(run.clone());
-        writer.write(&first)?;
-        let tracked = Tracked::new(dir, job, &first, of);
-        Ok(Self { writer, tracked, run, before: Vec::new() })
-    }
-
-    /// The user has ended the run.
-    pub(crate) fn killed(&mut self) {
-        self.tracked.status = Status::Killed;
-    }
-
-    /// Stores the servers' replies from before the training.
-    pub(crate) fn before(&mut self, answers: Vec<Answer>) {
-        self.before = answers;
-    }
-
-    /// Computes the totals from the servers' replies after the training.
-    pub(crate) fn end(&mut self, after: &[Answer], job: &Job) -> Result<(), Failure> {
-        // The servers may have other jobs.
-        let ours = |s: &&paraft_proto::ShardStatus| s.job_name == job.name;
-        if !job.cluster.script.is_empty() && holds_no_model(after, ours) {
-            eprintln!(
-                "warning: no worker came to the servers, and nothing was trained on them: does {} call paraft.init()?",
-                self.run.model
-            );
-        }
-        // Each former leader of the shard has answered some pulls.
-        let pulls = |shard: u32| {
-            let all = after.iter().flatten().flat_map(|r| &r.shards);
-            let of = all.filter(ours).filter(move |s| s.shard == shard);
-            of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))
-        };
-        for reply in after.iter().flatten() {
-            let began = self
-                .before
-                .iter()
-                .flatten()
-                .find(|b| b.server == reply.server)
-                .map_or(0.0, |b| b.cpu_seconds);
-            self.writer.write(&Event::Server(event::Server {
-                wall: wall(),
-                server: paraft_common::ServerId(reply.server),
-                cpu_seconds: reply.cpu_seconds - began,
-                peak_rss_bytes: reply.peak_rss_bytes,
-            }))?;
-            for s in reply.shards.iter().filter(ours).filter(|s| s.role == "leader" && s.buckets > 0) {
-                let (pulls_waited, bytes_pulled) = pulls(s.shard);
-                self.writer.write(&Event::Shard(event::Shard {
-                    wall: wall(),
-                    shard: paraft_common::ShardId(s.shard),
-                    server: paraft_common::ServerId(reply.server),
-                    version: paraft_common::Version(s.version),
-                    delay: s.delay_counts.clone(),
-                    pushes: s.pushes,
-                    pulls_waited,
-                    bytes_pushed: s.bytes_pushed,
-                    bytes_pulled,
-                    pushes_lost: s.pushes_lost,
-                    dropped: s.dropped,
-                    staleness: s.staleness.iter().map(staleness).collect(),
-                    waits: s.waits.iter().map(wait).collect(),
-                }))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the summary and ends the record.
-    pub(crate) fn close(mut self, dir: &Path) -> Result<RunRecord, Failure> {
-        let record = RunRecord::load(dir)?;
-        self.writer.write(&Event::Summary(record.summarize()))?;
-        self.tracked.status = Status::Finished;
-        Ok(record)
-    }
-}
-
-/// Whether every server reports that it holds no model of the job.
-fn holds_no_model(answers: &[Answer], ours: impl Fn(&&paraft_proto::ShardStatus) -> bool) -> bool {
-    let none = |a: &Answer| a.as_ref().is_ok_and(|r| r.shards.iter().filter(&ours).all(|s| s.buckets == 0));
-    !answers.is_empty() && answers.iter().all(none)
-}
-
-fn wait(w: &paraft_proto::Wait) -> event::Wait {
-    event::Wait {
-        worker: paraft_common::WorkerId(w.worker),
-        of: paraft_common::WorkerId(w.of),
-        seconds: w.seconds,
-    }
-}
-
-fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
-    let bins = |bins: &[paraft_proto::Bin], sum| {
-        paraft_common::histogram::LogHistogram::from_bins(bins.iter().map(|b| (b.upper, b.count)), sum)
-    };
-    event::Staleness {
-        worker: paraft_common::WorkerId(of.worker),
-        delay: of.delay_counts.clone(),
-        distance: bins(&of.distance, of.distance_sum),
-        age: bins(&of.age_seconds, of.age_seconds_sum),
-    }
 }
 
 /// The line with the reason of an early end.

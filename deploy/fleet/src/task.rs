@@ -131,7 +131,8 @@ impl Part {
         let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let port = given("MASTER_PORT").and_then(|p| p.parse().ok()).unwrap_or(plan.port);
         let master = (given("MASTER_ADDR").unwrap_or_else(|| place.first.clone()), port);
-        fleet.part_worker(&job, place.rank, &Rendezvous::of(place, master), plan.resume.as_deref())?;
+        let at = Rendezvous::of(place, master);
+        fleet.part_rank(&job, place.rank, Some(&at), plan.resume.as_deref())?;
         let leaves = (!job.cluster.durability.on_disk()).then(|| server_data(dir, place.rank));
         Ok(Self { rank: place.rank, leaves, fleet, meeting })
     }
@@ -163,9 +164,9 @@ impl Part {
                     let how = worker.obituary();
                     let how = format!("{} {how}", worker.name);
                     if ended < 128 {
-                        return Err(Failure::new(ended, how).because(worker.last_words()));
+                        return Err(Failure::new(ended, how).of_output(&worker.last_words()));
                     }
-                    eprintln!("warning: {how}; the others go on");
+                    eprintln!("warning: {how}; the others continue");
                 }
                 code = Some(ended);
             }
@@ -173,7 +174,10 @@ impl Part {
                 && server.ended().is_some()
             {
                 let end = server.end();
-                eprintln!("warning: {} {end}; the others go on as long as they are a majority", server.name);
+                eprintln!(
+                    "warning: {} {end}; the others continue as long as they are a majority",
+                    server.name
+                );
                 served = false;
             }
             match if alone { None } else { self.meeting.over() } {

@@ -122,8 +122,8 @@ impl<'a> Watch<'a> {
                 let (name, end) = (server.name.clone(), server.end());
                 // The first server of the list bootstraps the fleet, so it restarts at once.
                 let then = match i == 0 && !self.started {
-                    true => "the others go on if it had founded the fleet, and wait for it if not",
-                    false => "the others go on as long as they are a majority",
+                    true => "the others continue if it had founded the fleet, and wait for it if not",
+                    false => "the others continue as long as they are a majority",
                 };
                 let then = self.down(FleetProcess::Server(i), then);
                 progress.note(&format!("warning: {name} {end}; {then}"));
@@ -184,16 +184,17 @@ impl<'a> Watch<'a> {
                 }
                 // The run has failed: do not wait until the servers notice.
                 let code = status.code().unwrap_or(exit::FAILED);
-                let words = Some(worker.last_words()).filter(|w| !w.is_empty());
-                let words = words.map(|w| format!(": {w}")).unwrap_or_default();
-                let first = format!("{} {how} before the others{words}", worker.name);
+                let words = worker.last_words();
+                let said = if words.is_empty() { String::new() } else { format!(": {words}") };
+                let first = format!("{} {how} before the others{said}", worker.name);
                 return Err(Failure::new(code, first)
+                    .of_output(&words)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
             let (name, size) = (worker.name.clone(), size as u32);
             let without = match self.job.parallel.is_cut() {
                 true => "the other ranks take its part of the model over",
-                false => "the others go on",
+                false => "the others continue",
             };
             let then = self.down(FleetProcess::Worker(i), without);
             progress.note(&format!("warning: {name} {how}; {then}"));
@@ -343,7 +344,7 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
         false => Failure::new(code, format!("{how}:\n{words}")),
     };
     let file = workers[rank].said().display().to_string();
-    failure.because(words).help(format!("all that it said is in {file}"))
+    failure.of_output(&words).help(format!("all that it said is in {file}"))
 }
 
 #[cfg(test)]

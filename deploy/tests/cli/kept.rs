@@ -30,7 +30,7 @@ fn a_job_resumes_bit_for_bit_after_its_fleet_is_killed() {
     assert!(!model(&run_dir).exists(), "it was killed before its end");
     let out = run(&["train", job, "--run-dir", dir, "--resume", "--json"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert!(text(&out.stderr).contains("going on from step "), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("resuming from step "), "{}", text(&out.stderr));
     assert!(run_dir.join("metrics.1.jsonl").exists(), "the record so far is kept");
     let quiet = scratch.path().join("quiet");
     let out = run(&["train", job, "--run-dir", quiet.to_str().expect("utf-8"), "--json"]);

@@ -187,7 +187,7 @@ fn draining_a_second_server_names_the_combined_loss() {
     let fleet = Fleet::start(scratch.path(), None);
     fleet.all("serving");
     let out = fleet.ask(&["drain", "s0"]);
-    contains(&text(&out.stdout), &["It can be stopped: the others go on"]);
+    contains(&text(&out.stdout), &["It can be stopped: the others continue"]);
     let out = fleet.ask(&["drain", "s1"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
     let both =
@@ -266,7 +266,7 @@ fn resume_takes_the_newest_run_with_a_whole_checkpoint() {
         &[
             "passed over runs/t-10: none of its checkpoints is whole",
             "passed over runs/t-2: it holds no checkpoint",
-            "going on from step",
+            "resuming from step",
             "runs/t-1/checkpoints",
         ],
     );

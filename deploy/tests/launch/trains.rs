@@ -49,7 +49,7 @@ fn a_script_trains_records_and_resumes_from_its_checkpoint() {
     let (code, out, err) = run_out(place.launch(&more));
     assert_eq!(code, Some(0), "{err}");
     contains(&out, &["resume: /", "/checkpoints/"]);
-    assert!(err.contains("going on from step"), "{err}");
+    assert!(err.contains("resuming from step"), "{err}");
     place.is_empty();
 }
 
@@ -62,7 +62,7 @@ fn of_scripts_that_train_one_may_be_killed() {
     kill(pid_of(&place.run_dir(), "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     let (code, out, err) = ended(child);
     assert_eq!(code, Some(0), "{err}");
-    assert!(err.contains("worker-1 was ended by SIGKILL; the others go on"), "{err}");
+    assert!(err.contains("worker-1 was ended by SIGKILL; the others continue"), "{err}");
     assert!(out.contains("1 worker"), "{out}");
 }
 

@@ -1,7 +1,7 @@
 //! Why a simulation is not possible, or failed as a real run would.
 
 use paraft_common::{ShardId, Step, WorkerId};
-use paraft_worker::{WorkerError, exit};
+use paraft_worker::{ErrorKind, WorkerError, exit};
 
 /// The error of a simulation.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub enum SimError {
     #[error("all workers have failed; let them come back (--restart-s), or fail less often (--mttf-s)")]
     AllLost,
     /// No event is left: the run is stuck.
-    #[error("at {0:.3} s nobody could go on any more")]
+    #[error("at {0:.3} s no process could continue")]
     Stuck(f64),
     /// The calibration failed.
     #[error("{0}")]
@@ -73,6 +73,15 @@ pub enum SimError {
 }
 
 impl SimError {
+    /// Whether the loss or a gradient became NaN or infinite.
+    pub fn diverged(&self) -> bool {
+        match self {
+            Self::NotFinite { .. } => true,
+            Self::Worker(e) => e.kind() == ErrorKind::Diverged,
+            _ => false,
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {

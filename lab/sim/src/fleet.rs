@@ -4,8 +4,9 @@ use crate::{
     SimError,
     chance::{Chance, Draws},
     clock::nanos,
+    speed::Speed,
     stream::Process,
-    training::{Finished, Speed, train},
+    training::{Finished, train},
     world::World,
 };
 use paraft_common::WorkerId;

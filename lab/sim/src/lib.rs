@@ -18,8 +18,8 @@
 //!
 //! - [`setup`]: the parameters of a fleet. `run`: a whole run.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `leaders`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`:
-//!   the workers'; `stages`, `lines`: workers with pipeline stages.
+//! - `servers`, `leaders`, `replication`: the servers' side. `fleet`, `training`, `speed`, `client`,
+//!   `learner`: the workers'; `stages`, `lines`: workers with pipeline stages.
 //! - [`watched`]: the status of the fleet for observers. `recording`, `step_lead`: the record. `world`:
 //!   the shared state.
 //! - [`calibrate`]: fits a setup to a real run, and compares a simulated run with a real one.
@@ -40,6 +40,7 @@ mod replication;
 mod run;
 mod servers;
 pub mod setup;
+mod speed;
 mod stages;
 mod step_lead;
 mod stream;

@@ -6,34 +6,25 @@
 
 use crate::{
     SimError,
-    chance::{Chance, Draws},
     client::Client,
     clock::{Moment, nanos, seconds},
     learner::Gradient,
-    recording::{Evaluated, Progress, Stand},
+    recording::{Progress, Stand},
+    speed::{FORWARD, Speed, TURNS},
     stages::{Leader, OfRank, Rank, Shared},
     stream::Process,
     world::World,
 };
 use paraft_common::{BucketId, Share, Step, WorkerId, local::LocalWeights};
 use paraft_record::{Event, event};
-use paraft_server::shard::command::EvalSums;
 use paraft_session::{Pull, Pulled};
 use paraft_trainer::{Action, Options, Trainer};
 use paraft_worker::worker::Minibatches;
-use parking_lot::Mutex;
-use std::{
-    borrow::Cow,
-    ops::Range,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 use tokio::task::JoinSet;
 
-/// The share of a step's time.
-pub(crate) const FORWARD: f64 = 1.0 / 3.0;
-/// The maximal number of events in which a backward pass completes its buckets, for each step of each
-/// worker.
-pub(crate) const TURNS: usize = 8;
+mod evaluation;
+mod local_steps;
 
 /// The result of a worker that finished.
 pub(crate) struct Finished {
@@ -43,35 +34,6 @@ pub(crate) struct Finished {
     pub evaluation: Option<paraft_models::Evaluation>,
     /// The results of its ranks, with pipeline stages.
     pub ranks: Vec<OfRank>,
-}
-
-/// The compute speed of a worker.
-pub(crate) struct Speed {
-    /// Mean seconds.
-    mean: f64,
-    chance: Mutex<Chance>,
-}
-
-impl Speed {
-    /// The speed of a worker's rank, which is the same after restarts.
-    pub fn new(world: &World, worker: WorkerId, at: usize) -> Self {
-        let setup = &world.setup;
-        let own = Chance::new(world.seed, Draws::Worker(worker.0)).log_normal(1.0, setup.worker_spread);
-        let slow = setup.slow.get(&worker.0).copied().unwrap_or(1.0);
-        let place = worker.0 as usize * world.ranks() + at;
-        let chance = Mutex::new(Chance::new(world.seed, Draws::Compute(place as u32)));
-        Self { mean: setup.compute_ms / 1e3 * own * slow, chance }
-    }
-
-    /// Seconds of a step.
-    pub(crate) fn step(&self, world: &World) -> f64 {
-        let mut chance = self.chance.lock();
-        let drawn = chance.log_normal(self.mean, world.setup.compute_spread);
-        match world.setup.straggle {
-            Some(s) if chance.uniform() < s.probability => drawn * s.factor,
-            _ => drawn,
-        }
-    }
 }
 
 struct Training<'a> {
@@ -306,51 +268,6 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    /// A minibatch at the local weights, after `clock` earlier ones. Returns its loss times its
-    /// samples.
-    async fn local_minibatch(&mut self, step: Step, clock: u64, samples: &[u32]) -> Result<f64, SimError> {
-        let mut sum = 0.0;
-        if let Some(local) = &mut self.local {
-            let mut learner = self.world.learner.lock();
-            let (loss, gradient) = learner.gradient((self.worker, step), local.weights(), samples)?;
-            let not_finite = |_| SimError::NotFinite { loss, step, worker: self.worker };
-            local.step(clock, gradient).map_err(not_finite)?;
-            sum = f64::from(loss) * samples.len() as f64;
-        }
-        let time = self.speed.step(self.world);
-        self.worked += time;
-        self.world.cores.work(nanos(time)).await;
-        Ok(sum)
-    }
-
-    fn push(&mut self, step: Step, samples: usize) {
-        self.client.weigh(samples);
-        let Some(local) = &mut self.local else { return };
-        let values = local.push(&self.weights);
-        for (i, bucket) in self.world.layout.buckets().iter().enumerate().rev() {
-            let id = BucketId(i as u32);
-            let payload = self.client.encode(id, step, &values[bucket.range()]);
-            self.client.push(id, step, payload);
-        }
-    }
-
-    fn push_fragment(&mut self, step: Step, buckets: Range<usize>, samples: usize) {
-        self.client.weigh(samples);
-        let Some(local) = &mut self.local else { return };
-        for b in buckets.rev() {
-            let (id, range) = (BucketId(b as u32), self.world.layout.buckets()[b].range());
-            let payload = self.client.encode(id, step, local.push_fragment(range));
-            self.client.push(id, step, payload);
-        }
-    }
-
-    fn take_over(&mut self, buckets: Range<usize>) {
-        let Some(local) = &mut self.local else { return };
-        for bucket in &self.world.layout.buckets()[buckets] {
-            local.take_over(&self.weights, bucket.range());
-        }
-    }
-
     async fn pull(&mut self, pull: Pull) -> Result<Pulled, SimError> {
         let asked = self.world.clock.now();
         let whole = pull.only.is_empty();
@@ -413,65 +330,10 @@ impl Training<'_> {
         self.world.recording.step(&mut self.progress, stand, trained, s.loss, s.ends)
     }
 
-    /// Shard 0 sums the shares.
-    fn evaluate_share(&mut self, epoch: u64, share: Share) -> Result<(), SimError> {
-        let mut learner = self.world.learner.lock();
-        let samples = share.samples(learner.held_out());
-        let e = learner.evaluate(&self.whole(), samples)?;
-        drop(learner);
-        let sums = EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count };
-        self.client.report(epoch, sums);
-        Ok(())
-    }
-
-    /// The weights of the last pull.
-    fn whole(&self) -> Cow<'_, [f32]> {
-        match &self.stages {
-            Some(leader) => leader.whole().into(),
-            None => (&self.weights[..]).into(),
-        }
-    }
-
-    fn note_evaluations(&mut self) -> Result<(), SimError> {
-        for e in self.client.evaluations() {
-            let sums = (e.epoch, e.loss_sum, e.correct, e.count);
-            if self.world.file.eval.every_epoch {
-                self.write_evaluation(sums, false)?;
-            }
-            self.reported = Some(sums);
-        }
-        Ok(())
-    }
-
-    fn write_evaluation(
-        &self,
-        (epoch, loss_sum, correct, count): (u64, f64, u64, u64),
-        is_final: bool,
-    ) -> Result<(), SimError> {
-        let classifies = self.world.learner.lock().classes() && self.world.file.classifies();
-        let evaluated = Evaluated { epoch, loss_sum, correct, count, classifies };
-        self.world.recording.evaluation(evaluated, self.seconds(), is_final)
-    }
-
     fn end(mut self, done: Step, first: bool, evaluated: Option<u64>) -> Result<Finished, SimError> {
         self.world.over.store(true, Relaxed);
         self.note_evaluations()?;
-        let mut evaluation = None;
-        if first {
-            let mut learner = self.world.learner.lock();
-            let all = learner.held_out();
-            let shared = self.reported.filter(|(epoch, .., n)| Some(*epoch) == evaluated && *n == all as u64);
-            let (epoch, loss_sum, correct, count) = match shared {
-                Some(sums) => sums,
-                None => {
-                    let e = learner.evaluate(&self.whole(), 0..all)?;
-                    (self.world.plan.epoch_of(done), e.loss_sum, e.correct, e.count)
-                }
-            };
-            drop(learner);
-            self.write_evaluation((epoch, loss_sum, correct, count), true)?;
-            evaluation = Some(paraft_models::Evaluation { loss_sum, correct, count });
-        }
+        let evaluation = if first { Some(self.final_evaluation(done, evaluated)?) } else { None };
         let ranks = self.stages.as_mut().map(Leader::over).unwrap_or_default();
         let (mut bytes_pushed, mut bytes_pulled) = (self.client.bytes_pushed, self.client.bytes_pulled);
         // `ranks` includes the first rank.

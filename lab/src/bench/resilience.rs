@@ -21,7 +21,6 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
@@ -29,6 +28,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use torchrun::torchrun;
+
+mod torchrun;
 
 #[derive(Args)]
 pub struct ResilienceBenchArgs {
@@ -330,104 +332,4 @@ fn restart(
         Err(steps) => (samples(steps), None),
     };
     Ok(Run { seconds, useful, accuracy, kills: kills.load(Relaxed) })
-}
-
-fn torchrun(
-    args: &ResilienceBenchArgs,
-    job: &Job,
-    peers: &Path,
-    dir: &Path,
-    fire: Option<Resilience>,
-    interrupted: &AtomicI32,
-) -> Result<Run, Failure> {
-    let model = match job.model.as_ref().map_or("convnet", |m| m.name()) {
-        "logistic-regression" => "logreg",
-        other => other,
-    };
-    let workers = job.train.workers;
-    let steps = samples(job)? / (u64::from(workers) * job.train.batch as u64);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
-    let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
-    let log = dir.join("stderr");
-    let file = || fs::File::options().create(true).append(true).open(&log).map_err(|e| super::write(&log, e));
-    let mut command = Command::new(&args.python);
-    command.args([
-        "-m",
-        "torch.distributed.run",
-        "--max-restarts=100000",
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-    ]);
-    command.arg(format!("--nproc-per-node={workers}")).arg(format!("--rdzv-endpoint=127.0.0.1:{port}"));
-    command.args(["--rdzv-id=1", "--local-addr=127.0.0.1"]).arg(peers.join("fault_ddp.py")).arg("--worker");
-    command.env("FAULT_DIR", dir).env("FAULT_EVERY", "50").env("FAULT_MODEL", model);
-    command
-        .env("FAULT_STEPS", steps.to_string())
-        .env("OMP_NUM_THREADS", "1")
-        .env("PYTHONDONTWRITEBYTECODE", "1");
-    command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
-    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
-    let began = Instant::now();
-    let mut child =
-        command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
-    let status = thread::scope(|s| {
-        if let Some(Resilience { seed, .. }) = fire {
-            let (stop, kills) = (&stop, &kills);
-            s.spawn(move || {
-                // Each worker writes a file named after its process.
-                let victims = || {
-                    let names = fs::read_dir(dir).into_iter().flatten().flatten();
-                    let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
-                    let pids = names.filter_map(|e| pid(e.file_name().to_str()?));
-                    let lives = |p: &u32| Path::new(&format!("/proc/{p}/cmdline")).exists();
-                    pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
-                };
-                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, victims, tell), Relaxed);
-            });
-        }
-        let status = loop {
-            match child.try_wait() {
-                Ok(Some(status)) => break Ok(Some(status)),
-                Ok(None) if fire.is_some_and(|f| began.elapsed() > f.most) => {
-                    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-                    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-                    let _ = child.wait();
-                    break Ok(None);
-                }
-                Ok(None) if interrupted.load(Relaxed) != 0 => {
-                    let _ = child.kill();
-                    break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
-                }
-                Ok(None) => thread::sleep(Duration::from_millis(20)),
-                Err(e) => break Err(Failure::new(exit::IO, e)),
-            }
-        };
-        stop.store(true, Relaxed);
-        status
-    })?;
-    if let Some(status) = status.filter(|s| !s.success()) {
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        let last = text.lines().rev().find(|l| l.contains("Error")).unwrap_or_default();
-        return Err(Failure::new(exit::FAILED, format!("torchrun ended with {status}: {last}")));
-    }
-    let seconds = began.elapsed().as_secs_f64();
-    let done = if status.is_some() { steps } else { furthest(dir) };
-    let useful = (done * u64::from(workers) * job.train.batch as u64) as f64;
-    Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
-}
-
-/// The furthest step that a torchrun worker has recorded.
-fn furthest(dir: &Path) -> u64 {
-    let files =
-        fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| fs::read_to_string(e.path()).ok());
-    let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
-    files.flat_map(|f| f.lines().filter_map(step).max()).max().unwrap_or(0)
-}
-
-/// The samples of the whole job.
-fn samples(job: &Job) -> Result<u64, Failure> {
-    let (_, data) = paraft_worker::cli::built_in(job)?;
-    let plan = paraft_worker::worker::Plan::new(job, &data.train)?;
-    Ok(plan.total * job.train.batch as u64 * u64::from(job.shares()))
 }

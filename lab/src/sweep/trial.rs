@@ -147,7 +147,7 @@ impl Sweep<'_> {
                     // nothing about them.
                     if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
                         ended.value = None;
-                        ended.why = format!("somebody has stopped it after {after} epochs");
+                        ended.why = format!("a user has stopped it after {after} epochs");
                     }
                     if let Some(mode) = &summary.switched_to {
                         eprintln!(

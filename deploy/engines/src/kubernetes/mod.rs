@@ -67,8 +67,7 @@ impl Kubernetes {
                 files.push(("jobset.yaml", what, all));
             }
             Self::Trainer => {
-                let what =
-                    "How Kubeflow Trainer runs this fleet: for the whole cluster, whoever submits TrainJobs.";
+                let what = "How Kubeflow Trainer runs this fleet: for all TrainJobs of the cluster.";
                 files.push(("runtime.yaml", what, vec![jobset::runtime(fleet, name)]));
                 files.push(("trainjob.yaml", "The job.", vec![jobset::train_job(fleet, name)]));
             }
@@ -135,11 +134,11 @@ impl Engine for Kubernetes {
         // All objects are validated, and none may exist, before the first is created.
         for more in [&["--dry-run=server"][..], &[]] {
             query::kubectl(&fleet.args, &[&["create", "-k", &dir][..], more].concat()).map_err(
-                |e| match e.why.contains("AlreadyExists") {
-                    true => e.help(format!(
-                        "end the run that has this name, or name this one: --set name={name}-2"
+                |e| match e.kind {
+                    Kind::Refused => e.help(format!(
+                        "if a run has this name already, end it, or name this one: --set name={name}-2"
                     )),
-                    false => e,
+                    _ => e,
                 },
             )?;
         }

@@ -1,4 +1,4 @@
-//! The part of a fleet that one task of an engine has: its worker, and perhaps a server. The other parts are other tasks'.
+//! The part of a fleet that one task of an engine runs: its worker, and perhaps a server. Other tasks run the other parts.
 
 use super::{Fleet, Settings};
 use crate::{failure::Failure, process::Audience, script::Rendezvous};
@@ -6,12 +6,12 @@ use paraft_worker::Job;
 use std::path::Path;
 
 impl Fleet {
-    /// With nothing in it; the job file is in the folder.
+    /// A part without processes yet; the job file is in the folder.
     pub(crate) fn part(run_dir: &Path) -> Result<Self, Failure> {
         Self::empty(Settings::Job, run_dir, None)
     }
 
-    /// Starts this task's server, which waits for the list of all; where it listens.
+    /// Starts this task's server, which waits for the list of all servers. Returns its address.
     pub(crate) fn part_server(&mut self, id: u32, host: &str) -> Result<String, Failure> {
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
         let mut server = self.server(id, &format!("{host}:0"), true)?;
@@ -20,14 +20,15 @@ impl Fleet {
         Ok(listens)
     }
 
-    /// These are the servers: this task's, where it has one, begins.
+    /// Sets the addresses of all servers. This task's server, if it has one, begins.
     pub(crate) fn part_meets(&mut self, addresses: Vec<String>) -> Result<(), Failure> {
         let list = addresses.join(",");
         self.addresses = addresses;
         self.servers.iter_mut().try_for_each(|server| server.tell(&list))
     }
 
-    /// Starts a rank of the worker that this process is: a script with its place, or `paraft worker`.
+    /// Starts a rank of this task's worker: a script with its place, or `paraft worker`. Engines show the output of each
+    /// task.
     pub(crate) fn part_rank(
         &mut self,
         job: &Job,
@@ -40,21 +41,6 @@ impl Fleet {
             Some(at) => self.script(job, rank, at, Audience::User)?,
             None => self.worker(job, rank)?,
         };
-        self.workers.push(worker);
-        Ok(())
-    }
-
-    /// Starts this task's worker.
-    pub(crate) fn part_worker(
-        &mut self,
-        job: &Job,
-        rank: u32,
-        at: &Rendezvous,
-        resume: Option<&Path>,
-    ) -> Result<(), Failure> {
-        self.resume = resume.map(Path::to_path_buf);
-        // Engines show what each task says.
-        let worker = self.script(job, rank, at, Audience::User)?;
         self.workers.push(worker);
         Ok(())
     }

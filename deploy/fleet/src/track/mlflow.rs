@@ -213,16 +213,16 @@ impl Client {
             if status != StatusCode::NOT_FOUND || answer["error_code"] != "RESOURCE_DOES_NOT_EXIST" {
                 return Err(self.wrong(path, status, &answer));
             }
-            match self.post("experiments/create", &json!({ "name": name }), most) {
-                Ok(made) if made["experiment_id"].is_string() => {
-                    return Ok(made["experiment_id"].as_str().unwrap_or_default().to_string());
+            let path = "experiments/create";
+            let (status, answer) = self.posted(path, &json!({ "name": name }), most)?;
+            match answer["experiment_id"].as_str() {
+                Some(id) if status.is_success() => return Ok(id.to_string()),
+                _ if status.is_success() => {
+                    return Err(RequestError::Refused(self.of(path, "no id in its answer")));
                 }
                 // Another client has created it in the meantime.
-                Err(RequestError::Refused(why)) if why.contains("RESOURCE_ALREADY_EXISTS") => {}
-                Ok(_) => {
-                    return Err(RequestError::Refused(self.of("experiments/create", "no id in its answer")));
-                }
-                Err(e) => return Err(e),
+                _ if answer["error_code"] == "RESOURCE_ALREADY_EXISTS" => {}
+                _ => return Err(self.wrong(path, status, &answer)),
             }
         }
         Err(RequestError::Later(self.of("experiments/get-by-name", "the experiment comes and goes")))
@@ -279,10 +279,14 @@ impl Client {
         }
     }
 
-    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, RequestError> {
+    fn posted(&self, path: &str, body: &Value, most: Duration) -> Result<(StatusCode, Value), RequestError> {
         let request = self.agent.post(self.path(path)).content_type("application/json");
         let request = self.authorized(request).config().timeout_global(Some(most.min(TIMEOUT))).build();
-        let (status, answer) = self.answer(path, request.send(body.to_string()))?;
+        self.answer(path, request.send(body.to_string()))
+    }
+
+    fn post(&self, path: &str, body: &Value, most: Duration) -> Result<Value, RequestError> {
+        let (status, answer) = self.posted(path, body, most)?;
         if status.is_success() { Ok(answer) } else { Err(self.wrong(path, status, &answer)) }
     }
 

@@ -6,8 +6,8 @@ use crate::{
     client::Client,
     clock::nanos,
     lines::{Kind, Message},
+    speed::{FORWARD, Speed, TURNS},
     stream::Process,
-    training::{FORWARD, Speed, TURNS},
     world::World,
 };
 use paraft_common::{
