@@ -233,7 +233,7 @@ fn folder() -> Row {
 
 /// What this process is among an engine's, as `paraft launch` would take it.
 fn place_here() -> String {
-    match place(&variables(), &PlaceFlags::default(), &HostContext::here()) {
+    match place(&variables(), &PlaceFlags::default(), &HostContext::here(None)) {
         Ok(Some(place)) => place.to_string(),
         Ok(None) => "no engine's task".into(),
         Err(wrong) => wrong.to_string(),

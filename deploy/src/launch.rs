@@ -8,7 +8,7 @@ use crate::{
     train::{RunArgs, find_checkpoint, tell, train},
 };
 use clap::Args;
-use paraft_common::ModeChoice;
+use paraft_common::{ModeChoice, need::Bytes};
 use paraft_engines::{HostContext, Place, PlaceFlags, Role, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_tls::access::As;
@@ -50,16 +50,19 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
     /// What runs Python files and modules. Default: the python3 beside this program (in a virtual environment), else the PATH's.
-    #[arg(long, value_name = "PROGRAM", env = "PARAFT_PYTHON_EXECUTABLE")]
+    #[arg(long, value_name = "PROGRAM")]
     pub python: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
     /// One process of a fleet whose processes an engine starts: server or worker. SCRIPT may be the job file.
-    #[arg(long, env = "PARAFT_ROLE", help_heading = "In an engine's task, pod or unit")]
+    #[arg(long, help_heading = "In an engine's task, pod or unit")]
     pub role: Option<Role>,
     /// Its number among those of its role, from 0. Default: what the engine says (`paraft env` shows it).
     #[arg(long, value_name = "N", env = "PARAFT_INDEX", help_heading = "In an engine's task, pod or unit")]
     pub index: Option<u32>,
+    /// A file with a host in each line, as DeepSpeed and MPI have it: the line of this host is its number.
+    #[arg(long, value_name = "FILE", help_heading = "In an engine's task, pod or unit")]
+    pub hostfile: Option<PathBuf>,
     /// All servers as host:port, comma-separated, by their numbers. Default: the run's folder says where they are.
     #[arg(
         long,
@@ -74,8 +77,11 @@ pub struct LaunchArgs {
     /// Where a server listens. Default: any port of every interface, or that of its address.
     #[arg(long, help_heading = "In an engine's task, pod or unit")]
     pub listen: Option<String>,
+    /// The most memory that one job may need on a server, for example 24GiB. Default: what is free.
+    #[arg(long, value_name = "SIZE", help_heading = "In an engine's task, pod or unit")]
+    pub job_memory: Option<Bytes>,
     /// The host, or host:port, by which the others reach a server. Default: this host's address on the way to them.
-    #[arg(long, env = "PARAFT_ADVERTISE", help_heading = "In an engine's task, pod or unit")]
+    #[arg(long, help_heading = "In an engine's task, pod or unit")]
     pub advertise: Option<String>,
     /// A server ends when all workers have trained everything, or one has failed.
     #[arg(long, help_heading = "In an engine's task, pod or unit")]
@@ -92,18 +98,12 @@ pub struct LaunchArgs {
     #[arg(
         long,
         value_name = "SECONDS",
-        env = "PARAFT_GRACE",
         default_value_t = 20,
         help_heading = "In an engine's task, pod or unit"
     )]
     pub grace: u64,
     /// A file, or a page (http://...), that is there when this host will be taken away: as SIGTERM.
-    #[arg(
-        long,
-        value_name = "FILE|URL",
-        env = "PARAFT_NOTICE",
-        help_heading = "In an engine's task, pod or unit"
-    )]
+    #[arg(long, value_name = "FILE|URL", help_heading = "In an engine's task, pod or unit")]
     pub notice: Option<String>,
     /// Run a Python module, as `python -m` does, with everything behind it as its arguments.
     #[arg(short = 'm', value_names = ["MODULE", "ARGS"], num_args = 1.., allow_hyphen_values = true)]
@@ -126,8 +126,13 @@ impl LaunchArgs {
 }
 
 pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
-    let asked = PlaceFlags { workers: args.workers, role: args.role, index: args.index };
-    let mut place = place(&variables(), &asked, &HostContext::here())?;
+    let asked = PlaceFlags {
+        workers: args.workers,
+        role: args.role,
+        index: args.index,
+        hostfile: args.hostfile.clone(),
+    };
+    let mut place = place(&variables(), &asked, &HostContext::here(args.hostfile.as_deref()))?;
     if let Some(place) = place.as_mut().filter(|p| p.role.is_some()) {
         if !args.addresses.is_empty() {
             place.servers.clone_from(&args.addresses);
@@ -173,6 +178,7 @@ fn as_role(args: &LaunchArgs, place: &Place) -> Result<i32, Failure> {
         data: args.data.clone(),
         listen: args.listen.clone(),
         advertise: args.advertise.clone(),
+        job_memory: args.job_memory,
         until_done: args.until_done,
         patience: Duration::from_secs(args.patience),
         grace: Duration::from_secs(args.grace),

@@ -43,6 +43,8 @@ pub struct RoleArgs<'a> {
     pub data: Option<PathBuf>,
     pub listen: Option<String>,
     pub advertise: Option<String>,
+    /// The most memory that one job may need on this server.
+    pub job_memory: Option<Bytes>,
     /// A server ends when the job has.
     pub until_done: bool,
     pub patience: Duration,
@@ -113,7 +115,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
             data: Some(data.clone()),
             log_file: Some(args.run_dir.join(format!("server-{me}.log"))),
             trace_steps: paraft_trace::DEFAULT_STEPS,
-            job_memory: job_memory()?,
+            job_memory: args.job_memory,
             ..ServerArgs::default()
         };
         match serve(&server, Some(&conduct))? {
@@ -128,16 +130,6 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
             code => return Ok(code),
         }
     }
-}
-
-/// The environment variable of `paraft server --job-memory`, which a user can set in an engine's unit.
-fn job_memory() -> Result<Option<Bytes>, Failure> {
-    let given = std::env::var("PARAFT_JOB_MEMORY").ok();
-    given
-        .map(|text| {
-            text.parse().map_err(|why| Failure::new(exit::USAGE, format!("PARAFT_JOB_MEMORY: {why}")))
-        })
-        .transpose()
 }
 
 fn told(ended: &JobEnd) -> String {

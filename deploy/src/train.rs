@@ -36,7 +36,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(paraft_common::group::MAX_RANKS)))]
     pub group_size: Option<u32>,
     /// On what workers compute: auto, cpu, cuda (each worker the next GPU) or cuda:N. Default: train.device.
-    #[arg(long, env = "PARAFT_DEVICE")]
+    #[arg(long)]
     pub device: Option<DeviceConfig>,
     /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
     /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.

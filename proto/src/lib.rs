@@ -7,6 +7,7 @@ mod generated {
 }
 
 pub mod bulk;
+mod candidates;
 mod checkpoint;
 mod fleet;
 mod group;
@@ -15,6 +16,7 @@ pub mod refusal;
 pub mod services;
 
 pub use bulk::{Incoming, WithBulk};
+pub use candidates::Candidates;
 pub use fleet::{is_trained, no_leader};
 /// The wire's [`RefusalKind`], without its facts.
 pub use generated::RefusalKind as WireKind;

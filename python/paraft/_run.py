@@ -80,12 +80,11 @@ def _in_step() -> bool:
     return step.isdecimal() and int(step) < 0xFFFF_FFF0
 
 
-def _factor(variable: str) -> float:
-    text = os.environ.get(variable) or "1"
+def _factor(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{variable} is {text!r} in the environment; it is a number") from None
+        raise ConfigError(f"PARAFT_SLOW is {text!r} in the environment; it is a number") from None
 
 
 class Run:
@@ -191,7 +190,10 @@ class Run:
                 os.makedirs(self._run_dir, exist_ok=True)
             except OSError as e:
                 raise RecordError(f"the run's folder: {e}") from None
+        # A launcher has one folder for the record, logs and traces of all its workers.
+        launched = os.environ.get("PARAFT_RUN_DIR") if os.environ.get("PARAFT_JOB") else None
         trace = os.environ.get("PARAFT_TRACE")
+        slow, _, straggle = (os.environ.get("PARAFT_SLOW") or "1").partition(",")
         join = functools.partial(
             _paraft.Run,
             job=self._job,
@@ -212,11 +214,11 @@ class Run:
             note=note,
             run_dir=self._run_dir,
             resume=self._resume,
-            metrics=os.environ.get("PARAFT_METRICS"),
-            log_file=os.environ.get("PARAFT_LOG_FILE"),
-            trace=(trace, int(os.environ.get("PARAFT_TRACE_STEPS", "50"))) if trace else None,
-            slow=_factor("PARAFT_SLOW"),
-            straggle=os.environ.get("PARAFT_STRAGGLE") or None,
+            metrics="127.0.0.1:0" if launched else None,
+            log_file=os.path.join(launched, f"worker-{self.rank}.log") if launched else None,
+            trace=(os.path.join(launched, "trace"), int(trace)) if launched and trace else None,
+            slow=_factor(slow),
+            straggle=straggle or None,
             certs=self._fleet.certs if self._fleet is not None else None,
         )
         try:

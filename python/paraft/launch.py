@@ -12,10 +12,9 @@ from .errors import ConfigError
 
 def main() -> NoReturn:
     """Replaces this process by ``paraft launch`` with its arguments."""
-    os.environ["PARAFT_PYTHON_EXECUTABLE"] = sys.executable
     try:
         paraft = program()
-        os.execv(paraft, [paraft, "launch", *sys.argv[1:]])
+        os.execv(paraft, [paraft, "launch", "--python", sys.executable, *sys.argv[1:]])
     except (ConfigError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(ConfigError.exit_code)

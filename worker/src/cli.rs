@@ -39,7 +39,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "PARAFT_RANK")]
     pub rank: u32,
     /// Ranks of each worker: processes that average their gradients among themselves. Default: train.group_size.
-    #[arg(long, value_name = "N", env = "PARAFT_GROUP_SIZE", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub group_size: Option<u32>,
     /// Servers as host:port, comma-separated: one that answers is enough. Default: cluster.addresses.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
@@ -48,7 +48,7 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// On what to compute: auto, cpu, cuda (the GPU of this worker's turn on its host) or cuda:N. Default: train.device.
-    #[arg(long, env = "PARAFT_DEVICE")]
+    #[arg(long)]
     pub device: Option<DeviceConfig>,
     /// Where metrics.jsonl goes; made where there is none. Default: nothing is written.
     #[arg(long)]

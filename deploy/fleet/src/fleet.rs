@@ -316,8 +316,6 @@ impl Fleet {
         };
         let dir = &self.run_dir;
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
-        // The job file already contains the flag or variable of this process.
-        command.env_remove("PARAFT_DEVICE").env_remove("PARAFT_GROUP_SIZE");
         self.certs.tell(&mut command);
         command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
         command.args(["--metrics", "127.0.0.1:0"]);
@@ -346,15 +344,14 @@ impl Fleet {
             ("PARAFT_JOB", dir.join(JOB_FILE).into()),
             ("PARAFT_SERVERS", self.addresses.join(",").into()),
             ("PARAFT_RUN_DIR", dir.into()),
-            ("PARAFT_LOG_FILE", dir.join(format!("{name}.log")).into()),
         ];
         own.extend(self.resume.iter().map(|r| ("PARAFT_RESUME", r.into())));
-        own.extend(self.slow.get(&rank).map(|f| ("PARAFT_SLOW", f.to_string().into())));
-        own.extend(self.straggle.map(|s| ("PARAFT_STRAGGLE", s.to_string().into())));
-        if let Some(steps) = self.trace {
-            own.push(("PARAFT_TRACE", dir.join(TRACE_FOLDER).into()));
-            own.push(("PARAFT_TRACE_STEPS", steps.to_string().into()));
+        let factor = self.slow.get(&rank);
+        if factor.is_some() || self.straggle.is_some() {
+            let straggle = self.straggle.map(|s| format!(",{s}")).unwrap_or_default();
+            own.push(("PARAFT_SLOW", format!("{}{straggle}", factor.unwrap_or(&1.0)).into()));
         }
+        own.extend(self.trace.map(|steps| ("PARAFT_TRACE", steps.to_string().into())));
         let mut command = script::command(job, rank, at, own);
         self.certs.tell(&mut command);
         Process::script(name, command, dir, audience)

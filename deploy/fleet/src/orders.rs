@@ -8,7 +8,7 @@
 use crate::{ask, failure::Failure};
 use paraft_client::{Done, Order};
 use paraft_common::ModeChoice;
-use paraft_proto::{PROTOCOL, RefusalKind, Refused, ShardStatus, SwitchModeRequest, no_leader};
+use paraft_proto::{Candidates, PROTOCOL, RefusalKind, Refused, ShardStatus, SwitchModeRequest, no_leader};
 use paraft_worker::exit;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,16 +68,18 @@ pub async fn give(servers: &[String], order: &Order, token: u64, within: Duratio
 
 /// Each server names the leader that it knows; each named server is asked once.
 async fn try_at(leader: &str, order: &Order, token: u64) -> Result<Done, (String, Refused)> {
-    let (mut at, mut asked) = (leader.to_string(), BTreeSet::new());
-    loop {
-        asked.insert(at.clone());
+    let mut candidates = Candidates::of([leader.to_string()]);
+    let mut last = (leader.to_string(), Refused::unheard("no server was asked"));
+    while let Some(at) = candidates.next() {
         match paraft_client::order(&at, order, token, ATTEMPT_TIMEOUT).await {
-            Err(refused) if !refused.leader.is_empty() && !asked.contains(&refused.leader) => {
-                at = refused.leader
+            Ok(done) => return Ok(done),
+            Err(refused) => {
+                candidates.failed(&at, refused.message.clone(), &refused.leader);
+                last = (at, refused);
             }
-            done => return done.map_err(|refused| (at, refused)),
         }
     }
+    Err(last)
 }
 
 /// As [`give`], with a new token, for callers without an async runtime.

@@ -50,16 +50,7 @@ fn threads(workers: u32) -> usize {
 const MAX_ARENA_BYTES: &str = "1073741824";
 
 /// Variables that only some runs set: those of an outer run must not leak in.
-const OPTIONAL_VARIABLES: [&str; 7] = [
-    "PARAFT_RESUME",
-    "PARAFT_TRACE",
-    "PARAFT_TRACE_STEPS",
-    "PARAFT_SLOW",
-    "PARAFT_STRAGGLE",
-    // The job file contains the setting of this process.
-    "PARAFT_DEVICE",
-    "PARAFT_GROUP_SIZE",
-];
+const OPTIONAL_VARIABLES: [&str; 3] = ["PARAFT_RESUME", "PARAFT_TRACE", "PARAFT_SLOW"];
 
 /// The script's command with the place of this rank; `own` are Paraft's variables that only some runs
 /// have.
@@ -87,7 +78,6 @@ pub fn command(
     for (name, value) in [
         ("PARAFT_RANK", &*rank),
         ("PARAFT_WORKERS", &workers),
-        ("PARAFT_METRICS", "127.0.0.1:0"),
         ("RANK", &rank),
         ("LOCAL_RANK", &local_rank),
         ("ROLE_RANK", &rank),

@@ -10,7 +10,7 @@ pub struct ServerArgs {
     /// The job file; gives addresses, shards and replicas where the flags do not.
     pub job: Option<PathBuf>,
     /// This server's place in the list of servers, from 0.
-    #[arg(long, env = "PARAFT_SERVER_ID", required_unless_present = "join")]
+    #[arg(long, required_unless_present = "join")]
     pub id: Option<u64>,
     /// Join a running fleet as a new server: addresses of servers of it, comma-separated. Needs --listen.
     #[arg(long, value_delimiter = ',', requires = "listen", conflicts_with_all = ["id", "servers", "job"])]
@@ -42,7 +42,7 @@ pub struct ServerArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub election_ms: Option<u64>,
     /// The most memory that one job may need on this server, for example 24GiB. Default: what is free.
-    #[arg(long, env = "PARAFT_JOB_MEMORY", value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE")]
     pub job_memory: Option<Bytes>,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]

@@ -31,7 +31,7 @@ impl Standing {
         c.arg("--certs").arg(self.folder.join("certs"));
         c.args(["server", "--shards", "0", "--replicas", "3", "--election-ms", "200"]);
         // More than the jobs of these tests need.
-        c.env("PARAFT_JOB_MEMORY", "512MiB");
+        c.args(["--job-memory", "512MiB"]);
         c.args(["--servers", &self.addresses.join(","), "--id", &id.to_string()])
             .arg("--data")
             .arg(self.data(id));

@@ -73,7 +73,6 @@ fn a_script_knows_its_place_and_its_arguments_are_its_own() {
             ("GROUP_RANK", "0"),
             ("GROUP_WORLD_SIZE", "1"),
             ("MASTER_ADDR", "127.0.0.1"),
-            ("PARAFT_METRICS", "127.0.0.1:0"),
             ("TORCHELASTIC_RUN_ID", "train"),
             ("PYTHONUNBUFFERED", "1"),
             ("stdin", ""),
@@ -83,7 +82,6 @@ fn a_script_knows_its_place_and_its_arguments_are_its_own() {
         let file = |name: &str| run_dir.join(name).display().to_string();
         is("PARAFT_RUN_DIR", &run_dir.display().to_string());
         is("PARAFT_JOB", &file("job.toml"));
-        is("PARAFT_LOG_FILE", &file(&format!("worker-{rank}.log")));
         is("PARAFT_SERVERS", &place.read("servers"));
         assert_eq!(t["argv"], serde_json::json!(own));
         assert_eq!(t["lifeline is a pipe"], true);
@@ -105,9 +103,22 @@ fn a_module_runs_on_the_named_python_with_set_threads() {
     fs::create_dir(place.scratch.path().join("pkg")).expect("folder");
     place.script("pkg/train.py", TELLS);
     let python = place.script("python-of-mine", "#!/bin/sh\necho mine \"$@\"\nexec python3 \"$@\"\n");
-    let flags = ["--workers", "1", "--name", "m.1", "-m", "pkg.train", "--workers", "5", "--", "-m"];
+    let flags = [
+        "--workers",
+        "1",
+        "--name",
+        "m.1",
+        "--python",
+        &python,
+        "-m",
+        "pkg.train",
+        "--workers",
+        "5",
+        "--",
+        "-m",
+    ];
     let mut command = place.launch(&flags);
-    command.env("OMP_NUM_THREADS", "11").env("PARAFT_PYTHON_EXECUTABLE", &python);
+    command.env("OMP_NUM_THREADS", "11");
     let (code, out, err) = run_out(command);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("mine -m pkg.train --workers 5 -- -m"), "{out}");
@@ -134,7 +145,7 @@ fn the_python_beside_the_program_goes_before_that_of_the_path() {
     fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).expect("executable");
     let launch = |python: Option<&str>| {
         let mut command = Command::new(bin.path().join("paraft"));
-        command.current_dir(place.scratch.path()).env_remove("PARAFT_PYTHON_EXECUTABLE");
+        command.current_dir(place.scratch.path());
         command.args(["launch", "--servers", "1", "--workers", "1"]);
         command.args(python.iter().flat_map(|p| ["--python", p])).arg("train.py");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

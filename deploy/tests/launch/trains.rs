@@ -4,10 +4,10 @@ use crate::{Place, common::*, ended, run_out};
 
 /// A worker configured only by its variables. It reports a checkpoint to resume from.
 const WORKS: &str = r#"#!/bin/sh
-echo "resume: $PARAFT_RESUME, trace: $PARAFT_TRACE $PARAFT_TRACE_STEPS, slow: $PARAFT_SLOW"
+echo "resume: $PARAFT_RESUME, trace: $PARAFT_TRACE, slow: $PARAFT_SLOW"
 exec "$1" worker "$PARAFT_JOB" --rank "$PARAFT_RANK" --servers "$PARAFT_SERVERS" --run-dir "$PARAFT_RUN_DIR" \
-    --device cpu --metrics "$PARAFT_METRICS" --log-file "$PARAFT_LOG_FILE" ${PARAFT_RESUME:+--resume "$PARAFT_RESUME"} \
-    ${PARAFT_TRACE:+--trace "$PARAFT_TRACE" --trace-steps "$PARAFT_TRACE_STEPS"} ${PARAFT_SLOW:+--slow "$PARAFT_SLOW"}
+    --device cpu --metrics 127.0.0.1:0 --log-file "$PARAFT_RUN_DIR/worker-$PARAFT_RANK.log" ${PARAFT_RESUME:+--resume "$PARAFT_RESUME"} \
+    ${PARAFT_TRACE:+--trace "$PARAFT_RUN_DIR/trace" --trace-steps "$PARAFT_TRACE"} ${PARAFT_SLOW:+--slow "$PARAFT_SLOW"}
 "#;
 
 const JOB: &str = "[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nbatch = 16\nepochs = 2\n\
@@ -35,7 +35,7 @@ fn a_script_trains_records_and_resumes_from_its_checkpoint() {
         PARAFT,
     ]));
     assert_eq!(code, Some(0), "{err}");
-    contains(&out, &["final loss", "bsp", "report  ", "run     ", "resume: , trace: /", "trace   "]);
+    contains(&out, &["final loss", "bsp", "report  ", "run     ", "resume: , trace: 50, ", "trace   "]);
     assert!(!err.contains("no worker came"), "{err}");
     let report = place.read("report.html");
     contains(&report, &["works.sh", "<dt>Workers</dt><dd>2</dd>"]);
@@ -79,7 +79,7 @@ fn a_job_with_a_script_is_compared_over_modes() {
     };
     let out = compare(&[]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    contains(&text(&out.stdout), &["bsp", "asp", "report  ", "resume: , trace:  , slow: "]);
+    contains(&text(&out.stdout), &["bsp", "asp", "report  ", "resume: , trace: , slow: "]);
     for mode in ["bsp", "asp"] {
         let said = place.scratch.path().join("compared").join(mode).join("worker-1.out");
         assert!(fs::read_to_string(said).expect("output").contains("slow: 2"));

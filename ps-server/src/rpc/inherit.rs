@@ -23,7 +23,7 @@ use paraft_common::{
     config::{ServerJob, Start},
     placement,
 };
-use paraft_proto::{PROTOCOL, ReadRequest, RefusalKind, from_shard, services};
+use paraft_proto::{Candidates, PROTOCOL, ReadRequest, RefusalKind, from_shard, services};
 use paraft_tls::{Need, access::DENIED};
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{sync::mpsc, time::timeout};
@@ -42,12 +42,18 @@ pub(super) struct Source(String);
 
 /// Why copying fails.
 enum Trouble {
-    /// Temporary.
-    Passing(String),
+    /// Temporary. `leader`: the address of a server that is said to have them, or empty.
+    Passing { why: String, leader: String },
     /// Permanent.
     Lasting(String),
     /// The worker's stream has ended.
     Over,
+}
+
+impl Trouble {
+    fn passing(why: &str) -> Self {
+        Self::Passing { why: why.into(), leader: String::new() }
+    }
 }
 
 impl ShardsService {
@@ -117,13 +123,13 @@ impl ShardsService {
                 match self.copy((from, id), shard, buckets, (&hosted, conn, &alive)).await {
                     Ok(()) => {}
                     Err(Trouble::Over) => return,
-                    Err(Trouble::Passing(_)) if !self.agent.has_begun(id) => {
+                    Err(Trouble::Passing { .. }) if !self.agent.has_begun(id) => {
                         let why = format!(
                             "job `{from}`, with whose weights it is to begin, has not begun itself: it has none"
                         );
                         return refuse(&alive, why).await;
                     }
-                    Err(Trouble::Passing(why)) => {
+                    Err(Trouble::Passing { why, .. }) => {
                         tracing::warn!(from, shard = shard.0, why, "weights are not copied yet");
                     }
                     Err(Trouble::Lasting(why)) => return refuse(&alive, why).await,
@@ -143,7 +149,7 @@ impl ShardsService {
     ) -> Result<(), Trouble> {
         let lasting = || Trouble::Lasting(format!("job `{from}` has no {shard}"));
         let name = JobShard::new(id, shard).ok_or_else(lasting)?;
-        let passing = |why: &str| Trouble::Passing(why.to_string());
+        let passing = Trouble::passing;
         let request =
             ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
         if let Some(here) = self.replicas.get(name) {
@@ -165,15 +171,19 @@ impl ShardsService {
         if hosts.is_empty() && self.agent.job_with_shards(from).is_none_or(|(known, _)| known != id) {
             return Err(lasting());
         }
-        let mut why = passing("nobody has this shard now");
+        let mut candidates = Candidates::of(hosts);
         // One of them may be down. Weights that arrive twice are taken once.
-        for address in hosts {
+        while let Some(address) = candidates.next() {
             match self.copy_from(&address, &request, from, to).await {
-                Err(Trouble::Passing(cause)) => why = passing(&format!("{address}: {cause}")),
+                Err(Trouble::Passing { why, leader }) => candidates.failed(&address, why, &leader),
                 ended => return ended,
             }
         }
-        Err(why)
+        let last = candidates.causes().last();
+        Err(last.map_or_else(
+            || passing("no server has this shard now"),
+            |(at, why)| passing(&format!("{at}: {why}")),
+        ))
     }
 
     /// Copies from another server.
@@ -184,9 +194,9 @@ impl ShardsService {
         from: &str,
         to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
     ) -> Result<(), Trouble> {
-        let silent = |_| Trouble::Passing(format!("silent for {} s", READ_TIMEOUT.as_secs()));
-        let status = |s: Status| Trouble::Passing(s.message().into());
-        let channel = channel(address, &self.access).map_err(Trouble::Passing)?;
+        let silent = |_| Trouble::passing(&format!("silent for {} s", READ_TIMEOUT.as_secs()));
+        let status = |s: Status| Trouble::passing(s.message());
+        let channel = channel(address, &self.access).map_err(|e| Trouble::passing(&e))?;
         let read = timeout(READ_TIMEOUT, services::read(&channel, request.clone())).await.map_err(silent)?;
         let mut read = read.map_err(status)?;
         loop {
@@ -197,7 +207,9 @@ impl ShardsService {
                     let payload = m.bulk.pop().unwrap_or_default();
                     give(to, BucketId(w.bucket), payload, from).await?;
                 }
-                Some(from_shard::Kind::Refused(r)) => return Err(Trouble::Passing(r.message)),
+                Some(from_shard::Kind::Refused(r)) => {
+                    return Err(Trouble::Passing { why: r.message, leader: r.leader });
+                }
                 _ => {}
             }
         }

@@ -1,8 +1,11 @@
 //! The members of a job, and the progress of each. Part of the replicated state.
 //!
-//! The leader asks after every push for a member's clock, the slowest in a bucket, and the number of members
+//! Steps are counted for units: the parts of the shard that are pushed and pulled by themselves, by their numbers in the
+//! shard, from 0. Each bucket is a unit.
+//!
+//! The leader asks after every push for a member's clock, the slowest in a unit, and the number of members
 //! behind. `progress` and each member keep these counts as steps change, so that the cost does not grow with
-//! members and buckets.
+//! members and units.
 
 use super::progress::{Lowest, Progress};
 use paraft_common::{Seq, SessionId, Step, WorkerId};
@@ -20,11 +23,11 @@ pub struct Member {
     pub session: SessionId,
     /// The highest push applied.
     pub last_seq: Seq,
-    /// For each bucket of the shard, the last step applied. It identifies retries: a push of an earlier or equal
+    /// For each unit of the shard, the last step applied. It identifies retries: a push of an earlier or equal
     /// step is a duplicate, under any leader.
     steps: Vec<Step>,
-    /// Only if rounds pass members over, else empty. For each bucket, the last step of its own that was applied;
-    /// everything from there to `steps` was dropped. Then, for each bucket, which of the 64 steps before that one
+    /// Only if rounds pass members over, else empty. For each unit, the last step of its own that was applied;
+    /// everything from there to `steps` was dropped. Then, for each unit, which of the 64 steps before that one
     /// were applied: bit `k` is step `taken - 1 - k`.
     taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
@@ -44,14 +47,14 @@ impl Member {
         Self { session, last_seq: Seq(0), steps, taken, finished: false, idle: false, lowest }
     }
 
-    /// For each bucket of the shard, the last step applied.
+    /// For each unit of the shard, the last step applied.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// The last step applied of a bucket, if the shard has it.
-    pub fn step(&self, bucket: usize) -> Option<Step> {
-        self.steps.get(bucket).copied()
+    /// The last step applied of a unit, if the shard has it.
+    pub fn step(&self, unit: usize) -> Option<Step> {
+        self.steps.get(unit).copied()
     }
 
     /// The last step that the shard has fully applied.
@@ -69,16 +72,16 @@ impl Member {
         self.taken.len()
     }
 
-    fn set(&mut self, bucket: usize, step: Step) {
-        if let Some(at) = self.steps.get_mut(bucket) {
+    fn set(&mut self, unit: usize, step: Step) {
+        if let Some(at) = self.steps.get_mut(unit) {
             let before = std::mem::replace(at, step);
             self.lowest.moved(before, step, &self.steps);
         }
     }
 
-    /// The last step fully applied in some of its buckets; `None`: in all.
-    pub fn clock_of(&self, buckets: Option<&BTreeSet<usize>>) -> Step {
-        match buckets {
+    /// The last step fully applied in some of its units; `None`: in all.
+    pub fn clock_of(&self, units: Option<&BTreeSet<usize>>) -> Step {
+        match units {
             None => self.clock(),
             Some(some) => some.iter().filter_map(|b| self.steps.get(*b).copied()).min().unwrap_or_default(),
         }
@@ -86,42 +89,42 @@ impl Member {
 
     /// Whether a push of this step came too late for its round, or would. Known for the steps that a worker may
     /// resend: its next step can be applied before it learns that this one was dropped.
-    pub fn is_dropped(&self, bucket: usize, step: Step) -> bool {
-        let (at, taken) = (self.steps.get(bucket), self.taken.get(bucket));
+    pub fn is_dropped(&self, unit: usize, step: Step) -> bool {
+        let (at, taken) = (self.steps.get(unit), self.taken.get(unit));
         let Some((at, taken)) = at.zip(taken) else { return false };
         if *taken < step {
             return step <= *at;
         }
-        let missed = self.taken.get(self.steps.len() + bucket).map_or(0, |m| m.0);
+        let missed = self.taken.get(self.steps.len() + unit).map_or(0, |m| m.0);
         let before = taken.0 - step.0;
         (1..=DROP_HISTORY_STEPS).contains(&before) && missed >> (before - 1) & 1 == 1
     }
 
     /// Records that its push of this step is applied.
-    pub(super) fn take(&mut self, bucket: usize, step: Step) {
-        let at = self.steps.len() + bucket;
+    pub(super) fn take(&mut self, unit: usize, step: Step) {
+        let at = self.steps.len() + unit;
         if at < self.taken.len() {
-            let passed = |before: &u64| step.0 > *before && self.is_dropped(bucket, Step(step.0 - before));
+            let passed = |before: &u64| step.0 > *before && self.is_dropped(unit, Step(step.0 - before));
             let missed =
                 (1..=DROP_HISTORY_STEPS).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
             self.taken[at] = Step(missed);
         }
-        self.set(bucket, step);
-        if let Some(s) = self.taken.get_mut(bucket) {
+        self.set(unit, step);
+        if let Some(s) = self.taken.get_mut(unit) {
             *s = step;
         }
     }
 
     /// Advances to `now`, the same member in the log; never goes back.
     pub(super) fn follow(&mut self, now: &Self) {
-        let buckets = self.steps.len();
+        let units = self.steps.len();
         self.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
         self.lowest = Lowest::of(&self.steps);
-        for bucket in 0..buckets {
-            if self.taken.get(bucket) > now.taken.get(bucket) {
+        for unit in 0..units {
+            if self.taken.get(unit) > now.taken.get(unit) {
                 continue;
             }
-            for i in [bucket, buckets + bucket] {
+            for i in [unit, units + unit] {
                 if let Some((t, n)) = self.taken.get_mut(i).zip(now.taken.get(i)) {
                     *t = *n;
                 }
@@ -201,14 +204,14 @@ impl Members {
         self.progress.slowest().unwrap_or(Step(u64::MAX))
     }
 
-    /// The last step of a bucket that all active members have pushed; without active members there is no bound.
-    pub fn slowest_in(&self, bucket: usize) -> Step {
-        self.progress.slowest_in(bucket).unwrap_or(Step(u64::MAX))
+    /// The last step of a unit that all active members have pushed; without active members there is no bound.
+    pub fn slowest_in(&self, unit: usize) -> Step {
+        self.progress.slowest_in(unit).unwrap_or(Step(u64::MAX))
     }
 
-    /// How many active members have not pushed `step` of a bucket.
-    pub fn behind(&self, bucket: usize, step: Step) -> usize {
-        self.progress.behind(bucket, step)
+    /// How many active members have not pushed `step` of a unit.
+    pub fn behind(&self, unit: usize, step: Step) -> usize {
+        self.progress.behind(unit, step)
     }
 
     /// Members that have not finished, including idle ones: they hold leases.
@@ -223,9 +226,9 @@ impl Members {
 
     /// Adds a member. It starts at the slowest of the others, so that no member waits longer for it than for them.
     /// If no other trains, it continues from the furthest step of any member.
-    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, drops_late: bool) {
+    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, units: usize, drops_late: bool) {
         self.remove(worker);
-        let steps = vec![self.start(buckets); buckets];
+        let steps = vec![self.start(units); units];
         let mut taken = if drops_late { steps.clone() } else { Vec::new() };
         taken.resize(2 * taken.len(), Step(0));
         let member = Member::new(session, steps, taken);
@@ -234,10 +237,10 @@ impl Members {
     }
 
     /// The start of a member that clocks did not wait for until now.
-    fn start(&self, buckets: usize) -> Step {
-        // The same step in every bucket, the latest. With a start per bucket, a worker that joins while the others
-        // are between two buckets of a step would get acks for pushes that are never applied.
-        let slowest = (0..buckets).filter_map(|b| self.progress.slowest_in(b)).max();
+    fn start(&self, units: usize) -> Step {
+        // The same step in every unit, the latest. With a start per unit, a worker that joins while the others
+        // are between two units of a step would get acks for pushes that are never applied.
+        let slowest = (0..units).filter_map(|b| self.progress.slowest_in(b)).max();
         slowest.unwrap_or_else(|| self.furthest())
     }
 
@@ -247,22 +250,15 @@ impl Members {
     }
 
     /// Records that a push of this session is applied.
-    pub(super) fn pushed(
-        &mut self,
-        worker: WorkerId,
-        session: SessionId,
-        seq: Seq,
-        bucket: usize,
-        step: Step,
-    ) {
+    pub(super) fn pushed(&mut self, worker: WorkerId, session: SessionId, seq: Seq, unit: usize, step: Step) {
         let Self { by_id, progress, .. } = self;
         let Some(m) = by_id.get_mut(&worker) else { return };
         let own = m.session == session;
         // The worker came back between its round's closing and now. Its predecessor's push still counts as its
         // step. Without the record the worker would wait forever for a push that the leader took for a retry, or be
         // asked for the step again.
-        if own || m.step(bucket).is_some_and(|s| s.next() == step) {
-            progress.changes(m, bucket, |m| m.take(bucket, step));
+        if own || m.step(unit).is_some_and(|s| s.next() == step) {
+            progress.changes(m, unit, |m| m.take(unit, step));
         }
         if own {
             m.last_seq = m.last_seq.max(seq);
@@ -278,19 +274,19 @@ impl Members {
 
     /// Passes over the active members behind `step`, after a round of it was applied without them; returns their
     /// number.
-    pub(super) fn drop_late(&mut self, bucket: usize, step: Step) -> u64 {
+    pub(super) fn drop_late(&mut self, unit: usize, step: Step) -> u64 {
         let Self { by_id, progress, .. } = self;
         let mut passed = 0;
         for m in by_id.values_mut().filter(|m| m.is_active()) {
-            if m.step(bucket).is_some_and(|s| s < step) {
-                progress.changes(m, bucket, |m| m.set(bucket, step));
+            if m.step(unit).is_some_and(|s| s < step) {
+                progress.changes(m, unit, |m| m.set(unit, step));
                 passed += 1;
             }
         }
         passed
     }
 
-    /// Marks everything up to `step` as done by the member, in every bucket.
+    /// Marks everything up to `step` as done by the member, in every unit.
     pub(super) fn advance(&mut self, worker: WorkerId, session: SessionId, step: Step) {
         self.change(worker, session, |m| m.raise(step));
     }

@@ -20,7 +20,8 @@ use paraft_common::{
     placement,
 };
 use paraft_proto::{
-    CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind, services,
+    Candidates, CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind,
+    services,
 };
 use paraft_session::SessionError;
 use std::{
@@ -28,8 +29,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// At most this many servers are added because another server named them.
-const MAX_REDIRECTS: usize = 64;
 /// A server answers an image request at once. A server that hangs must not delay the others.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -189,13 +188,10 @@ impl CheckpointParts {
         buckets: usize,
     ) -> Result<(), ClientError> {
         let began = Instant::now();
-        let mut causes = Vec::new();
         // The leader is one of `servers`, or a server that they name: when the fleet has changed, the job lists
         // only the first servers. A server that does not lead says so at once.
-        let mut known = servers.to_vec();
-        let mut next = 0;
-        while let Some(address) = known.get(next).cloned() {
-            next += 1;
+        let mut candidates = Candidates::of(servers.to_vec());
+        while let Some(address) = candidates.next() {
             let mut leader = String::new();
             match self.ask_one(shard, &address, transport, channels, &mut leader).await {
                 Ok((header, stream)) => {
@@ -211,12 +207,10 @@ impl CheckpointParts {
                     self.streams.insert(shard, stream);
                     return Ok(());
                 }
-                Err(cause) => causes.push((address, cause)),
-            }
-            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MAX_REDIRECTS {
-                known.push(leader);
+                Err(cause) => candidates.failed(&address, cause, &leader),
             }
         }
+        let causes = candidates.causes().to_vec();
         Err(SessionError::Unreachable { shard, waited: began.elapsed(), causes }.into())
     }
 

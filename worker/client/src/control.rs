@@ -1,12 +1,10 @@
 //! Calls to the leader of the control group, found through any server.
 
 use crate::connect::{Transport, channel, words};
-use paraft_proto::control_client::ControlClient;
-use std::{collections::BTreeSet, time::Duration};
+use paraft_proto::{Candidates, control_client::ControlClient};
+use std::time::Duration;
 use tonic::{Status, transport::Channel};
 
-/// At most this many servers are added because another server named them.
-const MAX_REDIRECTS: usize = 16;
 /// A server that hangs must not keep the client from asking the others.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -32,30 +30,19 @@ pub(crate) async fn ask<T, F>(
 where
     F: Future<Output = Result<ControlReply<T>, Status>>,
 {
-    let mut known = servers.to_vec();
-    let mut asked = BTreeSet::new();
-    let mut next = 0;
-    let mut why = "no server was given".to_string();
-    while let Some(address) = known.get(next).cloned() {
-        next += 1;
-        if !asked.insert(address.clone()) || asked.len() > servers.len() + MAX_REDIRECTS {
-            continue;
-        }
+    let mut candidates = Candidates::of(servers.to_vec());
+    while let Some(address) = candidates.next() {
         let one = async {
             let channel = channel(&address, transport).await?;
             call(ControlClient::new(channel)).await.map_err(|s| words(&address, &s))
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, one).await {
             Ok(Ok(ControlReply::Done(done))) => return Ok(done),
-            Ok(Ok(ControlReply::Refused { why: cause, leader })) => {
-                why = format!("{address}: {cause}");
-                if !leader.is_empty() {
-                    known.insert(next, leader); // ask the named leader before servers that may know it
-                }
-            }
-            Ok(Err(cause)) => why = format!("{address}: {cause}"),
-            Err(_) => why = format!("{address}: no answer within {ANSWER_TIMEOUT:?}"),
+            Ok(Ok(ControlReply::Refused { why, leader })) => candidates.failed(&address, why, &leader),
+            Ok(Err(why)) => candidates.failed(&address, why, ""),
+            Err(_) => candidates.failed(&address, format!("no answer within {ANSWER_TIMEOUT:?}"), ""),
         }
     }
-    Err(why)
+    let last = candidates.causes().last();
+    Err(last.map_or_else(|| "no server was given".into(), |(address, why)| format!("{address}: {why}")))
 }

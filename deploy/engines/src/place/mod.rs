@@ -5,7 +5,7 @@
 //! a flag, a `PARAFT_*` variable, then the innermost engine. An engine that runs inside another is more
 //! specific. So torchrun precedes Slurm: it may run in a Slurm step, where Slurm's variables would give
 //! all of its workers the same number. Then follow Slurm, an Indexed Job (JobSet's too),
-//! LeaderWorkerSet, `TF_CONFIG`, SkyPilot, dstack, and a hosts file.
+//! LeaderWorkerSet, `TF_CONFIG`, SkyPilot and dstack.
 //!
 //! Without a role, a task is a worker that may bring a server. A single task needs no engine: it
 //! launches a fleet on its machine. Several tasks must have an engine, or each would train alone.
@@ -18,7 +18,12 @@ mod tests;
 mod torchrun;
 
 use crate::error::EngineError;
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -93,6 +98,8 @@ pub struct PlaceFlags {
     pub index: Option<u32>,
     /// `--workers`
     pub workers: Option<u32>,
+    /// `--hostfile`
+    pub hostfile: Option<PathBuf>,
 }
 
 /// The host's state that is read besides variables.
@@ -100,19 +107,19 @@ pub struct PlaceFlags {
 pub struct HostContext {
     /// `/etc/hosts`
     pub hosts: String,
-    /// The content of the file that `PARAFT_HOSTFILE` names: `host slots=N` in each line.
+    /// The content of the file that `--hostfile` names: `host slots=N` in each line.
     pub hostfile: String,
     /// This host's name.
     pub own: String,
 }
 
 impl HostContext {
-    /// The surroundings of this process.
-    pub fn here() -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let hostfile = std::env::var("PARAFT_HOSTFILE").map(|path| read(&path)).unwrap_or_default();
-        let own = read("/proc/sys/kernel/hostname").trim().to_string();
-        Self { hosts: read("/etc/hosts"), hostfile, own }
+    /// The surroundings of this process; `hostfile` is read if the user names one.
+    pub fn here(hostfile: Option<&Path>) -> Self {
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+        let hostfile = hostfile.map(read).unwrap_or_default();
+        let own = read(Path::new("/proc/sys/kernel/hostname")).trim().to_string();
+        Self { hosts: read(Path::new("/etc/hosts")), hostfile, own }
     }
 }
 
@@ -189,11 +196,6 @@ impl Env<'_> {
         let text = self.text(name).unwrap_or_default();
         text.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::to_string).collect()
     }
-
-    fn role(&self) -> Result<Option<Role>, EngineError> {
-        let said = self.text("PARAFT_ROLE").map(|text| text.parse::<Role>().map_err(EngineError::usage));
-        self.asked.role.map_or_else(|| said.transpose(), |role| Ok(Some(role)))
-    }
 }
 
 fn needs(engine: &str, name: &str) -> EngineError {
@@ -227,8 +229,9 @@ impl Place {
 /// The detection of an engine: `None` if its variables are absent.
 type Recognise = fn(&Env<'_>) -> Result<Option<Place>, EngineError>;
 
-/// The innermost first.
+/// What a flag names, then the innermost first.
 const ENGINES: [Recognise; 8] = [
+    others::hostfile,
     torchrun::recognise,
     slurm::recognise,
     kubernetes::indexed_job,
@@ -236,7 +239,6 @@ const ENGINES: [Recognise; 8] = [
     others::tf_config,
     others::skypilot,
     others::dstack,
-    others::hostfile,
 ];
 
 /// The place of this process; `None`: it belongs to no engine, or it is the only task.
@@ -246,7 +248,7 @@ pub fn place(
     around: &HostContext,
 ) -> Result<Option<Place>, EngineError> {
     let env = Env { variables, asked, around };
-    let role = env.role()?;
+    let role = asked.role;
     // In a script of `paraft launch`, the engine's variables describe the launcher.
     if env.text("PARAFT_RANK").is_some() && role.is_none() {
         return Ok(None);
@@ -271,7 +273,6 @@ pub fn place(
     };
     place.role = role.or(place.role);
     place.rank = index.unwrap_or(place.rank);
-    place.tasks = env.number("PARAFT_TASKS")?.unwrap_or(place.tasks);
     place.attempt = env.number("PARAFT_ATTEMPT")?.unwrap_or(place.attempt);
     place.servers = match env.list("PARAFT_SERVERS") {
         none if none.is_empty() => place.servers,

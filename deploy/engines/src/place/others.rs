@@ -77,18 +77,19 @@ fn nodes_of(
 
 /// A list of hosts as DeepSpeed and MPI have it: this host's line is its number.
 pub(super) fn hostfile(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
-    let engine = "PARAFT_HOSTFILE";
-    let Some(path) = env.text(engine) else { return Ok(None) };
+    let engine = "--hostfile";
+    let Some(path) = &env.asked.hostfile else { return Ok(None) };
+    let path = path.display().to_string();
     let hosts = hosts_of(&env.around.hostfile);
     let Some(first) = hosts.first() else {
-        return Err(EngineError::usage(format!("PARAFT_HOSTFILE: {path} names no host"))
+        return Err(EngineError::usage(format!("--hostfile: {path} names no host"))
             .help("write one host in each line, as `n1` or `n1 slots=8`"));
     };
     let own = &env.around.own;
     let short = own.split('.').next().unwrap_or_default();
     let is_own = |host: &String| host == own || host.split('.').next() == Some(short);
     let Some(rank) = hosts.iter().position(is_own) else {
-        return Err(EngineError::usage(format!("PARAFT_HOSTFILE: this host, {own}, is not in {path}"))
+        return Err(EngineError::usage(format!("--hostfile: this host, {own}, is not in {path}"))
             .help("write its name as `hostname` prints it, or give --index N"));
     };
     let place = Place::alone(engine, path, rank as u32, hosts.len() as u32);

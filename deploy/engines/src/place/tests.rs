@@ -95,7 +95,6 @@ fn with_role(all: &[&[(&str, &str)]], role: Role) -> Place {
 fn engines_are_recognised() {
     let tf: &[(&str, &str)] = &[("TF_CONFIG", TF)];
     let pod: &[(&str, &str)] = &[("JOB_COMPLETION_INDEX", "2"), ("HOSTNAME", "t-w-0-2")];
-    let hostfile: &[(&str, &str)] = &[("PARAFT_HOSTFILE", "/etc/hosts.list")];
     // Engine, number of how many, where they meet.
     for (variables, workers, engine, rank, tasks, first, port) in [
         (TORCHRUN, None, "torchrun", 3, 4, "n1", 29_401),
@@ -105,12 +104,14 @@ fn engines_are_recognised() {
         (tf, None, "TF_CONFIG", 2, 3, "ps-0", 2222),
         (SKYPILOT, None, "SkyPilot", 1, 2, "10.0.0.4", 29_500),
         (DSTACK, None, "dstack", 0, 3, "10.1.0.2", 29_500),
-        (hostfile, None, "PARAFT_HOSTFILE", 1, 3, "n1", 29_500),
     ] {
         let p = found(&[variables], workers);
         assert_eq!((p.engine, p.rank, p.tasks), (engine, rank, tasks));
         assert_eq!((&*p.first, p.port), (first, port), "{engine}");
     }
+    let asked = PlaceFlags { hostfile: Some("/etc/hosts.list".into()), ..PlaceFlags::default() };
+    let p = find(&[], &asked).expect("right").expect("a task");
+    assert_eq!((p.engine, p.rank, p.tasks, &*p.first, p.port), ("--hostfile", 1, 3, "n1", 29_500));
     let p = found(&[TORCHRUN], None);
     assert_eq!((p.local_rank, p.local_tasks, p.host, p.attempt), (1, 2, 1, 2));
     let p = found(&[SLURM], None);
@@ -140,18 +141,15 @@ fn with_a_role_the_number_is_that_of_the_role() {
 
 #[test]
 fn a_flag_goes_before_a_variable_and_that_before_an_engine() {
-    let own: &[(&str, &str)] = &[
-        ("PARAFT_ROLE", "server"),
-        ("PARAFT_INDEX", "1"),
-        ("PARAFT_SERVERS", "a:1, b:1"),
-        ("PARAFT_ATTEMPT", "4"),
-    ];
-    let p = find(&[ARRAY, own], &PlaceFlags::default()).expect("right").expect("a task");
+    let own: &[(&str, &str)] =
+        &[("PARAFT_INDEX", "1"), ("PARAFT_SERVERS", "a:1, b:1"), ("PARAFT_ATTEMPT", "4")];
+    let server = PlaceFlags { role: Some(Role::Server), ..PlaceFlags::default() };
+    let p = find(&[ARRAY, own], &server).expect("right").expect("a task");
     assert_eq!((p.role, p.rank, p.attempt, p.servers.len()), (Some(Role::Server), 1, 4, 2));
-    let asked = PlaceFlags { role: Some(Role::Worker), index: Some(0), workers: None };
+    let asked = PlaceFlags { role: Some(Role::Worker), index: Some(0), ..PlaceFlags::default() };
     let p = find(&[ARRAY, own], &asked).expect("right").expect("a task");
     assert_eq!((p.role, p.rank, p.engine), (Some(Role::Worker), 0, "Slurm"));
-    let p = find(&[own], &PlaceFlags::default()).expect("right").expect("a task");
+    let p = find(&[own], &server).expect("right").expect("a task");
     assert_eq!((p.engine, p.rank, &*p.node), ("the command", 1, "n2"));
     // What runs inside the other is what is nearest.
     for order in [[SLURM, TORCHRUN], [TORCHRUN, SLURM]] {
@@ -189,7 +187,6 @@ fn what_cannot_be_is_refused_with_the_numbers() {
     wrong(&[("JOB_COMPLETION_INDEX", "x")], PlaceFlags::default(), &["`x`", "whole number"]);
     wrong(&[], role(None), &["which server", "--index"]);
     wrong(ARRAY, role(Some(3)), &["task 3 of 3"]);
-    wrong(&[("PARAFT_ROLE", "boss")], PlaceFlags::default(), &["`boss`", "server or worker"]);
     wrong(&[("TF_CONFIG", "{")], PlaceFlags::default(), &["TF_CONFIG", "cannot be read"]);
     wrong(&[("SKYPILOT_NODE_RANK", "0")], PlaceFlags::default(), &["SkyPilot", "SKYPILOT_NUM_NODES"]);
 }

@@ -78,10 +78,7 @@ impl Folder {
                     at.address, own.host, other.host
                 ),
             )
-            .help(format!(
-                "add --advertise HOST, or set PARAFT_ADVERTISE, to the address by which the others reach {}",
-                at.host
-            )));
+            .help(format!("add --advertise HOST with the address by which the others reach {}", at.host)));
         }
         Ok(())
     }

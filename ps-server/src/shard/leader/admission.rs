@@ -15,31 +15,31 @@ pub enum Admission {
     InFlight,
     /// Its round was closed without it: drop it, and notify its worker.
     Dropped,
-    /// It is not the next step of this worker and bucket.
+    /// It is not the next step of this worker and unit.
     WrongStep {
         /// The expected step.
         expected: Step,
     },
-    /// It names a pulled version that the bucket has not reached.
+    /// It names a pulled version that the unit has not reached.
     FutureVersion {
-        /// The bucket's version.
+        /// The unit's version.
         current: Version,
     },
 }
 
-/// Decides on one push for local bucket `bucket`.
+/// Decides on one push for unit `unit`.
 ///
-/// `in_flight`: the step of this worker and bucket that is accepted but not yet applied.
+/// `in_flight`: the step of this worker and unit that is accepted but not yet applied.
 pub fn admit(
     member: &Member,
-    bucket: usize,
+    unit: usize,
     step: Step,
     pulled: Version,
     current: Version,
     in_flight: Option<Step>,
 ) -> Admission {
-    let applied = member.step(bucket).unwrap_or_default();
-    if member.is_dropped(bucket, step) {
+    let applied = member.step(unit).unwrap_or_default();
+    if member.is_dropped(unit, step) {
         Admission::Dropped
     } else if step <= applied && step > Step(0) {
         Admission::Applied
@@ -73,9 +73,9 @@ mod tests {
             (0, 0, 7, None, Admission::WrongStep { expected: Step(5) }),
             (0, 5, 8, None, Admission::FutureVersion { current: v }),
         ];
-        for (bucket, step, pulled, in_flight, want) in cases {
-            let got = admit(&m, bucket, Step(step), Version(pulled), v, in_flight.map(Step));
-            assert_eq!(got, want, "bucket {bucket} step {step}");
+        for (unit, step, pulled, in_flight, want) in cases {
+            let got = admit(&m, unit, Step(step), Version(pulled), v, in_flight.map(Step));
+            assert_eq!(got, want, "unit {unit} step {step}");
         }
         // Its push of step 3 is applied; those of 4 and 5 came too late.
         let m = Member::new(SessionId(1), vec![Step(5)], vec![Step(3), Step(0)]);

@@ -444,7 +444,7 @@ impl Leader {
                 self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
                 let of = (bucket, contribution.step, Some(contribution.worker));
                 self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![contribution.worker]))]);
+                self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![contribution.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),

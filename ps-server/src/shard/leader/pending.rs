@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!            ┌── room in the loss window (level `leader`)
-//!            ├── an update of its bucket: it follows another of its worker, or a round is in flight
+//!            ├── an update of its unit: it follows another of its worker, or a round is in flight
 //!   push ────┤
 //!            ├── the others of its round ──▶ its round's sum, the norm of its step ──┐
 //!            └──────────────────────────────────────────────────────────────────────┴──▶ its proposal's outcome
 //! ```
 //!
-//! A push is identified by its worker, bucket and step, and waits for one thing at a time. Commands that a worker
+//! A push is identified by its worker, unit and step, and waits for one thing at a time. Commands that a worker
 //! sends after its pushes (finish, pause, resume) wait here too, until all its pushes are proposed.
 //!
 //! This module makes no decisions: `admission` decides which push is accepted, and `rounds` decides which round
-//! closes. Finding, adding and removing a push costs the same with any number of workers and buckets. Leader-only:
+//! closes. Finding, adding and removing a push costs the same with any number of workers and units. Leader-only:
 //! all of it may be lost at any moment, because nothing in it has been acknowledged.
 
 use super::messages::ConnId;
@@ -28,11 +28,11 @@ pub struct Push {
     pub conn: ConnId,
     /// The worker, sequence number and step, and the version that the worker pulled.
     pub contribution: Contribution,
-    /// The local bucket.
-    pub bucket: usize,
+    /// The unit.
+    pub unit: usize,
     /// Squared norm of the whole gradient, as the worker reports it.
     pub sum_of_squares: f64,
-    /// In the encoding that the job has for the bucket.
+    /// In the encoding that the job has for the unit.
     pub payload: Payload,
     /// Learning rate of this update, instead of the job's own.
     pub rate: Option<f64>,
@@ -57,7 +57,7 @@ impl Push {
 enum Pending {
     /// Room in the loss window, at this place in the queue.
     Room(u64, Box<Push>),
-    /// The next update of its bucket, after which the push is decided again.
+    /// The next update of its unit, after which the push is decided again.
     Update(Box<Push>),
     /// The other pushes of its round.
     Round { part: Part, arrived: Moment },
@@ -96,26 +96,26 @@ impl Pending {
     }
 }
 
-/// A worker, a local bucket and a step.
+/// A worker, a unit and a step.
 type Key = (WorkerId, usize, Step);
 
-/// The pushes of a bucket.
-type BucketPushes = BTreeMap<(WorkerId, Step), Pending>;
+/// The pushes of a unit.
+type UnitPushes = BTreeMap<(WorkerId, Step), Pending>;
 
 /// All pending pushes.
 #[derive(Debug)]
 pub struct PendingPushes<C> {
-    /// By local bucket.
-    all: Vec<BucketPushes>,
+    /// By unit.
+    all: Vec<UnitPushes>,
     /// The pushes that wait for room, in the order of arrival.
     room: BTreeMap<u64, Key>,
     /// The queue number of the last push that waited for room.
     came: u64,
     /// Pushes per worker that wait for room.
     rooms: BTreeMap<WorkerId, usize>,
-    /// The pushes that wait for an update, by local bucket.
+    /// The pushes that wait for an update, by unit.
     updates: BTreeSet<(usize, WorkerId, Step)>,
-    /// For a worker and step: the number of buckets in which its push waits for its round.
+    /// For a worker and step: the number of units in which its push waits for its round.
     rounds: BTreeMap<(WorkerId, Step), usize>,
     /// Pushes per worker that are not proposed.
     held: BTreeMap<WorkerId, usize>,
@@ -159,13 +159,13 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
 impl<C> PendingPushes<C> {
     fn put(&mut self, key: Key, pending: Pending) {
         let _ = self.take(key); // the first try waits on behalf of the retry
-        let (worker, bucket, step) = key;
+        let (worker, unit, step) = key;
         match &pending {
             Pending::Room(place, _) => {
                 self.room.insert(*place, key);
                 increment(&mut self.rooms, worker);
             }
-            Pending::Update(_) => _ = self.updates.insert((bucket, worker, step)),
+            Pending::Update(_) => _ = self.updates.insert((unit, worker, step)),
             Pending::Round { .. } => increment(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
@@ -173,21 +173,21 @@ impl<C> PendingPushes<C> {
             increment(&mut self.held, worker);
         }
         self.bytes += pending.bytes();
-        if self.all.len() <= bucket {
-            self.all.resize_with(bucket + 1, BucketPushes::new);
+        if self.all.len() <= unit {
+            self.all.resize_with(unit + 1, UnitPushes::new);
         }
-        self.all[bucket].insert((worker, step), pending);
+        self.all[unit].insert((worker, step), pending);
     }
 
     fn take(&mut self, key: Key) -> Option<Pending> {
-        let (worker, bucket, step) = key;
-        let pending = self.all.get_mut(bucket)?.remove(&(worker, step))?;
+        let (worker, unit, step) = key;
+        let pending = self.all.get_mut(unit)?.remove(&(worker, step))?;
         match &pending {
             Pending::Room(place, _) => {
                 self.room.remove(place);
                 decrement(&mut self.rooms, worker);
             }
-            Pending::Update(_) => _ = self.updates.remove(&(bucket, worker, step)),
+            Pending::Update(_) => _ = self.updates.remove(&(unit, worker, step)),
             Pending::Round { .. } => decrement(&mut self.rounds, (worker, step)),
             Pending::Norm { .. } | Pending::Outcome { .. } => {}
         }
@@ -198,36 +198,36 @@ impl<C> PendingPushes<C> {
         Some(pending)
     }
 
-    fn of(&self, worker: WorkerId, bucket: usize) -> impl DoubleEndedIterator<Item = (Step, &Pending)> {
+    fn of(&self, worker: WorkerId, unit: usize) -> impl DoubleEndedIterator<Item = (Step, &Pending)> {
         let all = (worker, Step(0))..=(worker, Step(u64::MAX));
-        let of_bucket = self.all.get(bucket).into_iter();
-        of_bucket.flat_map(move |of| of.range(all.clone()).map(|((_, step), pending)| (*step, pending)))
+        let of_unit = self.all.get(unit).into_iter();
+        of_unit.flat_map(move |of| of.range(all.clone()).map(|((_, step), pending)| (*step, pending)))
     }
 
-    fn get(&self, (worker, bucket, step): Key) -> Option<&Pending> {
-        self.all.get(bucket)?.get(&(worker, step))
+    fn get(&self, (worker, unit, step): Key) -> Option<&Pending> {
+        self.all.get(unit)?.get(&(worker, step))
     }
 
-    fn get_mut(&mut self, (worker, bucket, step): Key) -> Option<&mut Pending> {
-        self.all.get_mut(bucket)?.get_mut(&(worker, step))
+    fn get_mut(&mut self, (worker, unit, step): Key) -> Option<&mut Pending> {
+        self.all.get_mut(unit)?.get_mut(&(worker, step))
     }
 
     // ---- what waits ----
 
     /// Whether a push of this step is admitted and not known to be applied.
-    pub fn is_taken(&self, worker: WorkerId, bucket: usize, step: Step) -> bool {
-        self.get((worker, bucket, step)).is_some_and(Pending::is_taken)
+    pub fn is_taken(&self, worker: WorkerId, unit: usize, step: Step) -> bool {
+        self.get((worker, unit, step)).is_some_and(Pending::is_taken)
     }
 
     /// The last admitted step that is not known to be applied.
-    pub fn last_taken(&self, worker: WorkerId, bucket: usize) -> Option<Step> {
-        self.of(worker, bucket).rev().find(|(_, p)| p.is_taken()).map(|(step, _)| step)
+    pub fn last_taken(&self, worker: WorkerId, unit: usize) -> Option<Step> {
+        self.of(worker, unit).rev().find(|(_, p)| p.is_taken()).map(|(step, _)| step)
     }
 
-    /// How many of a session's pushes before `step` wait for an update of the bucket, and the step of the last such
+    /// How many of a session's pushes before `step` wait for an update of the unit, and the step of the last such
     /// push of the worker.
-    pub fn early(&self, c: &Contribution, bucket: usize) -> (u64, Option<Step>) {
-        let early = self.of(c.worker, bucket).take_while(|(step, _)| *step < c.step);
+    pub fn early(&self, c: &Contribution, unit: usize) -> (u64, Option<Step>) {
+        let early = self.of(c.worker, unit).take_while(|(step, _)| *step < c.step);
         let own = early.filter(|(_, p)| matches!(p, Pending::Update(_)) && p.session() == c.session);
         own.fold((0, None), |(n, _), (step, _)| (n + 1, Some(step)))
     }
@@ -237,7 +237,7 @@ impl<C> PendingPushes<C> {
         self.held.contains_key(&worker)
     }
 
-    /// Whether a push of the worker for `step` waits for its round, in any bucket.
+    /// Whether a push of the worker for `step` waits for its round, in any unit.
     pub fn waits_in_round(&self, worker: WorkerId, step: Step) -> bool {
         self.rounds.contains_key(&(worker, step))
     }
@@ -252,7 +252,7 @@ impl<C> PendingPushes<C> {
         !self.room.is_empty()
     }
 
-    /// The last proposed step of any worker and bucket.
+    /// The last proposed step of any worker and unit.
     pub fn last_proposed(&self) -> Option<Step> {
         self.all.iter().flatten().filter(|(_, p)| p.is_proposed()).map(|((_, step), _)| *step).max()
     }
@@ -269,7 +269,7 @@ impl<C> PendingPushes<C> {
     #[must_use]
     pub fn wait_for_room(&mut self, push: Push, most: usize) -> bool {
         let (worker, step) = (push.contribution.worker, push.contribution.step);
-        let key = (worker, push.bucket, step);
+        let key = (worker, push.unit, step);
         // A retry keeps the place of its first try.
         let before = match self.get(key) {
             Some(Pending::Room(place, _)) => Some(*place),
@@ -293,15 +293,15 @@ impl<C> PendingPushes<C> {
         }
     }
 
-    /// Keeps a push until the next update of its bucket is applied.
+    /// Keeps a push until the next update of its unit is applied.
     pub fn wait_for_update(&mut self, push: Push) {
         let c = push.contribution;
-        self.put((c.worker, push.bucket, c.step), Pending::Update(Box::new(push)));
+        self.put((c.worker, push.unit, c.step), Pending::Update(Box::new(push)));
     }
 
-    /// Returns the pushes that waited for this update of the bucket, each worker's in the order of its steps.
-    pub fn updated(&mut self, bucket: usize) -> Vec<Push> {
-        let all = (bucket, WorkerId(0), Step(0))..=(bucket, WorkerId(u32::MAX), Step(u64::MAX));
+    /// Returns the pushes that waited for this update of the unit, each worker's in the order of its steps.
+    pub fn updated(&mut self, unit: usize) -> Vec<Push> {
+        let all = (unit, WorkerId(0), Step(0))..=(unit, WorkerId(u32::MAX), Step(u64::MAX));
         let keys: Vec<_> = self.updates.range(all).map(|(b, w, s)| (*w, *b, *s)).collect();
         let push = |pending| match pending {
             Pending::Update(push) => Some(*push),
@@ -311,25 +311,25 @@ impl<C> PendingPushes<C> {
     }
 
     /// Keeps a push until its round closes.
-    pub fn wait_for_round(&mut self, bucket: usize, part: Part, arrived: Moment) {
+    pub fn wait_for_round(&mut self, unit: usize, part: Part, arrived: Moment) {
         let c = part.contribution;
-        self.put((c.worker, bucket, c.step), Pending::Round { part, arrived });
+        self.put((c.worker, unit, c.step), Pending::Round { part, arrived });
     }
 
     /// When each push of an open round arrived.
-    pub fn arrivals(&self, step: Step, bucket: usize) -> Vec<(WorkerId, Moment)> {
+    pub fn arrivals(&self, step: Step, unit: usize) -> Vec<(WorkerId, Moment)> {
         let of = |((worker, of), pending): (&(WorkerId, Step), &Pending)| match pending {
             Pending::Round { arrived, .. } if *of == step => Some((*worker, *arrived)),
             _ => None,
         };
-        self.all.get(bucket).into_iter().flatten().filter_map(of).collect()
+        self.all.get(unit).into_iter().flatten().filter_map(of).collect()
     }
 
     /// Closes a round and returns the pushes of these workers, in the order of the workers.
-    pub fn close(&mut self, step: Step, bucket: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
+    pub fn close(&mut self, step: Step, unit: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
         let mut parts = Vec::with_capacity(workers.len());
         for worker in workers {
-            let Some(pending) = self.get_mut((worker, bucket, step)) else { continue };
+            let Some(pending) = self.get_mut((worker, unit, step)) else { continue };
             let Pending::Round { part, arrived } = pending else { continue };
             let (session, bytes) = (part.contribution.session, part.payload.len() as u64);
             let next = Pending::Norm { session, arrived: *arrived, bytes };
@@ -343,8 +343,8 @@ impl<C> PendingPushes<C> {
     }
 
     /// Removes a push from its round.
-    pub fn leave_round(&mut self, worker: WorkerId, bucket: usize, step: Step) -> Option<(Part, Moment)> {
-        match self.take((worker, bucket, step))? {
+    pub fn leave_round(&mut self, worker: WorkerId, unit: usize, step: Step) -> Option<(Part, Moment)> {
+        match self.take((worker, unit, step))? {
             Pending::Round { part, arrived } => Some((part, arrived)),
             _ => None,
         }
@@ -352,8 +352,8 @@ impl<C> PendingPushes<C> {
 
     /// Records that an update with this push is proposed. Returns the arrival time and the bytes of a push that
     /// waited for its round.
-    pub fn proposed(&mut self, bucket: usize, c: &Contribution) -> Option<(Moment, u64)> {
-        let (key, proposed) = ((c.worker, bucket, c.step), Pending::Outcome { session: c.session });
+    pub fn proposed(&mut self, unit: usize, c: &Contribution) -> Option<(Moment, u64)> {
+        let (key, proposed) = ((c.worker, unit, c.step), Pending::Outcome { session: c.session });
         if let Some(pending) = self.get_mut(key)
             && let Pending::Norm { arrived, bytes, .. } = *pending
         {
@@ -368,16 +368,16 @@ impl<C> PendingPushes<C> {
 
     /// Records that the outcome of the update arrived. The shard may show the update before the outcome arrives,
     /// and the worker's next push may already be in flight; that push stays.
-    pub fn outcome(&mut self, bucket: usize, c: &Contribution) {
-        let key = (c.worker, bucket, c.step);
+    pub fn outcome(&mut self, unit: usize, c: &Contribution) {
+        let key = (c.worker, unit, c.step);
         if self.get(key).is_some_and(|p| p.is_proposed() && p.session() == c.session) {
             self.take(key);
         }
     }
 
     /// Records that the sum with this push has no effect.
-    pub fn given_up(&mut self, bucket: usize, c: &Contribution) {
-        let key = (c.worker, bucket, c.step);
+    pub fn given_up(&mut self, unit: usize, c: &Contribution) {
+        let key = (c.worker, unit, c.step);
         if matches!(self.get(key), Some(Pending::Norm { session, .. }) if *session == c.session) {
             self.take(key);
         }
@@ -397,8 +397,8 @@ impl<C> PendingPushes<C> {
     }
 
     fn forget(&mut self, worker: WorkerId, drops: impl Fn(&Pending) -> bool) {
-        let buckets = 0..self.all.len();
-        let all = buckets.flat_map(|b| self.of(worker, b).map(move |(step, p)| ((worker, b, step), p)));
+        let units = 0..self.all.len();
+        let all = units.flat_map(|b| self.of(worker, b).map(move |(step, p)| ((worker, b, step), p)));
         let keys: Vec<Key> = all.filter(|(_, p)| drops(p)).map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| _ = self.take(key));
     }
@@ -431,7 +431,7 @@ mod tests {
     use paraft_common::{Seq, Version};
     use proptest::prelude::*;
 
-    fn push(worker: u32, bucket: usize, step: u64, bytes: usize) -> Push {
+    fn push(worker: u32, unit: usize, step: u64, bytes: usize) -> Push {
         let (session, seq, pulled) = (SessionId(1), Seq(step), Version(0));
         let contribution =
             Contribution { worker: WorkerId(worker), session, seq, step: Step(step), pulled, samples: 1 };
@@ -440,7 +440,7 @@ mod tests {
         Push {
             conn,
             contribution,
-            bucket,
+            unit,
             sum_of_squares,
             payload,
             rate: None,
@@ -542,27 +542,27 @@ mod tests {
                     Op::NextForRoom => {
                         let at = model.all.iter().position(|(_, what, _)| *what == PendingKind::Room);
                         let expected = at.map(|at| model.all.remove(at).0);
-                        let of = |p: Push| (p.contribution.worker.0, p.bucket, p.contribution.step.0);
+                        let of = |p: Push| (p.contribution.worker.0, p.unit, p.contribution.step.0);
                         prop_assert_eq!(pushes.next_for_room().map(of), expected);
                     }
-                    Op::Updated(bucket) => {
+                    Op::Updated(unit) => {
                         let mut waited: Vec<_> =
-                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == PendingKind::Update).collect();
+                            model.all.extract_if(.., |((_, b, _), what, _)| *b == unit && *what == PendingKind::Update).collect();
                         waited.sort_unstable_by_key(|(of, ..)| *of);
-                        let got = pushes.updated(bucket);
-                        let got = got.iter().map(|p| (p.contribution.worker.0, p.bucket, p.contribution.step.0));
+                        let got = pushes.updated(unit);
+                        let got = got.iter().map(|p| (p.contribution.worker.0, p.unit, p.contribution.step.0));
                         prop_assert_eq!(got.collect::<Vec<_>>(), waited.into_iter().map(|(of, ..)| of).collect::<Vec<_>>());
                     }
-                    Op::Close(bucket, step) => {
+                    Op::Close(unit, step) => {
                         let mut closed = Vec::new();
                         for ((w, b, s), what, _) in &mut model.all {
-                            if (*b, *s, *what) == (bucket, step, PendingKind::Round) {
+                            if (*b, *s, *what) == (unit, step, PendingKind::Round) {
                                 *what = PendingKind::Norm;
                                 closed.push(*w);
                             }
                         }
                         closed.sort_unstable();
-                        let parts = pushes.close(Step(step), bucket, (0..3).map(WorkerId).filter(|w| closed.contains(&w.0)).collect());
+                        let parts = pushes.close(Step(step), unit, (0..3).map(WorkerId).filter(|w| closed.contains(&w.0)).collect());
                         prop_assert_eq!(parts.iter().map(|p| p.contribution.worker.0).collect::<Vec<_>>(), closed);
                     }
                     Op::Proposed(w, b, s) => {
@@ -605,7 +605,7 @@ mod tests {
                         prop_assert_eq!(pushes.waits_in_round(id, Step(s)), in_round);
                     }
                     for b in 0..2 {
-                        let of = || own().filter(move |((_, bucket, _), ..)| *bucket == b);
+                        let of = || own().filter(move |((_, unit, _), ..)| *unit == b);
                         let last = of().filter(|(_, what, _)| taken(*what)).map(|((.., s), ..)| Step(*s)).max();
                         prop_assert_eq!(pushes.last_taken(id, b), last);
                         for s in 1..5 {

@@ -64,7 +64,7 @@ impl Leader {
     fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
         let changed = match (&purpose, &outcome) {
             (Purpose::Update { bucket, contributions, .. }, _) => {
-                Some(PullTrigger::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
+                Some(PullTrigger::Unit(*bucket, contributions.iter().map(|c| c.worker).collect()))
             }
             (Purpose::Init, _) => Some(PullTrigger::Initial),
             (Purpose::Member(worker) | Purpose::Leave { worker, .. }, _)
@@ -78,11 +78,11 @@ impl Leader {
             }
             match &changed {
                 None | Some(PullTrigger::Initial) => {}
-                Some(PullTrigger::Bucket(bucket, _)) => e.rounds.touch(*bucket),
+                Some(PullTrigger::Unit(bucket, _)) => e.rounds.touch(*bucket),
                 Some(_) => e.rounds.touch_all(),
             }
         }
-        if matches!(changed, Some(PullTrigger::Member(_) | PullTrigger::Bucket(..))) {
+        if matches!(changed, Some(PullTrigger::Member(_) | PullTrigger::Unit(..))) {
             self.forget_orphans();
         }
         let mut again = Vec::new();

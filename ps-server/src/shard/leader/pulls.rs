@@ -20,12 +20,12 @@ fn least(clocks: impl Iterator<Item = Step>) -> Step {
 pub enum PullTrigger {
     /// Any state: the mode, a delta, a new epoch.
     All,
-    /// The initial state of a bucket arrived. It matters only for the last bucket.
+    /// The initial state of a unit arrived. It matters only for the last unit.
     Initial,
     /// The log's record of one member.
     Member(WorkerId),
-    /// An update of one local bucket, with pushes of these workers.
-    Bucket(usize, Vec<WorkerId>),
+    /// An update of one unit, with pushes of these workers.
+    Unit(usize, Vec<WorkerId>),
     /// The pull itself arrived.
     Pull(ConnId),
 }
@@ -47,9 +47,9 @@ pub struct Pull {
     pub barrier: bool,
     /// The log must hold the versions that it gets.
     pub records: bool,
-    /// For each local bucket, the version that the worker has; empty if it has none.
+    /// For each unit, the version that the worker has; empty if it has none.
     pub have: Vec<Version>,
-    /// Requests only some buckets.
+    /// Requests only some units.
     pub part: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Pull {
 #[derive(Debug)]
 struct WaitingPull {
     pull: Arc<Pull>,
-    /// Local buckets that are not sent yet.
+    /// units that are not sent yet.
     todo: BTreeSet<usize>,
     /// Since when it waits for others.
     held: Option<Instant>,
@@ -77,9 +77,9 @@ impl WaitingPull {
 #[derive(Debug, Default)]
 pub struct WaitingPulls {
     by_conn: BTreeMap<ConnId, WaitingPull>,
-    /// Pulls for a checkpoint: all buckets are answered at once.
+    /// Pulls for a checkpoint: all units are answered at once.
     sections: BTreeSet<ConnId>,
-    /// The slowest clock of each bucket at the last scan of all pulls.
+    /// The slowest clock of each unit at the last scan of all pulls.
     slowest: BTreeMap<usize, Step>,
     /// The decisive state at the last scan of all pulls; `None` if it may have changed since.
     decided: Option<DecisiveState>,
@@ -102,13 +102,13 @@ struct DecisiveState {
 
 impl DecisiveState {
     fn of(m: &Meta) -> Self {
-        let buckets = m.members.iter().next().map_or(0, |(_, first)| first.steps().len());
+        let units = m.members.iter().next().map_or(0, |(_, first)| first.steps().len());
         Self {
             started: m.started,
             mode: m.in_force.mode,
             all_finished: m.members.unfinished().next().is_none(),
             slowest: m.members.slowest(),
-            slowest_in: (0..buckets).map(|b| m.members.slowest_in(b)).collect(),
+            slowest_in: (0..units).map(|b| m.members.slowest_in(b)).collect(),
         }
     }
 }
@@ -140,7 +140,7 @@ pub struct PullScan {
 }
 
 impl WaitingPulls {
-    /// Adds a worker's pull of these local buckets.
+    /// Adds a worker's pull of these units.
     pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
         let conn = pull.conn;
         self.closed(conn);
@@ -161,7 +161,7 @@ impl WaitingPulls {
         self.by_conn.is_empty()
     }
 
-    /// The waiting pulls, and the local buckets that they wait for.
+    /// The waiting pulls, and the units that they wait for.
     pub fn waiting(&self) -> impl Iterator<Item = (&Pull, &BTreeSet<usize>)> {
         self.by_conn.values().map(|p| (&*p.pull, &p.todo))
     }
@@ -176,8 +176,8 @@ impl WaitingPulls {
         std::mem::take(&mut self.to_record)
     }
 
-    /// Finds the pulls that the consistency rule releases. Except at the level `leader` it works bucket by bucket:
-    /// a bucket is sent as soon as the rule holds for it, while others are still pushed. Among the ready buckets
+    /// Finds the pulls that the consistency rule releases. Except at the level `leader` it works unit by unit:
+    /// a unit is sent as soon as the rule holds for it, while others are still pushed. Among the ready units
     /// the first go first, because a forward pass needs them first.
     pub fn scan(&mut self, changed: PullTrigger, m: &Meta, view: &View<'_>) -> PullScan {
         let mut looked = PullScan::default();
@@ -187,9 +187,9 @@ impl WaitingPulls {
             None => m.members.slowest(),
         };
         let changed = match changed {
-            PullTrigger::Bucket(..) | PullTrigger::Member(_) if view.working.is_some() => PullTrigger::All,
+            PullTrigger::Unit(..) | PullTrigger::Member(_) if view.working.is_some() => PullTrigger::All,
             // Before the shard has its weights no pull is scanned, and a pull may arrive between the last initial
-            // bucket and its event. So the first scan is of all pulls.
+            // unit and its event. So the first scan is of all pulls.
             _ if !self.begun => PullTrigger::All,
             changed => changed,
         };
@@ -203,40 +203,33 @@ impl WaitingPulls {
             if view.working.is_none() && !pull.last && !pull.checkpoint {
                 let Some(member) = member.filter(|_| m.started) else { continue };
                 let mut held = (view.waits_in_round)(pull.worker, pull.done);
-                let mut ready = |bucket: usize| {
+                let mut ready = |unit: usize| {
                     // A worker reads its own writes; the rule decides about the pushes of the others.
-                    let own = member.step(bucket).is_some_and(|s| s >= pull.done);
-                    let may = own && mode.may_proceed(m.members.slowest_in(bucket), pull.done);
+                    let own = member.step(unit).is_some_and(|s| s >= pull.done);
+                    let may = own && mode.may_proceed(m.members.slowest_in(unit), pull.done);
                     held |= own && !may;
                     may
                 };
-                let buckets: Vec<usize> = match &changed {
-                    PullTrigger::Bucket(b, _) => {
+                let units: Vec<usize> = match &changed {
+                    PullTrigger::Unit(b, _) => {
                         p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
                     }
                     _ => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
                 };
-                buckets.iter().for_each(|b| _ = p.todo.remove(b));
+                units.iter().for_each(|b| _ = p.todo.remove(b));
                 p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 let (whole, held) = (p.todo.is_empty(), p.held);
                 if whole {
                     self.closed(conn);
                 }
-                if !buckets.is_empty() {
-                    let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
+                if !units.is_empty() {
+                    let of_part = || least(units.iter().map(|b| m.members.slowest_in(*b)));
                     let slowest = if pull.part { of_part() } else { slowest };
-                    looked.go.push(ReleasedPull {
-                        pull,
-                        held,
-                        buckets,
-                        whole,
-                        slowest,
-                        in_force: m.in_force,
-                    });
+                    looked.go.push(ReleasedPull { pull, held, units, whole, slowest, in_force: m.in_force });
                 }
                 continue;
             }
-            // A partial pull checks the clocks of its buckets only: the others may have no push of this step yet.
+            // A partial pull checks the clocks of its units only: the others may have no push of this step yet.
             let part = pull.part.then_some(&p.todo);
             let clock = |w, m| view.working.map_or(m, |working| working.member(w, m)).clock_of(part);
             let own = member.map(|m| clock(pull.worker, m));
@@ -256,12 +249,12 @@ impl WaitingPulls {
                 reads_own && may
             };
             if may {
-                let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
+                let (units, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
                 self.closed(conn);
                 looked.go.push(ReleasedPull {
                     pull,
                     held,
-                    buckets,
+                    units,
                     whole: true,
                     slowest,
                     in_force: m.in_force,
@@ -291,9 +284,9 @@ impl WaitingPulls {
                     false => self.all(now),
                 }
             }
-            PullTrigger::Bucket(bucket, workers) => {
-                let slowest = m.members.slowest_in(*bucket);
-                if self.slowest.insert(*bucket, slowest) != Some(slowest) {
+            PullTrigger::Unit(unit, workers) => {
+                let slowest = m.members.slowest_in(*unit);
+                if self.slowest.insert(*unit, slowest) != Some(slowest) {
                     self.decided = None;
                     return self.by_conn.keys().copied().collect();
                 }
@@ -321,8 +314,8 @@ pub struct ReleasedPull {
     pub pull: Arc<Pull>,
     /// Since when it waited for others.
     pub held: Option<Instant>,
-    /// Local buckets, in the order in which they are sent.
-    pub buckets: Vec<usize>,
+    /// units, in the order in which they are sent.
+    pub units: Vec<usize>,
     /// Nothing of the pull remains.
     pub whole: bool,
     /// The slowest member when the rule released it.
@@ -337,14 +330,14 @@ mod tests {
     use paraft_common::{Seq, SessionId};
     use proptest::prelude::*;
 
-    const BUCKETS: usize = 3;
+    const UNITS: usize = 3;
     const WORKERS: u32 = 3;
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// A worker's push to a bucket is applied.
+        /// A worker's push to a unit is applied.
         Applied(u32, usize),
-        /// A worker pulls: its lag behind its pushes, for a checkpoint or not, at the barrier or not, some buckets
+        /// A worker pulls: its lag behind its pushes, for a checkpoint or not, at the barrier or not, some units
         /// or all.
         Ask(u32, u64, bool, bool, Vec<usize>),
         /// A worker asks for the final weights.
@@ -360,7 +353,7 @@ mod tests {
     fn op() -> impl Strategy<Value = Op> {
         let only = prop_oneof![3 => Just(Vec::new()), 1 => prop::sample::subsequence(vec![0, 1, 2], 1..3)];
         prop_oneof![
-            10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
+            10 => (0..WORKERS, 0..UNITS).prop_map(|(w, b)| Op::Applied(w, b)),
             5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), prop::bool::weighted(0.2), only)
                 .prop_map(|(w, s, c, b, o)| Op::Ask(w, s, c, b && o.is_empty(), o)),
             1 => (0..WORKERS).prop_map(Op::Last),
@@ -378,7 +371,7 @@ mod tests {
     }
 
     proptest! {
-        /// The scan of candidates releases the same pulls as a scan of all: each bucket once, never before the rule
+        /// The scan of candidates releases the same pulls as a scan of all: each unit once, never before the rule
         /// holds for it, and with the worker's own push in it.
         #[test]
         fn a_pull_that_nobody_looks_at_is_one_that_may_not_go(
@@ -389,24 +382,24 @@ mod tests {
             let mut m = Meta::default();
             m.started = true;
             m.in_force = InForce::first(mode, None);
-            (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
+            (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), UNITS, false));
             let (mut some, mut all) = (WaitingPulls::default(), WaitingPulls::default());
             let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
             let mut barriers = BTreeSet::new();
             let now = Instant::now();
             for (i, op) in ops.into_iter().enumerate() {
                 let changed = match op {
-                    Op::Applied(w, bucket) => {
+                    Op::Applied(w, unit) => {
                         let worker = WorkerId(w);
-                        let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
-                        m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
-                        PullTrigger::Bucket(bucket, vec![worker])
+                        let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(unit)) else { continue };
+                        m.members.pushed(worker, SessionId(1), Seq(1), unit, step.next());
+                        PullTrigger::Unit(unit, vec![worker])
                     }
                     Op::Ask(w, ahead, checkpoint, barrier, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
                         let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
                         let part = !only.is_empty();
-                        let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..BUCKETS).collect() };
+                        let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..UNITS).collect() };
                         owed.insert(conn, todo.clone());
                         if barrier { barriers.insert(conn) } else { barriers.remove(&conn) };
                         for pulls in [&mut some, &mut all] {
@@ -419,12 +412,12 @@ mod tests {
                     }
                     Op::Last(w) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
-                        owed.insert(conn, (0..BUCKETS).collect());
+                        owed.insert(conn, (0..UNITS).collect());
                         for pulls in [&mut some, &mut all] {
                             let (done, have) = (Step(0), Vec::new());
                             let pull =
                                 Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
-                            pulls.ask(pull, (0..BUCKETS).collect());
+                            pulls.ask(pull, (0..UNITS).collect());
                         }
                         PullTrigger::Pull(conn)
                     }
@@ -433,7 +426,7 @@ mod tests {
                     Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
                     Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); PullTrigger::Member(WorkerId(w)) }
                     Op::Join(w) if m.members.get(WorkerId(w)).is_some() => continue,
-                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); PullTrigger::Member(WorkerId(w)) }
+                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), UNITS, false); PullTrigger::Member(WorkerId(w)) }
                     Op::Closed(w) => {
                         [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
                         owed.remove(&u64::from(w));
@@ -445,7 +438,7 @@ mod tests {
                 }
                 let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
                 let said = |looked: &PullScan| {
-                    looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
+                    looked.go.iter().map(|g| (g.pull.conn, g.units.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
                 let few = some.scan(changed, &m, &view);
                 let many = all.scan(PullTrigger::All, &m, &view);
@@ -453,16 +446,16 @@ mod tests {
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
                 for go in few.go {
                     let todo = owed.get_mut(&go.pull.conn).expect("it is owed something");
-                    for bucket in &go.buckets {
-                        prop_assert!(todo.remove(bucket), "{bucket} goes twice");
+                    for unit in &go.units {
+                        prop_assert!(todo.remove(unit), "{unit} goes twice");
                         if go.pull.last {
                             prop_assert!(m.members.iter().all(|(_, m)| m.finished));
                             continue;
                         }
-                        let own = m.members.get(go.pull.worker).and_then(|m| m.step(*bucket));
+                        let own = m.members.get(go.pull.worker).and_then(|m| m.step(*unit));
                         prop_assert!(own >= Some(go.pull.done));
                         let rule = if barriers.contains(&go.pull.conn) { Mode::Bsp } else { mode };
-                        prop_assert!(rule.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
+                        prop_assert!(rule.may_proceed(m.members.slowest_in(*unit), go.pull.done));
                     }
                     prop_assert_eq!(go.whole, todo.is_empty());
                 }

@@ -83,7 +83,7 @@ impl Leader {
         let push = Push {
             conn,
             contribution,
-            bucket,
+            unit: bucket,
             sum_of_squares,
             payload,
             rate,
@@ -139,7 +139,7 @@ impl Leader {
         if e.broken {
             return; // a retry
         }
-        let (conn, mut c, bucket) = (push.conn, push.contribution, push.bucket);
+        let (conn, mut c, bucket) = (push.conn, push.contribution, push.unit);
         let target = &conf.buckets[bucket];
         let in_flight = Some(c.step).filter(|step| e.pending.is_taken(c.worker, bucket, *step));
         let leader_acks = conf.job.durability.is_leader();
@@ -383,7 +383,7 @@ impl Leader {
 
     /// Applies an admitted push to the leader's working copy. It is acknowledged once that is done.
     fn push_working(&mut self, conf: &Arc<ShardConfig>, push: Push, scale: f32) {
-        let Push { conn, contribution: c, bucket, payload, rate, skip, arrived, .. } = push;
+        let Push { conn, contribution: c, unit: bucket, payload, rate, skip, arrived, .. } = push;
         let (encoding, bytes) = (conf.encoding(bucket), payload.len());
         self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
         let Some(e) = &mut self.epoch else { return };
@@ -397,7 +397,7 @@ impl Leader {
         if skip {
             let version = working.skipped(conf, &replicated, active, bucket, &c, self.now.at);
             self.send(conn, Reply::Ack { seq: c.seq, version });
-            return self.next([Task::Pulls(PullTrigger::Bucket(bucket, vec![c.worker]))]);
+            return self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![c.worker]))]);
         }
         let staleness = self.counters.staleness.clone();
         let data = working.data(conf, bucket);

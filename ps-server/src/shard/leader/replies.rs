@@ -84,7 +84,7 @@ impl Leader {
             let worker = go.pull.worker;
             let stream = self.epoch.as_ref().and_then(|e| e.streams.get(go.pull.conn));
             let Some(session) = stream.and_then(|s| s.session) else { continue };
-            let mut buckets: Vec<_> = go.buckets.iter().map(|b| conf.buckets[*b].id).collect();
+            let mut buckets: Vec<_> = go.units.iter().map(|b| conf.buckets[*b].id).collect();
             buckets.sort_unstable();
             self.propose(Purpose::Pull(go), Command::Pull { worker, session, buckets }.into());
         }
@@ -117,7 +117,7 @@ impl Leader {
 
     /// `recorded`: the log has decided which weights the worker gets.
     pub(super) fn answer(&mut self, conf: &Arc<ShardConfig>, go: ReleasedPull, recorded: bool) {
-        let ReleasedPull { pull, buckets, whole, slowest, in_force, .. } = go;
+        let ReleasedPull { pull, units: buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
         if e.streams.get(pull.conn).is_none() {
             return;

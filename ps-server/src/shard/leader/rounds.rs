@@ -1,4 +1,4 @@
-//! BSP's open rounds: which workers have pushed a step of a bucket, and which rounds close. `pending` holds the
+//! BSP's open rounds: which workers have pushed a step of a unit, and which rounds close. `pending` holds the
 //! pushes.
 //!
 //! A push costs the same with any number of rounds: only rounds that changed since the last check are checked
@@ -8,30 +8,30 @@ use crate::shard::members::{Member, Members};
 use paraft_common::{Step, WorkerId, round::RoundConfig};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A round: its step and local bucket.
+/// A round: its step and unit.
 pub type Key = (Step, usize);
 
 /// All rounds of a shard that are not applied.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
-    /// The workers in each open round, by local bucket and step.
+    /// The workers in each open round, by unit and step.
     open: BTreeMap<(usize, Step), BTreeSet<WorkerId>>,
     /// Rounds that may close now, or whose missing pushes may be dropped. May hold duplicates and closed rounds.
     touched: Vec<Key>,
-    /// Rounds that closed without some of their pushes and are not applied yet, by local bucket.
+    /// Rounds that closed without some of their pushes and are not applied yet, by unit.
     closed: BTreeSet<(usize, Step)>,
 }
 
 impl Rounds {
     /// Adds a worker's push to its round.
-    pub fn add(&mut self, step: Step, bucket: usize, worker: WorkerId) {
-        self.touched.push((step, bucket));
-        self.open.entry((bucket, step)).or_default().insert(worker);
+    pub fn add(&mut self, step: Step, unit: usize, worker: WorkerId) {
+        self.touched.push((step, unit));
+        self.open.entry((unit, step)).or_default().insert(worker);
     }
 
-    /// Marks the rounds of a bucket as changed, after an update of it.
-    pub fn touch(&mut self, bucket: usize) {
-        let rounds = self.open.range((bucket, Step(0))..=(bucket, Step(u64::MAX)));
+    /// Marks the rounds of a unit as changed, after an update of it.
+    pub fn touch(&mut self, unit: usize) {
+        let rounds = self.open.range((unit, Step(0))..=(unit, Step(u64::MAX)));
         self.touched.extend(rounds.map(|((b, s), _)| (*s, *b)));
     }
 
@@ -50,7 +50,7 @@ impl Rounds {
     /// Removes from the touched rounds the members that a later round was applied without.
     pub fn take_dropped(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
         let late =
-            |(step, bucket): &Key, w: WorkerId| members.get(w).is_some_and(|m| m.is_dropped(*bucket, *step));
+            |(step, unit): &Key, w: WorkerId| members.get(w).is_some_and(|m| m.is_dropped(*unit, *step));
         self.sort_touched();
         let found: Vec<_> = self
             .touched
@@ -76,8 +76,8 @@ impl Rounds {
         self.open.is_empty()
     }
 
-    fn round(&self, (step, bucket): Key) -> Option<&BTreeSet<WorkerId>> {
-        self.open.get(&(bucket, step))
+    fn round(&self, (step, unit): Key) -> Option<&BTreeSet<WorkerId>> {
+        self.open.get(&(unit, step))
     }
 
     fn sort_touched(&mut self) {
@@ -85,7 +85,7 @@ impl Rounds {
         self.touched.dedup();
     }
 
-    /// The touched rounds that are open, by step and local bucket.
+    /// The touched rounds that are open, by step and unit.
     pub fn touched(&mut self) -> impl Iterator<Item = Key> {
         self.sort_touched();
         self.touched.iter().copied().filter(|key| self.round(*key).is_some())
@@ -108,12 +108,12 @@ impl Rounds {
         self.sort_touched();
         let mut look = std::mem::take(&mut self.touched);
         for key in look.drain(..) {
-            let (step, bucket) = key;
+            let (step, unit) = key;
             let Some(round) = self.round(key) else { continue };
-            let is_behind = |m: &Member| m.is_active() && m.step(bucket).is_some_and(|s| s < step);
+            let is_behind = |m: &Member| m.is_active() && m.step(unit).is_some_and(|s| s < step);
             let expects = |w: &WorkerId| members.get(*w).is_some_and(is_behind) && !leaving.contains(w);
             let left = leaving.iter().filter(|w| members.get(**w).is_some_and(is_behind)).count();
-            let active = members.behind(bucket, step) - left;
+            let active = members.behind(unit, step) - left;
             let needs = rule.needs(active);
             // Members are checked only if there may be enough.
             let arrived = if round.len() < needs { 0 } else { round.iter().filter(|w| expects(w)).count() };
@@ -137,13 +137,13 @@ impl Rounds {
 
     /// Whether the round of this step, or of a later one, was closed without some of its pushes and is not applied
     /// yet.
-    pub fn is_closed(&self, bucket: usize, step: Step) -> bool {
-        self.closed.range((bucket, step)..=(bucket, Step(u64::MAX))).next().is_some()
+    pub fn is_closed(&self, unit: usize, step: Step) -> bool {
+        self.closed.range((unit, step)..=(unit, Step(u64::MAX))).next().is_some()
     }
 
     /// Records that its update is applied or refused.
-    pub fn applied(&mut self, bucket: usize, step: Step) {
-        self.closed.remove(&(bucket, step));
+    pub fn applied(&mut self, unit: usize, step: Step) {
+        self.closed.remove(&(unit, step));
     }
 }
 
@@ -191,23 +191,23 @@ mod tests {
             let mut closed: Vec<(Key, Vec<WorkerId>)> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Push(w, bucket) => {
+                    Op::Push(w, unit) => {
                         let worker = WorkerId(w);
                         let Some(m) = members.get(worker).filter(|m| m.is_active()) else { continue };
-                        let step = m.step(bucket).unwrap_or_default().next();
+                        let step = m.step(unit).unwrap_or_default().next();
                         // Admission makes it wait until that round is applied.
-                        if !some.is_closed(bucket, step) {
-                            some.add(step, bucket, worker);
-                            all.add(step, bucket, worker);
+                        if !some.is_closed(unit, step) {
+                            some.add(step, unit, worker);
+                            all.add(step, unit, worker);
                         }
                     }
-                    Op::Apply(bucket) => {
-                        let Some(at) = closed.iter().position(|((_, b), _)| *b == bucket) else { continue };
+                    Op::Apply(unit) => {
+                        let Some(at) = closed.iter().position(|((_, b), _)| *b == unit) else { continue };
                         let ((step, _), workers) = closed.remove(at);
-                        workers.into_iter().for_each(|w| members.pushed(w, SessionId(1), Seq(1), bucket, step));
-                        members.drop_late(bucket, step);
-                        some.touch(bucket);
-                        [&mut some, &mut all].into_iter().for_each(|r| r.applied(bucket, step));
+                        workers.into_iter().for_each(|w| members.pushed(w, SessionId(1), Seq(1), unit, step));
+                        members.drop_late(unit, step);
+                        some.touch(unit);
+                        [&mut some, &mut all].into_iter().for_each(|r| r.applied(unit, step));
                     }
                     Op::Pause(w) => members.pause(WorkerId(w), SessionId(1)),
                     Op::Resume(w) => _ = members.resume(WorkerId(w), SessionId(1), false),
@@ -234,9 +234,9 @@ mod tests {
                     prop_assert_eq!(&workers, &all.close(key, true));
                     closed.push((key, workers.into_iter().collect()));
                 }
-                for (bucket, step) in (0..3).flat_map(|b| (1..40).map(move |s| (b, Step(s)))) {
-                    let is_closed = closed.iter().any(|((s, b), _)| *b == bucket && *s >= step);
-                    prop_assert_eq!(some.is_closed(bucket, step), is_closed);
+                for (unit, step) in (0..3).flat_map(|b| (1..40).map(move |s| (b, Step(s)))) {
+                    let is_closed = closed.iter().any(|((s, b), _)| *b == unit && *s >= step);
+                    prop_assert_eq!(some.is_closed(unit, step), is_closed);
                 }
             }
         }
