@@ -154,6 +154,20 @@ pub(crate) async fn everyone(servers: &[String]) -> Answers {
     answers
 }
 
+/// Waits until every server that answers knows this job: a server that does not yet would take its workers for those of
+/// the job that the fleet was founded for. Gives up after [`ELECTION_TIME`]: a server may be away for long.
+pub(crate) fn wait_for_job(servers: &[String], name: &str) {
+    let deadline = Instant::now() + ELECTION_TIME;
+    loop {
+        let answers = block_on(everyone(servers)).unwrap_or_default();
+        let knows = |d: &DescribeReply| d.jobs.iter().any(|job| job.name == name && !job.released);
+        if answers.iter().filter_map(|(_, r)| r.as_ref().ok()).all(knows) || Instant::now() > deadline {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Whom to give an order: the leader first, then the others of the fleet, then those of `given` that it does not know.
 pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
     let leader = Some(fleet.leader.as_str()).filter(|l| !l.is_empty());

@@ -134,6 +134,7 @@ impl Submitted {
                 Err(e) => return Err(e.into()),
             }
         };
+        ask::wait_for_job(&fleet_servers, &name);
         let known_in = remember.then(|| run_dir.to_path_buf());
         Ok(Self { name, servers: fleet_servers, delete, finished: false, known_in })
     }
