@@ -109,7 +109,7 @@ fn a_module_runs_on_the_named_python_with_set_threads() {
         "--name",
         "m.1",
         "--python",
-        &python,
+        python.to_str().expect("text"),
         "-m",
         "pkg.train",
         "--workers",

@@ -10,7 +10,7 @@ pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let Some(pod) = env.number("JOB_COMPLETION_INDEX")? else { return Ok(None) };
     let id = env.text("JOBSET_NAME").unwrap_or_default();
     let attempt = env.number("JOBSET_RESTART_ATTEMPT")?.unwrap_or(0);
-    if env.role()?.is_some() {
+    if env.asked.role.is_some() {
         let rank = job.unwrap_or(pod);
         return Ok(Some(Place { attempt, ..Place::alone(engine, id, rank, 0) }));
     }

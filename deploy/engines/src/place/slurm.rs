@@ -9,7 +9,7 @@ const ENGINE: &str = "Slurm";
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
 pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
-    let has_role = env.role()?.is_some();
+    let has_role = env.asked.role.is_some();
     if has_role && let Some(element) = env.number("SLURM_ARRAY_TASK_ID")? {
         // Each element is a job of its own, which Slurm starts again by itself; the array is what they have in common.
         let id = env.must(ENGINE, "SLURM_ARRAY_JOB_ID")?;
