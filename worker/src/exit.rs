@@ -24,6 +24,6 @@ pub const INTERRUPTED: i32 = 130;
 pub const TERMINATED: i32 = 143;
 
 /// Whether a restart of the same process may succeed, as the code tells engines.
-pub fn again(code: i32) -> bool {
+pub fn may_restart(code: i32) -> bool {
     matches!(code, UNAVAILABLE | IO) || code >= 128
 }

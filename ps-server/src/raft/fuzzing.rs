@@ -68,31 +68,31 @@ pub fn header_of<C: LogChange>(index: u64, change: C) -> Bytes {
 /// The head of a snapshot file of log index `index`.
 ///
 /// # Panics
-/// Never, as above.
+/// Never: a log index can be encoded.
 pub fn snapshot_head(index: u64, head: &[u8]) -> Bytes {
     let last_log_id = Some(LogId::new(Committed::new(1), index));
-    wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head)).expect("likewise")
+    wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head)).expect("a log index can be written")
 }
 
 /// A log index as the tag of a purge point.
 ///
 /// # Panics
-/// Never, as above.
+/// Never: a log index can be encoded.
 pub fn purge_tag(index: u64) -> Bytes {
-    wire::encode(&LogId::new(Committed::new(1), index)).expect("likewise")
+    wire::encode(&LogId::new(Committed::new(1), index)).expect("a log index can be written")
 }
 
 /// An append with these changes.
 ///
 /// # Panics
-/// Never, as above.
+/// Never: a log index can be encoded.
 pub fn append<C: LogChange>(changes: impl IntoIterator<Item = C>) -> Bytes {
     let entry = |(index, change)| wire::decode::<Entry<C>>(&header_of(index, change));
     let entries = (7..).zip(changes).map(|e| entry(e).expect("it was just written")).collect();
     let vote = Vote::new_committed(3, 1);
     let prev_log_id = Some(LogId::new(Committed::new(1), 6));
     let request = AppendEntriesRequest::<Types<C>> { vote, prev_log_id, entries, leader_commit: None };
-    wire::encode(&request).expect("likewise")
+    wire::encode(&request).expect("a log index can be written")
 }
 
 fn back<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
@@ -100,6 +100,6 @@ fn back<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     // Maps and sets encode their keys in order, so encoding again gives the same bytes.
     let written = wire::encode(&value).expect("what was read can be written");
     let again: T = wire::decode(&written).expect("what was written can be read");
-    assert_eq!(wire::encode(&again).expect("likewise"), written);
+    assert_eq!(wire::encode(&again).expect("a log index can be written"), written);
     Some(value)
 }

@@ -256,7 +256,7 @@ impl Worker<'_> {
                 eprintln!("warning: TORCHELASTIC_ERROR_FILE: {e}");
             }
         }
-        if exit::again(code) {
+        if exit::may_restart(code) {
             return Ok(code);
         }
         let failed = JobEnd::Failed { worker: self.place.rank, node, code, said };
