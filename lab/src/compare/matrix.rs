@@ -208,23 +208,24 @@ pub fn expand(
                 let mut set = vec![format!("train.mode={mode}"), format!("train.workers={workers}")];
                 set.extend(algorithm.set(&base));
                 let made = match algorithm.kind {
-                    Kind::Round if *mode != Mode::Bsp.into() => Err("only bsp has rounds".to_string()),
-                    _ => load(&set).map_err(|e| e.message).and_then(|mut job| {
-                        budget.give(&mut job)?;
-                        fits(&job)?;
+                    Kind::Round if *mode != Mode::Bsp.into() => {
+                        Err((false, "only bsp has rounds".to_string()))
+                    }
+                    _ => load(&set).map_err(|e| (e.unknown_key, e.message)).and_then(|mut job| {
+                        budget.give(&mut job).and_then(|()| fits(&job)).map_err(|why| (false, why))?;
                         Ok(job)
                     }),
                 };
                 let job = match made {
                     Ok(job) => job,
                     // This is an error in every job.
-                    Err(why) if why.contains("unknown key") || why.contains("unknown field") => {
+                    Err((true, why)) => {
                         return Err(Failure::new(
                             exit::CONFIG,
                             format!("algorithm {}: {why}", algorithm.name),
                         ));
                     }
-                    Err(reason) => {
+                    Err((false, reason)) => {
                         let (mode, algorithm) = (mode.to_string(), algorithm.name.clone());
                         left_out.push(LeftOut { mode, workers, algorithm, reason });
                         continue;

@@ -71,7 +71,8 @@ pub fn header_of<C: LogChange>(index: u64, change: C) -> Bytes {
 /// Never: a log index can be encoded.
 pub fn snapshot_head(index: u64, head: &[u8]) -> Bytes {
     let last_log_id = Some(LogId::new(Committed::new(1), index));
-    wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head)).expect("a log index can be written")
+    wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head))
+        .expect("a log index can be written")
 }
 
 /// A log index as the tag of a purge point.

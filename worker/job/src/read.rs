@@ -6,7 +6,7 @@ use crate::{
     explain::{self, Problem},
     job::default_optimizer,
     place,
-    refused::job_of,
+    refused::{Refused, job_of},
     set,
 };
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub struct JobError {
     pub message: String,
     /// What to do.
     pub remedy: Option<String>,
+    /// It has a key that no job of its kinds has.
+    pub unknown_key: bool,
 }
 
 impl Job {
@@ -37,6 +39,7 @@ impl Job {
             line: None,
             message,
             remedy: Some("give the path of a job file; examples/ has some".into()),
+            unknown_key: false,
         };
         let read = || {
             let mut text = String::new();
@@ -58,6 +61,7 @@ impl Job {
             line,
             message,
             remedy,
+            unknown_key: false,
         };
         let mut table: Table = toml::from_str(text).map_err(|e| {
             let at = e.span().map(|s| place::line_at(text, s.start));
@@ -75,10 +79,12 @@ impl Job {
         }
         let mut job = job_of(table).map_err(|e| {
             let Problem { key, message, remedy } = explain::explain(e.path(), e.inner());
-            match set.iter().rev().find(|s| set::is_of(s, &key)) {
+            let unknown_key = matches!(e.inner(), Refused::Key { .. });
+            let why = match set.iter().rev().find(|s| set::is_of(s, &key)) {
                 Some(s) => error(None, format!("--set {s}: {message}"), remedy),
                 None => error(place::nearest(text, &key), message, remedy),
-            }
+            };
+            JobError { unknown_key, ..why }
         })?;
         if job.name.is_empty() {
             job.name = path.file_stem().map_or("job".into(), |s| s.to_string_lossy().into_owned());
@@ -109,5 +115,7 @@ mod tests {
         assert_eq!(of("", &set).expect("no table").optimizer, sgd(0.1, 0.5));
         let other = of("[optimizer]\nbeta1 = 0.9\n", &[]).expect_err("of another kind").to_string();
         assert!(other.contains("optimizer.beta1"), "{other}");
+        let wrong = |set: &str| of("", &[set.to_string()]).expect_err("refused").unknown_key;
+        assert_eq!((wrong("round.spares=1"), wrong("train.workers=0")), (true, false));
     }
 }
