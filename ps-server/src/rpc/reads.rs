@@ -2,8 +2,9 @@
 
 use super::{
     convert,
-    exchange::{Replies, ShardsService, nobody},
+    exchange::Replies,
     readers::Reader,
+    shards::{ShardsService, nobody},
 };
 use crate::{
     connections::{Rank, Visitor},
