@@ -41,11 +41,16 @@
 //! - [`switching`]: the live switch of the mode. [`tally`]: the counts that the rule for the mode uses.
 //!   [`progress`]: counts for people.
 //! - `replication`: what the leader needs of its Raft group.
-//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
+//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: when the image of a checkpoint is taken;
+//!   `checkpoint_image`: the image.
+//! - `messages`: what streams and the leader tell each other. `weights`: the weights in a reply. `counters`: counts
+//!   for people and metrics.
 
 pub mod admission;
 pub mod checkpoint;
+mod checkpoint_image;
 pub mod chunks;
+mod counters;
 pub mod deltas;
 pub mod effects;
 mod epoch;
@@ -68,17 +73,19 @@ mod shares;
 pub mod streams;
 pub mod switching;
 pub mod tally;
+mod weights;
 pub mod working;
 
 pub use checkpoint::lowest;
+pub use checkpoint_image::CheckpointImage;
+pub use counters::{Counters, WorkerInfo};
 pub use effects::{Effect, GroupStatus, Input, Now};
-pub use messages::{
-    CheckpointImage, ConnId, Counters, DeferredWeights, Event, Liveness, Message, Reply, Weights, WorkerInfo,
-};
+pub use messages::{ConnId, Event, Liveness, Message, Reply};
 pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
 pub use replication::{OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
 pub use switching::RequestedMode;
+pub use weights::{DeferredWeights, Weights};
 
 use super::{
     command::{Command, Contribution, Proposal},

@@ -4,8 +4,8 @@ use super::{
     DeferredWeights, GroupStatus, Leader, Purpose, Reply, Weights,
     checkpoint::{PartRequest, lowest},
     effects::FetchResult,
-    messages::BucketWeights,
     pulls::{PullTrigger, ReleasedPull, View},
+    weights::BucketWeights,
 };
 use crate::shard::{
     command::{Closed, Command},
