@@ -3,8 +3,8 @@
 use super::{
     ConnId, GroupStatus, Leader,
     effects::{Computed, Effect, Work},
-    pending::Push,
     pulls::PullTrigger,
+    push::Push,
     rounds,
 };
 use crate::{

@@ -67,6 +67,7 @@ pub mod progress;
 mod proposals;
 pub mod pulls;
 mod purpose;
+mod push;
 mod pushes;
 mod replication;
 mod replies;

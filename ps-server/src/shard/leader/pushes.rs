@@ -3,8 +3,8 @@
 use super::{
     ConnId, Leader, MAX_AHEAD, Message, Reply, Task,
     admission::{Admission, admit},
-    pending::Push,
     pulls::PullTrigger,
+    push::Push,
     update::UpdatePlan,
 };
 use crate::shard::{command::Contribution, state::ShardConfig};

@@ -2,7 +2,7 @@
 
 use super::{
     ConnId, Leader, ProposalSpan, Purpose, Reply, Task, agenda::Computing, deltas::DeltaProposal,
-    effects::Computed, pending::Push, pulls::PullTrigger, working::add,
+    effects::Computed, pulls::PullTrigger, push::Push, working::add,
 };
 use crate::shard::{
     bucket::BucketData,
