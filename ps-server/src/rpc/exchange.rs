@@ -2,7 +2,7 @@
 
 use super::{
     convert,
-    shards::{ShardsService, nobody},
+    shards::{ShardsService, unknown_caller},
 };
 use crate::{
     connections::{Rank, Visitor},
@@ -156,7 +156,7 @@ impl ShardsService {
         }
         let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
         let job = ServerJob::decode(&open.job).map_err(bad)?;
-        let by = visitor.as_ref().ok_or_else(nobody)?;
+        let by = visitor.as_ref().ok_or_else(unknown_caller)?;
         let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
         let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {

@@ -130,7 +130,7 @@ impl Handler for ShardsService {
 }
 
 /// The refusal of a request whose connection is unknown to the door.
-pub(super) fn nobody() -> RefusalKind {
+pub(super) fn unknown_caller() -> RefusalKind {
     RefusalKind::Denied("nobody knows who asks".into())
 }
 
@@ -160,7 +160,7 @@ impl ShardsService {
     async fn checkpoint(&self, request: CheckpointRequest, by: Option<Visitor>) -> checkpoint::Parts {
         let hosted = match &by {
             Some(by) => self.may(by, Need::Worker, &request.job, request.shard).await,
-            None => Err(nobody()),
+            None => Err(unknown_caller()),
         };
         if hosted.is_ok() {
             by.inspect(|v| v.is(Rank::Reader));

@@ -34,7 +34,7 @@ pub(super) enum Task {
 #[derive(Clone, Copy)]
 pub(super) enum FollowUp {
     /// Restart the epoch if necessary; continue a switch of the mode.
-    GoOn,
+    Epoch,
     /// Accept pushes that wait for room.
     Room,
     /// Propose the commands that waited behind pushes.
@@ -76,7 +76,7 @@ impl Leader {
 
     pub(super) fn run_follow_up(&mut self, group: &dyn GroupStatus, after: FollowUp) {
         self.after = match after {
-            FollowUp::GoOn => Some(FollowUp::Room),
+            FollowUp::Epoch => Some(FollowUp::Room),
             FollowUp::Room => Some(FollowUp::DeferredCommand),
             FollowUp::DeferredCommand => Some(FollowUp::Delta),
             FollowUp::Delta => Some(FollowUp::Record),
@@ -84,7 +84,7 @@ impl Leader {
             FollowUp::Quiet => None,
         };
         match after {
-            FollowUp::GoOn => self.go_on(group),
+            FollowUp::Epoch => self.continue_epoch(group),
             FollowUp::Room => self.take_if_room(false),
             FollowUp::DeferredCommand => self.propose_deferred_commands(),
             FollowUp::Delta => self.begin_delta_if_due(),

@@ -194,7 +194,7 @@ impl Leader {
     }
 
     fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
-        self.after = Some(FollowUp::GoOn);
+        self.after = Some(FollowUp::Epoch);
         self.input(group, input);
     }
 
