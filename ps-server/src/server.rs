@@ -1,81 +1,49 @@
 //! A server: its replicas, their leaders, the services. Parses, builds, runs.
 
+mod error;
+mod identity;
+mod options;
+
+pub use error::ServerError;
+pub(crate) use error::data_failed;
+pub use identity::IDENTITY;
+pub(crate) use identity::remembered;
+pub use options::{Place, ServerOptions};
+
 use crate::{
     connections::{self, Connections, STALL_CHECK_INTERVAL, TAKE_TIMEOUT},
-    control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
-    files::DataFile,
-    header, metrics,
-    raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
+    control::{Agent, AgentOptions, Agreed, ControlReplica, Identity},
+    metrics,
+    raft::{Folder, GroupOptions, Logs, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     replicated::GroupId,
     rpc::{
         Lanes,
         audit::Audit,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
-        exchange::{MAX_UNOPENED_STREAMS, ShardsService},
         peers::PeersService,
         rights::RightsLayer,
+        shards::{MAX_UNOPENED_STREAMS, ShardsService},
         status::StatusService,
     },
     settings,
 };
-use paraft_common::{JobShard, ServerId};
+use error::control_failed;
+use identity::{files_without_identity, remember};
+use paraft_common::ServerId;
 use paraft_lanes::Pool;
 use paraft_proto::{control_server::ControlServer, limits, services::Route};
-use paraft_store::Disk;
 use paraft_tls::Access;
 use paraft_trace::Stages;
-use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
 };
 
-/// How a server finds its fleet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A founding server of the fleet: its index in `servers`.
-    Listed(ServerId),
-    /// A new server: it asks these addresses for its id.
-    Joins(Vec<String>),
-}
-
 /// Factor on the control group's election timeout. No push waits for the control group, whose heartbeats
 /// never pause: it notices a leader's death later, and an idle server costs half.
 const CONTROL_ELECTIONS: u32 = 2;
-
-/// How to start a server.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// How it finds its fleet. A server that has been in a fleet before (its data folder says so) returns to
-    /// it, with its old id.
-    pub place: Place,
-    /// Its address, for the other servers and the workers.
-    pub address: String,
-    /// host:port of the page that this process serves; empty: none.
-    pub page: String,
-    /// The addresses of the servers that form the fleet, the same list in the same order on each.
-    pub servers: Vec<String>,
-    /// Shards, replicas, durability: fixed when the fleet is founded; a joining server takes the fleet's.
-    pub shape: Shape,
-    /// The data folder: the server's identity, the control group's log, and (for `quorum-disk`) the shards'
-    /// logs.
-    pub data: PathBuf,
-    /// The disk under `data`.
-    pub disk: Arc<dyn Disk>,
-    /// A follower without a heartbeat for three to four times this long starts an election.
-    pub election: Duration,
-    /// When to replace replicas, and to move leaders back.
-    pub timeouts: Timeouts,
-    /// Interval at which the replicas of each shard are compared; `None`: never.
-    pub check_every: Option<Duration>,
-    /// Also listens on this Unix socket, for this user's processes on the same host.
-    pub socket: Option<PathBuf>,
-    /// The most memory that a job may need on this server, in bytes; `None`: the free memory.
-    pub job_memory: Option<u64>,
-    /// Which callers may connect over TCP, and how to reach the other servers.
-    pub access: Access,
-}
 
 /// How a server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,35 +52,6 @@ pub enum Ending {
     HandOver,
     /// At once: the whole fleet ends.
     AtOnce,
-}
-
-/// Why a server does not start or run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The options contradict each other.
-    #[error("{0}")]
-    Options(String),
-    /// The control group's replica did not start.
-    #[error("the control group's replica did not start: {0}")]
-    Control(String),
-    /// The data folder cannot be used.
-    #[error("{0}")]
-    Data(String),
-    /// The data folder's disk fails at present.
-    #[error("{0}. Nothing was changed; start it again when its disk serves")]
-    Storage(String),
-    /// Its settings differ from its fleet's.
-    #[error("{0}")]
-    Settings(String),
-    /// No fleet has admitted it.
-    #[error("no fleet took this server in: {0}")]
-    Join(String),
-    /// The network failed.
-    #[error("the server stopped: {0}")]
-    Transport(#[from] tonic::transport::Error),
-    /// A socket failed.
-    #[error("{0}: {1}")]
-    Io(String, std::io::Error),
 }
 
 /// A server that is ready to serve.
@@ -126,86 +65,6 @@ pub struct Server {
     status: StatusService,
     connections: Arc<Connections>,
     logs: Logs,
-}
-
-impl ServerOptions {
-    /// Checks everything that needs no other server.
-    pub fn validate(&self) -> Result<(), ServerError> {
-        let bad = |m: String| Err(ServerError::Options(m));
-        let Place::Listed(id) = &self.place else { return Ok(()) };
-        let n = self.servers.len() as u64;
-        if id.0 >= n {
-            return bad(format!(
-                "--id {} names no server: --servers lists {n} (ids are 0 to {})",
-                id.0,
-                n.saturating_sub(1)
-            ));
-        }
-        let Shape { shards, replicas, .. } = self.shape;
-        if shards > JobShard::SHARDS {
-            return bad(format!("--shards {shards} is more than {}", JobShard::SHARDS));
-        }
-        if replicas == 0 || u64::from(replicas) > n {
-            return bad(format!("--replicas {replicas} needs as many servers; --servers lists {n}"));
-        }
-        if replicas.is_multiple_of(2) {
-            return bad(format!(
-                "--replicas {replicas} is even: it survives no more failures than {} and costs more; use an odd number",
-                replicas - 1
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// The file of a data folder that names its server.
-pub const IDENTITY: &str = DataFile::Identity.name();
-
-/// The server's identity from an earlier run, if any.
-pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
-    let Some(bytes) = folder.read(DataFile::Identity).map_err(data_failed)? else {
-        return Ok(None);
-    };
-    let identity = header::decode(&bytes);
-    identity
-        .map(Some)
-        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display())))
-}
-
-fn remember(folder: &Folder, identity: Identity) -> Result<(), FolderError> {
-    let bytes = header::encode(&identity).map_err(FolderError::passing)?;
-    // A file that exists needs no room.
-    match folder.read(DataFile::Identity)?.is_some_and(|there| there[..] == bytes[..]) {
-        true => Ok(()),
-        false => folder.write(DataFile::Identity, &bytes),
-    }
-}
-
-/// A temporary failure is worth another start; damage is not.
-pub(crate) fn data_failed(e: FolderError) -> ServerError {
-    match e.is_damage() {
-        true => ServerError::Data(e.into()),
-        false => ServerError::Storage(e.into()),
-    }
-}
-
-/// Files in the data folder of a server without an identity.
-fn files_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
-    let names = folder.names().map_err(data_failed)?;
-    Ok(names
-        .into_iter()
-        .find(|n| n == "control" || n == "log" || crate::replicas::shard_of_folder(n).is_some()))
-}
-
-/// Why the replica did not start; for damage, with the remedy.
-fn control_failed(e: FolderError) -> ServerError {
-    match e.is_damage() {
-        false => ServerError::Storage(format!("the control group's replica did not start: {e}")),
-        true => ServerError::Control(format!(
-            "{e}. Nothing was changed. Put a copy of the file back; or, while a majority of the other servers is well, let \
-             this server join anew (--join) with another --data folder, and `paraft forget` it as it was"
-        )),
-    }
 }
 
 impl Server {

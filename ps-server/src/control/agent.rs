@@ -2,6 +2,8 @@
 //! directives and, while it leads the control group, plans.
 
 mod bootstrap;
+mod hand_over;
+mod jobs;
 mod planner;
 mod reports;
 
@@ -12,14 +14,15 @@ use super::{
     plan::{LastReport, Report, Timeouts},
     reachability::Reach,
     replica::ControlReplica,
-    state::{Agreed, Command, Outcome, Refusal, Shape, UNKNOWN_JOB},
+    state::{Agreed, Command, Outcome, Refusal, Shape},
 };
 use crate::{
     raft::ReplicaId,
-    replicas::{Replica, Replicas},
+    replicas::Replicas,
     replicated::{Applied, Change, Group},
 };
-use paraft_common::{JobId, JobShard, ServerId, checkpoint::KnownCheckpoint};
+pub use hand_over::HAND_OVER;
+use paraft_common::{JobShard, ServerId};
 use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
 pub(super) use planner::LeaderState;
@@ -127,8 +130,6 @@ pub(super) enum ReportOutcome {
 const FAST_REPORT_PERIOD: Duration = Duration::from_secs(1);
 const FAST_REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a stopping server tries to transfer its leaderships.
-pub const HAND_OVER: Duration = Duration::from_secs(2);
 impl Agent {
     /// `fleet`: the fleet that this server already belongs to, or 0. `remember` keeps it on disk.
     pub fn new(
@@ -291,70 +292,6 @@ impl Agent {
         report_interval(self.options.election)
     }
 
-    /// Transfers everything that this server leads, so that no worker has to wait for an election. Returns
-    /// when it leads nothing, or after [`HAND_OVER`].
-    pub async fn hand_over(&self) {
-        let deadline = Instant::now() + HAND_OVER;
-        loop {
-            let groups = self.replicas.all().into_iter().map(|(_, r)| r.group).chain([self.group()]);
-            let mut led = false;
-            for group in groups.filter(|g| g.leadership().borrow().leads) {
-                let (voters, caught_up) = (group.membership().voters, group.caught_up());
-                let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                else {
-                    continue; // no replica could take over
-                };
-                led = true;
-                if let Err(e) = group.transfer(successor).await {
-                    tracing::debug!(%successor, error = %e, "cannot hand over");
-                }
-            }
-            if !led || Instant::now() >= deadline {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Why this server would refuse the sessions of a shard that it hosts. Before the job has begun, only the
-    /// agreed state tells which job it is, and this server's replica of the control group may lag. `None`: it
-    /// serves them.
-    pub fn cannot_serve(&self, shard: JobShard, replica: &Replica) -> Option<String> {
-        let knows = || replica.shard.configured().is_some() || self.shape_of(shard.job()).is_some();
-        let stopped = self.control.stopped();
-        // A control replica that runs and knows its fleet will know the job in a moment.
-        if stopped.is_none() && self.agreed.read(|s| s.fleet) != 0 || knows() {
-            return None;
-        }
-        let why = stopped.map(|(why, _)| format!(": its replica of the control group waits: {why}"));
-        Some(format!("it does not know its fleet's jobs{}", why.unwrap_or_default()))
-    }
-
-    /// Transfers the shards whose sessions this server would refuse, and does not stand for election there
-    /// until it can serve. If the job has begun, the shard's log tells whether it can: so it is known once
-    /// the whole log is applied.
-    async fn transfer_unservable_shards(&self) {
-        for (shard, replica) in self.replicas.all() {
-            let group = &replica.group;
-            let Some(why) = self.cannot_serve(shard, &replica) else {
-                group.may_lead(true);
-                continue;
-            };
-            if !group.leadership().borrow().leads || group.unapplied() > 0 {
-                continue;
-            }
-            if group.may_lead(false) {
-                tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
-            }
-            let (voters, caught_up) = (group.membership().voters, group.caught_up());
-            if let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                && let Err(e) = group.transfer(successor).await
-            {
-                tracing::debug!(%shard, %successor, error = %e, "cannot hand over");
-            }
-        }
-    }
-
     /// Commits a command.
     pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
         let waits = self.group().propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
@@ -384,89 +321,9 @@ impl Agent {
         }
     }
 
-    /// Commits the current checkpoints of a folder, if they are not agreed on already. `job` is the founding
-    /// of shard 0 that the job runs in.
-    pub async fn note_checkpoints(
-        &self,
-        job: u64,
-        folder: &str,
-        held: Vec<KnownCheckpoint>,
-    ) -> Result<(), String> {
-        let difference = self.agreed.read(|s| {
-            s.jobs.begun_as(job).ok_or(UNKNOWN_JOB)?;
-            Ok::<_, String>(s.jobs.difference(job, folder, held))
-        })?;
-        let Some(difference) = difference else { return Ok(()) };
-        match self.propose(Command::Checkpoints { job, difference }).await? {
-            Outcome::Refused(why) => Err(why.to_string()),
-            Outcome::Done | Outcome::Joined(_) | Outcome::Submitted(_) | Outcome::Ended(_) => Ok(()),
-        }
-    }
-
     /// The most memory that a job may need on this server, if configured.
     pub fn job_memory(&self) -> Option<u64> {
         self.options.job_memory
-    }
-
-    /// The job with exactly this name that has shards, and their number: no other job's weights may be served
-    /// for it.
-    pub fn job_with_shards(&self, name: &str) -> Option<(JobId, u32)> {
-        self.agreed.read(|s| {
-            let (id, job) = s.jobs.iter().find(|(_, j)| !j.released && j.name == name)?;
-            Some((id, job.shape.shards))
-        })
-    }
-
-    /// Whether it is agreed on that a job has begun.
-    pub fn has_begun(&self, job: JobId) -> bool {
-        self.agreed.read(|s| s.jobs.get(job).is_some_and(|j| j.facts.is_some()))
-    }
-
-    /// The job of this name, as far as this server knows. An empty name means the job that the fleet was
-    /// founded for.
-    pub fn job_named(&self, name: &str) -> Option<JobId> {
-        if name.is_empty() {
-            return Some(JobId(0));
-        }
-        let (fleet, agreed) = self.agreed.read(|s| (s.fleet, s.jobs.named(name).map(|(id, _)| id)));
-        // Before the control group's log is read, or while its storage fails, the local replicas know their
-        // jobs.
-        let trained = || {
-            let of = |(shard, r): &(JobShard, Replica)| {
-                r.shard.configured().is_some_and(|c| c.job.name == name).then_some(shard.job())
-            };
-            self.replicas.all().iter().find_map(of).or_else(|| self.shape_of(JobId(0)).map(|_| JobId(0)))
-        };
-        if fleet == 0 { trained() } else { agreed }
-    }
-
-    /// Names of jobs with shards: a few of them.
-    pub fn job_names(&self) -> Vec<String> {
-        self.agreed.read(|s| s.jobs.names())
-    }
-
-    /// The shape of a job, if known here: as agreed on or, for the job that the fleet is founded for, from
-    /// the start options.
-    pub fn shape_of(&self, job: JobId) -> Option<Shape> {
-        let founding = || self.options.shape.filter(|s| job == JobId(0) && s.shards > 0);
-        self.agreed.read(|s| match s.fleet {
-            0 => founding(),
-            _ => s.shape_of(job),
-        })
-    }
-
-    /// A server of a shard, from the agreed state: where to send a worker that asked here.
-    pub fn host_of(&self, shard: JobShard) -> Option<String> {
-        self.hosts_of(shard).into_iter().next()
-    }
-
-    /// The addresses of a shard's servers, except this one.
-    pub fn hosts_of(&self, shard: JobShard) -> Vec<String> {
-        self.agreed.read(|s| {
-            let voters = s.shards.get(&shard).into_iter().flat_map(|place| &place.voters);
-            let others = voters.filter(|n| n.server() != self.options.server);
-            others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).collect()
-        })
     }
 }
 

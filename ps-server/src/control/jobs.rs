@@ -5,16 +5,16 @@
 //! in their own logs. The checkpoints come from the workers that write them. Training needs only the places
 //! of the shards.
 
+mod difference;
+mod job;
+
+pub use difference::{Difference, is_in};
+pub use job::{Job, JobFacts, JobState};
+
 use super::state::{Refusal, Shape};
-use paraft_common::{
-    Durability, JobId, JobShard, ModeChoice, ShardId,
-    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
-};
+use paraft_common::{JobId, JobShard, checkpoint::KnownCheckpoint};
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Jobs without shards are listed until there are more than this many.
 pub const MAX_ENDED_JOBS: usize = 64;
@@ -22,57 +22,6 @@ pub const MAX_ENDED_JOBS: usize = 64;
 pub const MAX_JOBS: usize = 4096;
 /// The longest path of a checkpoint, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
-
-/// The facts of a job; fixed when it begins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobFacts {
-    /// Its name, cut to [`JobFacts::NAME_CHARS`] characters.
-    pub name: String,
-    /// BSP, SSP(s) or ASP.
-    pub mode: ModeChoice,
-    /// Its configured number of workers, from 1.
-    pub workers: u32,
-    /// What an acknowledged push survives.
-    pub durability: Durability,
-}
-
-impl JobFacts {
-    /// Maximum characters of a job's name that are kept.
-    pub const NAME_CHARS: usize = 200;
-}
-
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobState {
-    /// Some worker has something to do, or will when it returns.
-    Running,
-    /// Every remaining worker has finished, on every shard.
-    Finished,
-    /// A shard lost its state before the job had finished; the job can continue from a checkpoint.
-    Lost,
-    /// Its shards exist, or will; no worker has begun it.
-    Waiting,
-    /// A person ended it before its workers had finished.
-    Stopped,
-}
-
-impl JobState {
-    /// Its name in the status.
-    pub fn name(self) -> &'static str {
-        match self {
-            JobState::Running => "running",
-            JobState::Finished => "finished",
-            JobState::Lost => "lost",
-            JobState::Waiting => "waiting",
-            JobState::Stopped => "stopped",
-        }
-    }
-
-    /// Whether no worker trains it any more.
-    pub fn has_ended(self) -> bool {
-        matches!(self, JobState::Finished | JobState::Lost | JobState::Stopped)
-    }
-}
 
 /// A request for a job with shards of its own on a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,144 +38,6 @@ pub struct Submission {
     pub seen_ms: u64,
     /// The folder of its record and its workers' logs, for people.
     pub run: String,
-}
-
-/// A job.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
-    /// The shape of its groups.
-    pub shape: Shape,
-    /// Empty until its first worker names it, in a fleet that is founded for one job.
-    pub name: String,
-    /// Token of its submission; 0: it was not submitted.
-    pub token: u64,
-    /// The founding of each shard that it runs in, as the leaders last reported.
-    pub foundings: BTreeMap<ShardId, u64>,
-    /// Its facts; `None`: no worker has begun it.
-    pub facts: Option<JobFacts>,
-    /// Its state.
-    pub state: JobState,
-    /// A person has asked for its end.
-    pub stopping: bool,
-    /// When the control group first received it, in ms of unix time, by the clock of its leader then.
-    pub first_seen_ms: u64,
-    /// When it ended, by the same clock; 0: it has not.
-    pub ended_ms: u64,
-    /// How long its weights are kept after that; `None`: until the job is deleted.
-    pub keep_ms: Option<u64>,
-    /// It has no shards any more, only checkpoints.
-    pub released: bool,
-    /// The folder of its record and its workers' logs, for people.
-    pub run: String,
-    /// Its checkpoints, the latest last; at most [`MAX_KNOWN_CHECKPOINTS`].
-    pub checkpoints: Vec<KnownCheckpoint>,
-}
-
-impl Job {
-    /// A job that no worker has begun.
-    pub(super) fn with(shape: Shape) -> Self {
-        Self {
-            shape,
-            name: String::new(),
-            token: 0,
-            foundings: BTreeMap::new(),
-            facts: None,
-            state: JobState::Waiting,
-            stopping: false,
-            first_seen_ms: 0,
-            ended_ms: 0,
-            keep_ms: None,
-            released: false,
-            run: String::new(),
-            checkpoints: Vec::new(),
-        }
-    }
-
-    /// The founding of its first shard, which names this run; 0: it has not begun.
-    pub fn founding(&self) -> u64 {
-        self.foundings.get(&ShardId(0)).copied().unwrap_or(0)
-    }
-
-    /// Whether its weights were kept for long enough.
-    pub fn is_over(&self, now_ms: u64) -> bool {
-        let kept = |keep: u64| now_ms.saturating_sub(self.ended_ms) >= keep;
-        !self.released && self.state.has_ended() && self.ended_ms > 0 && self.keep_ms.is_some_and(kept)
-    }
-
-    fn ends(&mut self, state: JobState, now_ms: u64) {
-        self.state = state;
-        self.ended_ms = if state.has_ended() { now_ms.max(1) } else { 0 };
-    }
-
-    /// The checkpoint that was written last.
-    pub fn latest(&self) -> Option<&KnownCheckpoint> {
-        self.checkpoints.last()
-    }
-
-    /// The change after which this job's checkpoints in `folder` are `held`. What `held` does not know (the
-    /// writer of one, its loss) stays.
-    fn difference(&self, folder: &str, mut held: Vec<KnownCheckpoint>) -> Difference {
-        for h in &mut held {
-            if let Some(known) = self.checkpoints.iter().find(|k| k.is_same(h)) {
-                h.worker = h.worker.or(known.worker);
-                h.loss = h.loss.or(known.loss);
-            }
-        }
-        let gone = self.gone(folder, &held).cloned().collect();
-        held.retain(|h| !self.checkpoints.contains(h));
-        // A checkpoint that would be dropped at once is not worth a log entry.
-        if self.checkpoints.len() >= MAX_KNOWN_CHECKPOINTS {
-            let oldest = self.checkpoints.iter().filter(|k| !k.best).map(|k| k.written_ms).min();
-            let known = |h: &KnownCheckpoint| self.checkpoints.iter().any(|k| k.path == h.path);
-            held.retain(|h| h.best || known(h) || Some(h.written_ms) > oldest);
-        }
-        Difference { held, gone }
-    }
-
-    /// Those in `folder` that are not among `held`.
-    fn gone(&self, folder: &str, held: &[KnownCheckpoint]) -> impl Iterator<Item = &String> {
-        let there: BTreeSet<&str> = held.iter().map(|h| h.path.as_str()).collect();
-        let gone = move |p: &&String| is_in(p, folder) && !there.contains(p.as_str());
-        self.checkpoints.iter().map(|k| &k.path).filter(gone)
-    }
-
-    /// Applies a change of the folder that another job reported, if this job has written there as well.
-    fn heed(&mut self, d: &Difference) {
-        self.checkpoints.retain_mut(|c| {
-            let told = d.held.iter().find(|h| h.path == c.path);
-            c.best = told.map_or(c.best, |h| h.best);
-            !d.gone.contains(&c.path) && told.is_none_or(|h| h.is_same(c))
-        });
-    }
-
-    fn change(&mut self, d: &Difference) {
-        self.checkpoints.retain(|c| !d.gone.contains(&c.path));
-        for h in &d.held {
-            // One list may name a path twice: it comes from the network.
-            self.checkpoints.retain(|c| c.path != h.path);
-            self.checkpoints.push(h.clone());
-        }
-        self.checkpoints
-            .sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
-        while self.checkpoints.len() > MAX_KNOWN_CHECKPOINTS {
-            let oldest = self.checkpoints.iter().position(|c| !c.best).unwrap_or(0);
-            self.checkpoints.remove(oldest);
-        }
-    }
-}
-
-/// Whether `path` is directly in `folder`.
-pub fn is_in(path: &str, folder: &str) -> bool {
-    Path::new(path).parent() == Some(Path::new(folder))
-}
-
-/// A change of a job's checkpoints.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
-    /// Present, with their current facts.
-    pub held: Vec<KnownCheckpoint>,
-    /// Paths that no longer exist.
-    pub gone: Vec<String>,
 }
 
 /// All known jobs, by number.

@@ -12,83 +12,36 @@
 mod balance;
 mod checks;
 mod control_group;
+mod directive;
+mod founding;
+mod health;
 mod jobs;
+mod lost;
 mod view;
+mod voters;
 
 pub use control_group::ControlChange;
+pub use directive::{Action, Directive};
+pub(super) use founding::new_founding;
+pub use health::Health;
 pub use jobs::JobReport;
 pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
+pub(super) use voters::keeps_majority;
 
 use super::state::{Command, Place, Shape};
-use crate::raft::{Digest, ReplicaId};
+use crate::raft::ReplicaId;
 #[cfg(test)]
 pub use balance::is_worth_it;
 use balance::{Move, spread_leaders, uneven};
 use checks::compare;
 use control_group::control_change;
+use founding::{begin, found, host, start};
+use health::{missing, no_majority, unless_refused};
 use jobs::{end_job, note_job, remove};
-use paraft_common::{Durability, JobShard, ServerId, ShardId, auto, placement};
+use lost::is_lost;
+use paraft_common::{JobShard, ServerId};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// An instruction to a server about a shard.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Directive {
-    /// The shard.
-    pub shard: JobShard,
-    /// The action.
-    pub what: Action,
-}
-
-/// What a server should do for a shard.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Start a new replica.
-    Host {
-        /// The founding it belongs to.
-        founding: u64,
-        /// How many shards the job has.
-        shards: u32,
-        /// Where its log is.
-        durability: Durability,
-    },
-    /// Found the group.
-    Found {
-        /// The founding it belongs to.
-        founding: u64,
-        /// The first voters.
-        members: BTreeMap<ReplicaId, String>,
-    },
-    /// Stop this replica and forget it.
-    Retire {
-        /// The replica.
-        node: ReplicaId,
-        /// The log index of a membership without this replica. A replica that knows a later membership with
-        /// itself in it stays: the plan is outdated.
-        index: u64,
-    },
-    /// Add a learner.
-    Learner(ReplicaId, String),
-    /// Change the set of voters.
-    Voters(BTreeSet<ReplicaId>),
-    /// Transfer the leadership.
-    Transfer(ReplicaId),
-    /// Switch the job's mode, as the rule decides.
-    Switch(auto::Switch),
-    /// The job was deleted, or its weights were kept for long enough: delete everything of the shard on this
-    /// server.
-    Remove,
-    /// End the job at its current step.
-    Stop,
-    /// Stop this replica: its state differs from the others'.
-    Diverged {
-        /// The replica.
-        node: ReplicaId,
-        /// Its digest, and the log position of that digest.
-        at: Digest,
-        /// The majority's digest at that position.
-        majority: u64,
-    },
-}
+use voters::vote;
 
 /// Everything that should happen now.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,39 +56,6 @@ pub struct Plan {
     pub health: BTreeMap<JobShard, (Health, String)>,
     /// Shards of which every replica is known to be lost.
     pub all_lost: BTreeSet<JobShard>,
-}
-
-/// The health of a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Health {
-    /// Its replicas are being started.
-    #[default]
-    Placing,
-    /// All is well.
-    Serving,
-    /// It serves, or will, with fewer replicas than configured.
-    Repairing,
-    /// Too few of its replicas answer to commit anything. Nothing is lost; it continues when they answer.
-    NoMajority,
-    /// As `NoMajority`; besides, the storage of answering replicas fails, or that of its leader's server
-    /// blocks sessions. It continues when the storage serves again.
-    Stopped,
-    /// A majority of its replicas has lost its log: their state is gone.
-    Lost,
-}
-
-impl Health {
-    /// Its name in the status.
-    pub fn name(self) -> &'static str {
-        match self {
-            Health::Placing => "placing",
-            Health::Serving => "serving",
-            Health::Repairing => "repairing",
-            Health::NoMajority => "no-majority",
-            Health::Stopped => "storage-stopped",
-            Health::Lost => "lost",
-        }
-    }
 }
 
 /// Makes the plan.
@@ -176,97 +96,6 @@ impl Plan {
     fn tell(&mut self, server: ServerId, shard: JobShard, what: Action) {
         self.directives.entry(server).or_default().push(Directive { shard, what });
     }
-}
-
-/// The preferred first server: jobs rotate over the servers as the shards of a job do.
-fn turn(shard: JobShard) -> ShardId {
-    ShardId(shard.job().0.wrapping_add(shard.shard().0))
-}
-
-/// The servers for a new shard: the rule that spreads shards, over the servers that can take one. If some are
-/// late, a majority begins; the others are added when they arrive.
-fn choose(view: &View, shard: JobShard, replicas: u32) -> Option<Vec<ServerId>> {
-    let usable: Vec<ServerId> = view.usable().map(|(s, _)| s).collect();
-    let waited = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
-    let enough = usable.len() >= replicas as usize || waited && usable.len() * 2 > replicas as usize;
-    let places = placement::replicas_of(turn(shard), usable.len() as u32, replicas);
-    enough.then(|| places.into_iter().filter_map(|p| usable.get(p.0 as usize).copied()).collect())
-}
-
-fn host(place: &Place, shape: &Shape) -> Action {
-    Action::Host { founding: place.founding, shards: shape.shards, durability: shape.durability }
-}
-
-/// No place is agreed on yet: name the founding, so that servers can host the shard.
-fn start(view: &View, shard: JobShard, founding: u64, replicas: u32, plan: &mut Plan) {
-    if choose(view, shard, replicas).is_some() {
-        let place = Place { founding, voters: BTreeSet::new(), founded: false };
-        plan.commands.push(Command::Place { shard, place });
-    }
-}
-
-/// Named, but not founded: start replicas, agree on them, agree that they begin. Only then does one get the
-/// directive to begin. So a group that has begun, and may have acknowledged something, never counts as one
-/// that has not.
-fn found(view: &View, shard: JobShard, place: &Place, shape: &Shape, plan: &mut Plan) -> (Health, String) {
-    let replicas = shape.replicas;
-    let hosts = |s: ServerId| {
-        view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.founding == place.founding)
-    };
-    if place.voters.is_empty() {
-        let Some(servers) = choose(view, shard, replicas) else {
-            return (Health::Placing, format!("waiting for {replicas} servers"));
-        };
-        let mut nodes = BTreeSet::new();
-        let chosen = servers.len();
-        for s in servers {
-            match hosts(s) {
-                Some(r) => _ = nodes.insert(r.node),
-                None => plan.tell(s, shard, host(place, shape)),
-            }
-        }
-        if nodes.len() == chosen {
-            let place = Place { voters: nodes, ..place.clone() };
-            plan.commands.push(Command::Place { shard, place });
-        }
-        return (Health::Placing, String::new());
-    }
-    let all_there = place.voters.iter().all(|n| hosts(n.server()).is_some_and(|r| r.node == *n));
-    let gone = |n: &ReplicaId| match view.live(n.server()) {
-        Some(r) => r.replicas.get(&shard).is_none_or(|r| r.node != *n),
-        None => view.age(n.server()) > view.timeouts.replace,
-    };
-    if all_there {
-        plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
-    } else if place.voters.iter().any(gone) {
-        // A replica was lost before the group began.
-        start(view, shard, view.founding ^ u64::from(shard.number()), replicas, plan);
-    }
-    (Health::Placing, String::new())
-}
-
-/// The fleet has agreed that the group begins, and a majority of its voters reports that it has not: one of
-/// them has to begin it. With fewer such reports, a silent voter may know that the group has begun, perhaps
-/// with other first voters.
-fn begin(
-    shard: JobShard,
-    place: &Place,
-    here: impl Fn(ReplicaId) -> Option<bool>,
-    view: &View,
-    plan: &mut Plan,
-) -> bool {
-    let fresh = place.voters.iter().filter(|n| here(**n) == Some(false)).count();
-    if fresh * 2 <= place.voters.len() || place.voters.iter().any(|n| here(*n) == Some(true)) {
-        return false;
-    }
-    // Preferred leaders rotate over the servers.
-    let count = place.voters.len();
-    let from_preferred = place.voters.iter().cycle().skip(turn(shard).0 as usize % count.max(1)).take(count);
-    let Some(first) = from_preferred.copied().find(|n| here(*n).is_some()) else { return false };
-    let address = |n: &ReplicaId| Some((*n, view.state.servers.get(&n.server())?.address.clone()));
-    let members = place.voters.iter().filter_map(address).collect();
-    plan.tell(first.server(), shard, Action::Found { founding: place.founding, members });
-    true
 }
 
 /// A founded shard: repair its replicas or, if none needs repair, make the move that balances the servers.
@@ -424,144 +253,4 @@ fn keep(
         None => (Health::Serving, divided.unwrap_or_default()),
         Some(n) => (Health::Repairing, missing(view, shard, *n)),
     }
-}
-
-/// A shard whose leader refuses its sessions serves no worker, even with all replicas.
-fn unless_refused(view: &View, shard: JobShard, place: &Place, health: (Health, String)) -> (Health, String) {
-    let leader = view.leader(shard, place.founding).filter(|(_, lead)| lead.stopped.is_some());
-    match (health.0, leader) {
-        (Health::Serving | Health::Repairing, Some((at, lead))) => {
-            (Health::Stopped, format!("its leader {at} cannot serve its sessions: {}", lead.trouble))
-        }
-        _ => health,
-    }
-}
-
-/// Why a replica does not take part in its group.
-fn missing(view: &View, shard: JobShard, n: ReplicaId) -> String {
-    match (view.stopped(shard, n), view.no_room(n.server(), shard)) {
-        (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
-        (None, Some(why)) => format!("{} has no room for a replica: {why}", n.server()),
-        (None, None) if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
-        (None, None) if view.live(n.server()).is_some() => {
-            format!("{} is up, and holds no replica of it", n.server())
-        }
-        (None, None) => format!("{} is silent", n.server()),
-    }
-}
-
-/// A majority has lost its log. The shard restarts by itself only if all have lost it for good: a replica
-/// that still holds part (`still`), or a quarantined folder, might be the last copy.
-fn is_lost(
-    view: &View,
-    shard: JobShard,
-    place: &Place,
-    all: bool,
-    still: &[String],
-    plan: &mut Plan,
-) -> (Health, String) {
-    let asides = view.readable_asides(shard, place.founding);
-    if let Some((server, name)) = asides.iter().flatten().next() {
-        return (
-            Health::Lost,
-            format!(
-                "a majority of its replicas is gone, and `{name}` of {server} can be read: `paraft data restore` brings it back"
-            ),
-        );
-    }
-    if !all || asides.is_none() {
-        return (
-            Health::Lost,
-            format!(
-                "a majority of its replicas has lost its log{}. Bring back the servers that are away, with their data; put copies \
-                 of damaged files back, and `paraft data restore` them. Where there are none, `paraft data abandon {}` says what \
-                 would be given up",
-                match still {
-                    [] => String::new(),
-                    all => format!("; {} still has it", all.join(", ")),
-                },
-                shard.name()
-            ),
-        );
-    }
-    plan.all_lost.insert(shard);
-    let seen = view.lost_since.get(&shard).map(|since| view.now.saturating_duration_since(*since));
-    if seen.is_some_and(|seen| seen >= view.timeouts.silent) {
-        tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-        let place = new_founding(shard, view.founding);
-        plan.commands.push(Command::Place { shard, place });
-    }
-    (Health::Lost, "every replica has lost its log".into())
-}
-
-/// Names a shard's next founding: the old state is given up.
-pub(super) fn new_founding(shard: JobShard, founding: u64) -> Place {
-    Place { founding: founding ^ u64::from(shard.number()), voters: BTreeSet::new(), founded: false }
-}
-
-/// Too few replicas answer, and nothing is known to be lost.
-fn no_majority<'a>(
-    view: &View,
-    shard: JobShard,
-    voters: &BTreeSet<ReplicaId>,
-    here: &impl Fn(ReplicaId) -> Option<&'a ReplicaReport>,
-) -> (Health, String) {
-    let away = || voters.iter().copied().filter(|n| here(*n).is_none());
-    let why: Vec<String> = away().map(|n| missing(view, shard, n)).collect();
-    let health = match away().any(|n| view.stopped(shard, n).is_some()) {
-        true => Health::Stopped,
-        false => Health::NoMajority,
-    };
-    (health, format!("{} of {} replicas answer: {}", voters.len() - why.len(), voters.len(), why.join("; ")))
-}
-
-/// Whether a change of voters keeps what a group survives: of the new voters, at least as many work and are
-/// caught up as of the old ones, or all; and they are a majority.
-pub(super) fn keeps_majority(
-    now: &BTreeSet<ReplicaId>,
-    then: &BTreeSet<ReplicaId>,
-    works: impl Fn(&ReplicaId) -> bool,
-) -> bool {
-    let count = |voters: &BTreeSet<ReplicaId>| voters.iter().filter(|n| works(n)).count();
-    count(then) >= count(now).min(then.len()) && count(then) * 2 > then.len()
-}
-
-/// Changes the set of voters. A leader keeps its vote while another replica can take over: otherwise its
-/// workers would wait for an election.
-fn vote(
-    view: &View,
-    shard: JobShard,
-    (leads_at, lead): (ServerId, &ReplicaReport),
-    voters: BTreeSet<ReplicaId>,
-    plan: &mut Plan,
-) {
-    let leaves = !voters.contains(&lead.node);
-    let works = |n: &ReplicaId| {
-        let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-        lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
-    };
-    match successor(view, shard, lead).filter(|_| leaves) {
-        Some(successor) => plan.tell(leads_at, shard, Action::Transfer(successor)),
-        None if keeps_majority(&lead.membership.voters, &voters, works) => {
-            plan.tell(leads_at, shard, Action::Voters(voters));
-        }
-        None => {} // until the others have caught up
-    }
-}
-
-/// Whether this voter could lead, as far as is known.
-fn can_lead(view: &View, shard: JobShard, n: ReplicaId) -> bool {
-    let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-    there.is_some_and(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
-}
-
-/// The successor of a leader that has to leave: of the replicas that can lead, one that has caught up, on the
-/// server that leads least. Catching up is no condition: if none has, one must still take over.
-fn successor(view: &View, shard: JobShard, lead: &ReplicaReport) -> Option<ReplicaId> {
-    let key = |n: &ReplicaId| {
-        let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
-        (!lead.caught_up.contains(n), led, n.server())
-    };
-    let others = lead.membership.voters.iter().copied().filter(|n| *n != lead.node);
-    others.filter(|n| can_lead(view, shard, *n)).min_by_key(key)
 }

@@ -19,9 +19,11 @@
 
 use super::{
     belief::Belief,
+    dial::DialResult,
     group::Group,
     leadership::Role,
-    network::{Connection, DialResult, Peers},
+    network::Connection,
+    peers::Peers,
     replica::ReplicaId,
     replicated::LogChange,
     types::{LogId, Vote},

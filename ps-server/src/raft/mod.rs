@@ -16,8 +16,9 @@
 //! - `wire`: openraft's messages to bytes and back, with payloads beside the header.
 //! - `stranger`: messages of a sender that is not a member, for tests.
 //! - `replay`: the state of a stopped replica, from its folder.
-//! - `network`: sends messages to peers. `appends`: pipelined appends to a follower; `lane`: over a separate
-//!   connection. `append_receiver`: the follower's side.
+//! - `peers`: the connections to the other servers; `dial`: whether a process listens at an address.
+//! - `network`: sends messages to peers. `snapshot_sender`: a snapshot, piece by piece. `appends`: pipelined appends
+//!   to a follower; `lane`: over a separate connection. `append_receiver`: the follower's side.
 //! - `leadership`: the leader, and members that are behind. `compaction`: when a log is purged. `incoming`: a
 //!   snapshot that is being received. `sleep_state`: whether it sleeps. `belief`: accepted evidence of a leader's end.
 //! - `group`: one replica of one group: propose, watch the leader. `membership`: its members. `answers`: its
@@ -32,6 +33,7 @@ mod apply_error;
 mod belief;
 mod checks;
 mod compaction;
+mod dial;
 mod disk;
 mod disk_log;
 mod evidence;
@@ -48,6 +50,7 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
+mod peers;
 mod records;
 mod replay;
 mod replica;
@@ -55,6 +58,7 @@ mod replicated;
 mod sleep;
 mod sleep_state;
 mod snapshot;
+mod snapshot_sender;
 mod storage;
 pub mod stranger;
 #[cfg(test)]
@@ -72,7 +76,7 @@ pub use leadership::{Leadership, Role};
 pub use log::LogSize;
 pub use logs::Logs;
 pub use membership::Membership;
-pub use network::{Peers, channel};
+pub use peers::{Peers, channel};
 pub use replay::{ReplayResult, replay};
 pub use replica::{GroupName, ReplicaId};
 pub use replicated::{GroupState, LogChange, OutdatedMemory, Replicated};

@@ -4,11 +4,12 @@ use super::*;
 use crate::raft::{
     Group, GroupOptions, Replicated,
     testing::{Parts, Write, group},
-    types::Committed,
+    types::{Committed, SnapshotMeta},
+    wire::SnapshotPiece,
 };
 use paraft_common::ServerId;
 use paraft_proto::{
-    PeerReply,
+    PeerReply, limits,
     services::{Handler, Route},
 };
 use tonic::{Status, body::Body};

@@ -4,17 +4,19 @@
 //! Damaged folders are quarantined under a number of their own (`quarantine`). Only a replica that its group
 //! continues without is deleted.
 
+mod folder;
 mod needs;
 pub mod quarantine;
+mod recovery;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
+pub(crate) use folder::{read_metadata, shard_of_folder};
 pub use quarantine::Aside;
 pub use waiting::Stopped;
 
 use crate::{
-    files::DataFile,
     header,
     raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
     replicated::{Group, GroupId, Hosted},
@@ -27,12 +29,12 @@ use crate::{
     },
 };
 use dashmap::DashMap;
+use folder::{METADATA, Metadata, folder_name};
 use needs::Needs;
 use paraft_common::{Durability, JobShard, ServerId};
 use paraft_trace::Stages;
 use parking_lot::{Mutex, RwLock};
-use quarantine::put_aside;
-use serde::{Deserialize, Serialize};
+use quarantine::quarantine_folder;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -71,16 +73,6 @@ impl Replica {
         self.shard.configured().map_or(0, |c| c.held()) + self.group.log_size().in_memory
     }
 }
-
-/// The metadata in a replica's folder.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Metadata {
-    node: u64,
-    pub(crate) founding: u64,
-    pub(crate) shards: u32,
-}
-
-const METADATA: DataFile = DataFile::Replica;
 
 /// How replicas are started.
 pub struct ReplicasOptions {
@@ -172,101 +164,6 @@ impl Replicas {
         let mut all: Vec<_> = self.hosted.iter().map(|r| (*r.key(), r.clone())).collect();
         all.sort_by_key(|(shard, _)| *shard);
         all
-    }
-
-    /// Starts the replicas that earlier incarnations of this server left on disk, in the order of the shards:
-    /// if there is room for some only, for the same ones each time. A damaged folder is quarantined: the
-    /// other replicas have its state, and it will be replaced. A replica that cannot be read at present, or
-    /// finds no room, waits.
-    pub async fn reopen(&self) -> Result<(), FolderError> {
-        let at = FolderError::at(&self.options.data);
-        let (mut found, mut aside) = (BTreeMap::new(), Vec::new());
-        let listed = std::fs::read_dir(&self.options.data);
-        for folder in listed.and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at)? {
-            let path = folder.path();
-            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            aside.extend(quarantine::shard_of_aside(name).map(|_| self.folder_at(&path)));
-            found.extend(shard_of_folder(name).map(|shard| (shard, path)));
-        }
-        for folder in aside {
-            // An incarnation of this server may have ended before.
-            if let Err(e) = blocking(move || folder.release_log()).await {
-                tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
-            }
-        }
-        for (shard, path) in found {
-            let folder = self.folder_at(&path);
-            let Err(e) = self.reopen_one(shard, &folder).await else { continue };
-            let put = if e.is_damage() { quarantine_folder(&folder).await } else { Err(e.clone()) };
-            match put {
-                Ok(()) => {
-                    tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
-                }
-                Err(waits) => {
-                    tracing::error!(%shard, error = %waits, "a replica on disk waits; it is tried again");
-                    let metadata =
-                        read_metadata(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.founding));
-                    self.waiting.write().insert(shard, Stopped::new(metadata, waits.to_string()));
-                }
-            }
-        }
-        self.read_quarantine();
-        Ok(())
-    }
-
-    /// `false`: there is nothing to start.
-    async fn reopen_one(&self, shard: JobShard, folder: &Folder) -> Result<bool, FolderError> {
-        let Some(metadata) = read_metadata(folder)? else {
-            // Without metadata the folder is empty, unless the metadata was lost.
-            return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
-                false => Ok(false),
-                true => Err(FolderError::damage(format!(
-                    "{}: the file `{}`, which says whose it is, is gone",
-                    folder.path().display(),
-                    METADATA.name()
-                ))),
-            };
-        };
-        let node = ReplicaId(metadata.node);
-        if node.server() != self.options.server {
-            return Err(FolderError::passing(format!(
-                "{} belongs to {}",
-                folder.path().display(),
-                node.server()
-            )));
-        }
-        // Reserve room before reading: the log alone may need more than there is.
-        let aside =
-            self.room_for_known(shard, metadata.founding, Some(folder)).map_err(FolderError::passing)?;
-        self.start(shard, metadata.shards, node, metadata.founding, Some(folder.clone()), aside).await?;
-        tracing::info!(%shard, replica = %node, "found on disk");
-        Ok(true)
-    }
-
-    /// The quarantined folders; `None` while they are being read.
-    pub fn asides(&self) -> Option<Vec<Aside>> {
-        (self.looking.load(Relaxed) == 0).then(|| self.aside.read().clone())
-    }
-
-    /// Reads the quarantined folders, on a thread of its own: they may be large.
-    fn read_quarantine(&self) {
-        let (disk, data) = (self.options.logs.disk().clone(), self.options.data.clone());
-        let (aside, looking) = (self.aside.clone(), self.looking.clone());
-        looking.fetch_add(1, Relaxed);
-        tokio::task::spawn_blocking(move || {
-            let found = loop {
-                match quarantine::asides(&disk, &data) {
-                    Ok(found) => break found,
-                    Err(e) => tracing::warn!(error = %e, "quarantined folders cannot be listed"),
-                }
-                std::thread::sleep(Duration::from_secs(1));
-                if Arc::strong_count(&looking) == 1 {
-                    return; // the server has ended
-                }
-            };
-            *aside.write() = found;
-            looking.fetch_sub(1, Relaxed);
-        });
     }
 
     /// Starts a new replica, with a new name and an empty log, unless one of this founding is here and works.
@@ -472,28 +369,4 @@ async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, FolderError> + Send + 'static,
 ) -> Result<T, FolderError> {
     tokio::task::spawn_blocking(f).await.map_err(FolderError::passing)?
-}
-
-/// Quarantines a folder, after copying its log into it.
-async fn quarantine_folder(folder: &Folder) -> Result<(), FolderError> {
-    let folder = folder.clone();
-    blocking(move || put_aside(&folder).map(drop)).await
-}
-
-/// The shard whose replica a folder of this name holds.
-pub(crate) fn shard_of_folder(name: &str) -> Option<JobShard> {
-    let shard: JobShard = name.strip_prefix("shard-")?.replacen('-', ".", 1).parse().ok()?;
-    (folder_name(shard) == name).then_some(shard)
-}
-
-/// The folder of a shard's replica: `shard-2` of job 0, `shard-7-2` of job 7.
-pub(crate) fn folder_name(shard: JobShard) -> String {
-    format!("shard-{}", shard.name().to_string().replace('.', "-"))
-}
-
-/// The replica of a folder; `None`: it never began.
-pub(crate) fn read_metadata(folder: &Folder) -> Result<Option<Metadata>, FolderError> {
-    let Some(metadata) = folder.read(METADATA)? else { return Ok(None) };
-    let at = folder.path().join(METADATA.name());
-    header::decode(&metadata).map(Some).map_err(|e| FolderError::passing(format!("{}: {e}", at.display())))
 }

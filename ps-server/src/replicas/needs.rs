@@ -4,7 +4,10 @@
 //! It is only a hint: the need of a job is computed again when the log or the snapshot names the job. Without
 //! the file, a replica without room has read its log in vain, once.
 
-use super::{METADATA, Metadata, Replicas, Stopped, read_metadata};
+use super::{
+    Replicas, Stopped,
+    folder::{METADATA, Metadata, read_metadata},
+};
 use crate::{
     files::DataFile,
     header,

@@ -6,7 +6,10 @@
 //! shard-3.aside-2
 //! ```
 
-use super::{Metadata, read_metadata};
+use super::{
+    Replicas, blocking,
+    folder::{Metadata, folder_name, read_metadata, shard_of_folder},
+};
 use crate::{
     raft::{Folder, FolderError, Logs, ReplicaId},
     replicated::Change,
@@ -15,7 +18,8 @@ use paraft_common::JobShard;
 use paraft_store::{Disk, StoreError};
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 /// A quarantined folder of a replica.
@@ -36,7 +40,7 @@ pub struct Aside {
 /// The shard of a quarantined folder of this name.
 pub fn shard_of_aside(name: &str) -> Option<JobShard> {
     let (shard, rest) = name.split_once('.')?;
-    (!rest.is_empty()).then(|| super::shard_of_folder(shard)).flatten()
+    (!rest.is_empty()).then(|| shard_of_folder(shard)).flatten()
 }
 
 /// Quarantines a replica's folder under the next free number; returns the new name.
@@ -94,7 +98,7 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
 pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let shard =
         shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
-    let own = super::folder_name(shard);
+    let own = folder_name(shard);
     let logs = Logs::new(disk.clone(), data);
     let aside = Folder::within(&logs, data.join(name));
     if !aside.path().is_dir() {
@@ -128,5 +132,39 @@ fn stopped(logs: &Logs, data: &Path) -> Result<(), String> {
         Ok(_) => Ok(()),
         Err(StoreError::Locked { .. }) => Err(format!("a server runs on {}: stop it first", data.display())),
         Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Quarantines a folder, after copying its log into it.
+pub(super) async fn quarantine_folder(folder: &Folder) -> Result<(), FolderError> {
+    let folder = folder.clone();
+    blocking(move || put_aside(&folder).map(drop)).await
+}
+
+impl Replicas {
+    /// The quarantined folders; `None` while they are being read.
+    pub fn asides(&self) -> Option<Vec<Aside>> {
+        (self.looking.load(Relaxed) == 0).then(|| self.aside.read().clone())
+    }
+
+    /// Reads the quarantined folders, on a thread of its own: they may be large.
+    pub(super) fn read_quarantine(&self) {
+        let (disk, data) = (self.options.logs.disk().clone(), self.options.data.clone());
+        let (aside, looking) = (self.aside.clone(), self.looking.clone());
+        looking.fetch_add(1, Relaxed);
+        tokio::task::spawn_blocking(move || {
+            let found = loop {
+                match asides(&disk, &data) {
+                    Ok(found) => break found,
+                    Err(e) => tracing::warn!(error = %e, "quarantined folders cannot be listed"),
+                }
+                std::thread::sleep(Duration::from_secs(1));
+                if Arc::strong_count(&looking) == 1 {
+                    return; // the server has ended
+                }
+            };
+            *aside.write() = found;
+            looking.fetch_sub(1, Relaxed);
+        });
     }
 }

@@ -3,7 +3,7 @@
 //! Of a replica with its log in memory only the wait remains: another is hosted in its place when there is
 //! room.
 
-use super::{Replica, Replicas, quarantine_folder};
+use super::{Replica, Replicas, quarantine::quarantine_folder};
 use crate::{raft::ReplicaId, server::IDENTITY};
 use paraft_common::JobShard;
 use std::{

@@ -1,48 +1,39 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
 use super::{
-    audit::Audit, checkpoint, convert, readers::Readers, rights::visitor, status::StatusService, switch,
+    convert,
+    shards::{ShardsService, unknown_caller},
 };
 use crate::{
-    connections::{self, Rank, Visitor},
-    control::Agent,
-    replicas::{Replica, Replicas},
+    connections::{Rank, Visitor},
     shard::{
-        leader::{Event, Liveness, MAX_AHEAD, Message, Reply, lowest},
+        leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
         state::Shard,
         worker_state::FLEET,
     },
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{
-    Durability, JobId, JobShard, SessionId, ShardId, WorkerId,
+    Durability, JobId, SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
 use paraft_proto::{
-    CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, SaveReply, SaveRequest,
-    StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
-    services::{self, Handler},
-    shards_server::{Shards, ShardsServer},
-    to_shard,
+    FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, ToShard, WithBulk, limits, to_shard,
 };
-use paraft_tls::{Access, Need, access::DENIED};
+use paraft_tls::Need;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::{
-    sync::{Notify, Semaphore, mpsc},
+    sync::{Notify, mpsc},
     task::JoinSet,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, body::Body};
-use tower::Service;
+use tonic::Status;
 
 /// Bound on the replies that wait for a slow reader, besides those for each bucket.
 const REPLY_QUEUE: usize = 64;
@@ -53,161 +44,8 @@ pub(super) const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKE
 /// Pause between two checks of that bound.
 pub(super) const INIT_PAUSE: Duration = Duration::from_millis(1);
 
-/// Timeout for a stream's first message: its client sends it as soon as it has the stream.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of streams without a first message, over all connections. Each connection has a bound of
-/// its own, but many connections together would reach a million streams.
-pub const MAX_UNOPENED_STREAMS: usize = 4096;
-
-/// The service for workers.
-#[derive(Clone)]
-pub struct ShardsService {
-    /// This server.
-    pub server: u64,
-    /// The shards hosted here.
-    pub replicas: Arc<Replicas>,
-    /// Knows the addresses of the other servers.
-    pub agent: Arc<Agent>,
-    /// Answers Status.
-    pub status: StatusService,
-    /// Numbers the streams.
-    pub streams: Arc<AtomicU64>,
-    /// Permits for streams without a first message: [`MAX_UNOPENED_STREAMS`].
-    pub unopened: Arc<Semaphore>,
-    /// The readers of weights.
-    pub readers: Arc<Readers>,
-    /// Records what people ask of jobs.
-    pub audit: Arc<Audit>,
-    /// How to reach other servers, to fetch their weights.
-    pub access: Access,
-}
-
-#[tonic::async_trait]
-impl Shards for ShardsService {
-    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        connections::mark(request.extensions(), Rank::Reader);
-        let by = visitor(request.extensions())?;
-        let mut all = {
-            let StatusRequest { digest, logs } = request.into_inner();
-            self.status.reply(digest, logs).await
-        };
-        if !by.may_read_all() {
-            // A job that has not begun has no name yet, and nothing to show.
-            all.shards.retain(|s| by.sees(&s.job_name));
-            all.stopped.clear();
-        }
-        Ok(Response::new(all))
-    }
-
-    async fn switch_mode(
-        &self,
-        request: Request<SwitchModeRequest>,
-    ) -> Result<Response<SwitchModeReply>, Status> {
-        connections::mark(request.extensions(), Rank::Reader);
-        let by = visitor(request.extensions())?;
-        let request = request.into_inner();
-        let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await;
-        let reply = switch::reply(hosted, &request).await;
-        let why = reply.refused.as_ref().map(|r| r.message.as_str());
-        // A server that does not lead the shard refuses, and knows nothing of the order.
-        if reply.refused.as_ref().is_none_or(|r| r.leader.is_empty()) {
-            let act =
-                format!("switch of job `{}`, shard {}, to {}", request.job, request.shard, request.mode);
-            self.audit.note(&by, act, why);
-        }
-        Ok(Response::new(reply))
-    }
-
-    async fn save(&self, request: Request<SaveRequest>) -> Result<Response<SaveReply>, Status> {
-        connections::mark(request.extensions(), Rank::Reader);
-        let by = visitor(request.extensions())?;
-        let request = request.into_inner();
-        let hosted = self.may(&by, Need::Submit, &request.job, 0).await;
-        let reply = match hosted.and_then(|hosted| save(&hosted, &request)) {
-            Ok(worker) => SaveReply { worker: worker.0, refused: None },
-            Err(kind) => SaveReply { refused: Some(kind.into()), ..SaveReply::default() },
-        };
-        let refused = reply.refused.as_ref();
-        if refused.is_none_or(|r| r.leader.is_empty()) {
-            let act = format!("checkpoint of job `{}` now", request.job);
-            self.audit.note(&by, act, refused.map(|r| r.message.as_str()));
-        }
-        Ok(Response::new(reply))
-    }
-}
-
-/// Asks a worker for a checkpoint of the current step; returns that worker.
-fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind> {
-    if request.protocol != PROTOCOL {
-        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
-    }
-    let shard = hosted.shard.id();
-    if !hosted.group.leadership().borrow().leads {
-        let leader = hosted.group.leader_address();
-        return Err(RefusalKind::NotLeader { shard, leader, stopped: None });
-    }
-    let none = |why: &str| RefusalKind::Unavailable(why.into());
-    let conf = hosted.shard.configured().ok_or_else(|| none("no job has begun here yet"))?;
-    if let Some(why) = cannot_save(&conf.job) {
-        return Err(RefusalKind::BadJob(why.into()));
-    }
-    if hosted.shard.is_over() {
-        return Err(RefusalKind::BadOrder(format!(
-            "job `{}` has ended: no worker is left to write a checkpoint",
-            conf.job.name
-        )));
-    }
-    let writer = lowest(&hosted.shard).ok_or_else(|| none("no worker trains"))?;
-    hosted.counters.save.store(true, Relaxed);
-    Ok(writer)
-}
-
-/// Why no worker can write a checkpoint between any two steps.
-fn cannot_save(job: &ServerJob) -> Option<&'static str> {
-    match () {
-        () if job.chunks.is_some() => {
-            Some("with leased samples checkpoints are cut between epochs: set checkpoint.every_epochs")
-        }
-        () if !job.stages.is_empty() => {
-            Some("a job with stages has checkpoints at steps that were set before: checkpoint.every_steps")
-        }
-        () => None,
-    }
-}
-
-impl Handler for ShardsService {
-    const NAME: &'static str = "paraft.v1.Shards";
-
-    async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
-        let visitor = connections::of(request.extensions());
-        match request.uri().path() {
-            services::EXCHANGE => {
-                let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
-                bulk::respond(self.exchange(inbound, visitor, None))
-            }
-            services::READ => match self.only(request).await {
-                Ok(request) => bulk::respond(self.read(request, visitor)),
-                Err(refused) => refused,
-            },
-            services::CHECKPOINT => match self.only(request).await {
-                Ok(request) => bulk::respond(self.checkpoint(request, visitor).await),
-                Err(refused) => refused,
-            },
-            _ => match ShardsServer::new(self).call(request).await {
-                Ok(response) => response,
-                Err(never) => match never {},
-            },
-        }
-    }
-}
-
-/// The refusal of a request whose connection is unknown to the door.
-pub(super) fn nobody() -> RefusalKind {
-    RefusalKind::Denied("nobody knows who asks".into())
-}
-
 /// The refusal for an unreadable message or a broken connection.
-pub(super) fn unreadable(status: Status) -> RefusalKind {
+fn unreadable(status: Status) -> RefusalKind {
     RefusalKind::Unreadable(status.message().to_string())
 }
 
@@ -219,7 +57,7 @@ enum Source {
 
 /// The reader of a stream.
 #[derive(Clone)]
-pub(super) struct Reader {
+struct Reader {
     pub shard: ShardId,
     pub worker: WorkerId,
     pub stages: Arc<Stages>,
@@ -299,116 +137,6 @@ impl ShardsService {
         Box::pin(replies)
     }
 
-    /// Waits for a stream's first message, with a timeout and a bound on streams that wait.
-    async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, RefusalKind> {
-        let Ok(_waits) = self.unopened.try_acquire() else {
-            let why = format!("{MAX_UNOPENED_STREAMS} streams of this server have not said what they want");
-            return Err(RefusalKind::Overloaded(why));
-        };
-        tokio::time::timeout(OPEN_TIMEOUT, says).await.map_err(|_| RefusalKind::NotOpened)
-    }
-
-    /// The first message of a stream; `None`: it has no kind, or the stream has ended.
-    async fn first(&self, inbound: &mut Incoming<ToShard>) -> Result<Option<to_shard::Kind>, Refusal> {
-        let first = self.opened(inbound.message()).await?.map_err(unreadable)?;
-        Ok(first.and_then(|m| m.message.kind))
-    }
-
-    /// The only message of a request, or the error as a response.
-    async fn only<M: bulk::Bulk>(&self, request: http::Request<Body>) -> Result<M, http::Response<Body>> {
-        let only = services::only(request, limits::MAX_MESSAGE_BYTES);
-        let not_heard = |kind: RefusalKind| {
-            let status = match &kind {
-                RefusalKind::Overloaded(_) => Status::resource_exhausted,
-                _ => Status::deadline_exceeded,
-            };
-            services::refuse(status(kind.to_string()))
-        };
-        Ok(self.opened(only).await.map_err(not_heard)??.message)
-    }
-
-    async fn checkpoint(&self, request: CheckpointRequest, by: Option<Visitor>) -> checkpoint::Parts {
-        let hosted = match &by {
-            Some(by) => self.may(by, Need::Worker, &request.job, request.shard).await,
-            None => Err(nobody()),
-        };
-        if hosted.is_ok() {
-            by.inspect(|v| v.is(Rank::Reader));
-        }
-        checkpoint::parts(hosted, request).await
-    }
-
-    /// The local replica of a job's shard, if the caller may do this with the job.
-    pub(super) async fn may(
-        &self,
-        by: &Visitor,
-        need: Need,
-        job: &str,
-        shard: u32,
-    ) -> Result<Replica, RefusalKind> {
-        let denied = |_| RefusalKind::Denied(DENIED.into());
-        // Check the requested name before the reply reveals whether the job exists. Then check the name of
-        // the job found, which may differ if the request named none.
-        if !job.is_empty() {
-            by.may(need, job).await.map_err(denied)?;
-        }
-        let hosted = self.hosted(job, shard);
-        let found = match &hosted {
-            Ok(replica) => replica.shard.configured().as_ref().map(|c| c.job.name.clone()),
-            Err(_) if job.is_empty() => {
-                self.agent.agreed.read(|s| s.jobs.get(JobId(0)).map(|j| j.name.clone()))
-            }
-            Err(_) => None,
-        };
-        if let Some(found) = found.filter(|found| found != job) {
-            by.may(need, &found).await.map_err(denied)?;
-        }
-        hosted.map_err(|why| match why {
-            // Callers do not learn the names of jobs that they may not see.
-            RefusalKind::NoJob { asked, there } => {
-                RefusalKind::NoJob { asked, there: there.into_iter().filter(|name| by.sees(name)).collect() }
-            }
-            why => why,
-        })
-    }
-
-    /// The local replica of a job's shard; `job` is the job's name.
-    pub(super) fn hosted(&self, job: &str, shard: u32) -> Result<Replica, RefusalKind> {
-        let shard = ShardId(shard);
-        let Some(id) = self.agent.job_named(job) else { return Err(self.no_such_job(job, shard)) };
-        let name = JobShard::new(id, shard).ok_or(RefusalKind::WrongShard { shard })?;
-        if let Some(replica) = self.replicas.get(name) {
-            return Ok(replica);
-        }
-        // The server that hosts it, if agreed on, and why the local replica does not run, if there is one.
-        let (leader, stopped) = (self.agent.host_of(name), self.replicas.why_stopped(name));
-        Err(match self.agent.shape_of(id) {
-            _ if leader.is_some() || stopped.is_some() => RefusalKind::NotLeader { shard, leader, stopped },
-            Some(shape) if shard.0 < shape.shards => {
-                RefusalKind::Unavailable(format!("{name} has no replicas yet"))
-            }
-            // This server may know an earlier job of this name, if it was away since.
-            Some(_) => self.surely(shard, || RefusalKind::WrongShard { shard }),
-            None => self.no_such_job(job, shard),
-        })
-    }
-
-    fn no_such_job(&self, asked: &str, shard: ShardId) -> RefusalKind {
-        self.surely(shard, || RefusalKind::NoJob { asked: asked.into(), there: self.agent.job_names() })
-    }
-
-    /// Refuses, if this server leads the control group, which knows all jobs. Another server may not know yet
-    /// of a job that was just submitted.
-    fn surely(&self, shard: ShardId, refusal: impl FnOnce() -> RefusalKind) -> RefusalKind {
-        let (leads, known) = (self.agent.leads(), self.agent.fleet() != 0);
-        let leader = self.agent.group().leader_address().filter(|_| !leads);
-        match leader {
-            Some(leader) => RefusalKind::NotLeader { shard, leader: Some(leader), stopped: None },
-            None if leads && known => refusal(),
-            None => RefusalKind::Unavailable("this server does not know its fleet's jobs at present".into()),
-        }
-    }
-
     async fn serve(
         &self,
         conn: u64,
@@ -416,7 +144,8 @@ impl ShardsService {
         visitor: Option<Visitor>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
-        let Some(to_shard::Kind::Open(open)) = self.first(inbound).await? else {
+        let first = self.opened(inbound.message()).await?.map_err(unreadable)?;
+        let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
         if open.protocol != PROTOCOL {
@@ -427,7 +156,7 @@ impl ShardsService {
         }
         let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
         let job = ServerJob::decode(&open.job).map_err(bad)?;
-        let by = visitor.as_ref().ok_or_else(nobody)?;
+        let by = visitor.as_ref().ok_or_else(unknown_caller)?;
         let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
         let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         if open.founding != 0 && open.founding != hosted.founding {

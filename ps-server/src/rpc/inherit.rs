@@ -5,8 +5,9 @@
 //! meanwhile, its successor copies the rest, since the worker opens its stream there.
 
 use super::{
-    exchange::{INIT_PAUSE, MAX_INITS, ShardsService},
+    exchange::{INIT_PAUSE, MAX_INITS},
     reads,
+    shards::ShardsService,
 };
 use crate::{
     connections::Visitor,

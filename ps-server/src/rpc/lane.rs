@@ -1,8 +1,8 @@
 //! Streams over lanes: the same messages as over gRPC, and the same services.
 
 use super::{
-    exchange::ShardsService,
     peers::{self, PeersService},
+    shards::ShardsService,
 };
 use crate::connections::{Lane, Visitor, watched};
 use futures::{Stream, StreamExt};

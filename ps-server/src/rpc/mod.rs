@@ -6,7 +6,9 @@
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by concurrent callers.
-//! - [`exchange`]: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
+//! - [`shards`]: the service for workers. `hosted`: the local replica that a request is about.
+//! - `exchange`: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
+//! - `save`: a checkpoint that a person asks for; `switch`: another mode.
 //! - `inherit`: weights for a job that starts from another's.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from any replica; [`readers`]: bounds on their memory.
@@ -19,8 +21,9 @@ mod checkpoint;
 pub mod control;
 pub mod convert;
 pub mod digests;
-pub mod exchange;
+mod exchange;
 pub mod groups;
+mod hosted;
 mod inherit;
 pub mod jobs;
 mod lane;
@@ -29,6 +32,8 @@ pub mod peers;
 pub mod readers;
 mod reads;
 pub mod rights;
+mod save;
+pub mod shards;
 pub mod status;
 mod switch;
 

@@ -2,8 +2,9 @@
 
 use super::{
     convert,
-    exchange::{Replies, ShardsService, nobody},
+    exchange::Replies,
     readers::Reader,
+    shards::{ShardsService, unknown_caller},
 };
 use crate::{
     connections::{Rank, Visitor},
@@ -43,7 +44,7 @@ impl ShardsService {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
         }
-        let by = visitor.as_ref().ok_or_else(nobody)?;
+        let by = visitor.as_ref().ok_or_else(unknown_caller)?;
         let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
         let shard = hosted.shard.id();
         if request.founding != 0 && request.founding != hosted.founding {

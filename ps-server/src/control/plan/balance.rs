@@ -1,6 +1,6 @@
 //! Balances replicas and leaders over the servers.
 
-use super::{Action, Health, Plan, ReplicaReport, View, can_lead};
+use super::{Action, Health, Plan, ReplicaReport, View, voters::can_lead};
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;

@@ -18,7 +18,7 @@
 //! With the leased sampler only the worker that writes a checkpoint requests its sections, between two epochs,
 //! while no worker trains (`shard/chunks.rs`). So they are of one moment in every mode.
 
-use super::messages::CheckpointImage;
+use super::CheckpointImage;
 use crate::shard::state::{Shard, ShardConfig};
 use paraft_common::{Mode, Step, WorkerId};
 use std::{

@@ -4,8 +4,8 @@
 //! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    Replication, RequestedMode,
-    messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
+    CheckpointImage, Replication, RequestedMode,
+    messages::{ConnId, Liveness, Message, Reply},
 };
 use crate::{
     compute::Panicked,

@@ -217,7 +217,7 @@ impl Leader {
         self.restart(group);
     }
 
-    pub(super) fn go_on(&mut self, group: &dyn GroupStatus) {
+    pub(super) fn continue_epoch(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(

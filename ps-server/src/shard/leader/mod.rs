@@ -20,14 +20,17 @@
 //! |---|---|---|
 //! | leadership gained or lost | `leadership` | `epoch` |
 //! | a stream opens, closes | `open`, `closed` | `sessions` |
-//! | a worker pushes | `push`, then `take_push`, `close_rounds` | `pushes` |
+//! | a worker pushes | `push`, then `take_push`; `close_rounds` | `pushes`; `closing` |
 //! | a worker pulls | `answer_pulls`, `answer` | `replies` |
 //! | a worker reports, pauses, finishes, asks for a chunk | `message`, which proposes a command | here |
 //! | a switch of the mode, the job's end | `switch_asked`, `stop_asked` | `requests` |
 //! | a checkpoint's writer asks for this shard's part | `fetch_part` | `replies` |
 //! | a proposal is applied, or lost | `outcome` | `proposals` |
-//! | something was computed | `computed` | here |
+//! | something was computed | `computed` | `agenda` |
 //! | time | `time` | `epoch` |
+//!
+//! `agenda` says what runs after an event, `update` proposes the updates of buckets, `working_pushes` applies pushes at
+//! the level `leader`, and `spans` records how long a stage took.
 //!
 //! The modules behind these functions have private state and do not depend on each other:
 //!
@@ -41,11 +44,18 @@
 //! - [`switching`]: the live switch of the mode. [`tally`]: the counts that the rule for the mode uses.
 //!   [`progress`]: counts for people.
 //! - `replication`: what the leader needs of its Raft group.
-//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
+//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: when the image of a checkpoint is taken;
+//!   `checkpoint_image`: the image.
+//! - `messages`: what streams and the leader tell each other. `weights`: the weights in a reply. `counters`: counts
+//!   for people and metrics.
 
 pub mod admission;
+mod agenda;
 pub mod checkpoint;
+mod checkpoint_image;
 pub mod chunks;
+mod closing;
+mod counters;
 pub mod deltas;
 pub mod effects;
 mod epoch;
@@ -57,6 +67,7 @@ pub mod progress;
 mod proposals;
 pub mod pulls;
 mod purpose;
+mod push;
 mod pushes;
 mod replication;
 mod replies;
@@ -65,33 +76,35 @@ pub mod rounds;
 pub mod run;
 mod sessions;
 mod shares;
+mod spans;
 pub mod streams;
 pub mod switching;
 pub mod tally;
+mod update;
+mod weights;
 pub mod working;
+mod working_pushes;
 
 pub use checkpoint::lowest;
+pub use checkpoint_image::CheckpointImage;
+pub use counters::{Counters, WorkerInfo};
 pub use effects::{Effect, GroupStatus, Input, Now};
-pub use messages::{
-    CheckpointImage, ConnId, Counters, DeferredWeights, Event, Liveness, Message, Reply, Weights, WorkerInfo,
-};
+pub use messages::{ConnId, Event, Liveness, Message, Reply};
 pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
 pub use replication::{OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
 pub use switching::RequestedMode;
+pub use weights::{DeferredWeights, Weights};
 
 use super::{
-    command::{Command, Contribution, Proposal},
-    members::Member,
+    command::{Command, Proposal},
     state::Shard,
 };
-use crate::compute::Panicked;
-use effects::{Computed, Work};
+use agenda::{Computing, FollowUp, Task};
 use epoch::{Epoch, IDLE_TIMEOUT, Phase};
-use paraft_common::{BucketId, SessionId, Step, WorkerId};
-use paraft_proto::{Refusal, RefusalKind};
-use paraft_trace::{Moment, Span, Stage};
-use pending::Push;
+use paraft_common::SessionId;
+use paraft_proto::RefusalKind;
+use paraft_trace::Moment;
 use pulls::{Pull, PullTrigger};
 use std::{
     collections::VecDeque,
@@ -130,55 +143,6 @@ pub struct Leader {
     computing: Option<Computing>,
     now: Now,
     out: VecDeque<Effect>,
-}
-
-/// One task of the agenda. Tasks that a task adds run before those behind it.
-enum Task {
-    /// Decide on a push.
-    Take(Push),
-    /// Find the rounds that close.
-    Rounds,
-    /// Close one round.
-    Close(rounds::Key),
-    /// Find the pulls that may be answered.
-    Pulls(PullTrigger),
-    /// Find the chunk requests that have an answer.
-    ChunkRequests,
-    /// Accept pushes that wait for room, after one was accepted.
-    Room,
-}
-
-/// The steps after each input, in order. They run for each push, so a step without work returns without the state's
-/// lock.
-#[derive(Clone, Copy)]
-enum FollowUp {
-    /// Restart the epoch if necessary; continue a switch of the mode.
-    GoOn,
-    /// Accept pushes that wait for room.
-    Room,
-    /// Propose the commands that waited behind pushes.
-    DeferredCommand,
-    /// Write a state delta, if one is due.
-    Delta,
-    /// Propose the pulls that the log must hold.
-    Record,
-    /// Check whether the group may sleep.
-    Quiet,
-}
-
-/// What the result of a computation is for.
-enum Computing {
-    /// A push that is applied to a working copy.
-    Push {
-        conn: ConnId,
-        bucket: usize,
-        contribution: Contribution,
-        bytes: usize,
-        replicated: Member,
-        began: Moment,
-    },
-    /// The sum of a round.
-    Round(rounds::Key),
 }
 
 impl Leader {
@@ -230,7 +194,7 @@ impl Leader {
     }
 
     fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
-        self.after = Some(FollowUp::GoOn);
+        self.after = Some(FollowUp::Epoch);
         self.input(group, input);
     }
 
@@ -254,41 +218,6 @@ impl Leader {
             e.stalled(),
         ];
         own.into_iter().flatten().min()
-    }
-
-    fn run_task(&mut self, task: Task) {
-        match task {
-            Task::Take(push) => self.take_push(push),
-            Task::Rounds => self.close_rounds(),
-            Task::Close(round) => self.close_round(round),
-            Task::Pulls(changed) => self.answer_pulls(changed),
-            Task::ChunkRequests => self.answer_asks(),
-            Task::Room => self.take_if_room(true),
-        }
-    }
-
-    fn run_follow_up(&mut self, group: &dyn GroupStatus, after: FollowUp) {
-        self.after = match after {
-            FollowUp::GoOn => Some(FollowUp::Room),
-            FollowUp::Room => Some(FollowUp::DeferredCommand),
-            FollowUp::DeferredCommand => Some(FollowUp::Delta),
-            FollowUp::Delta => Some(FollowUp::Record),
-            FollowUp::Record => Some(FollowUp::Quiet),
-            FollowUp::Quiet => None,
-        };
-        match after {
-            FollowUp::GoOn => self.go_on(group),
-            FollowUp::Room => self.take_if_room(false),
-            FollowUp::DeferredCommand => self.propose_deferred_commands(),
-            FollowUp::Delta => self.begin_delta_if_due(),
-            FollowUp::Record => self.record_pulls(),
-            FollowUp::Quiet => self.check_idle(),
-        }
-    }
-
-    /// Runs these tasks next, in this order, before all others.
-    fn next(&mut self, tasks: impl IntoIterator<Item = Task, IntoIter: DoubleEndedIterator>) {
-        tasks.into_iter().rev().for_each(|task| self.agenda.push_front(task));
     }
 
     fn input(&mut self, group: &dyn GroupStatus, input: Input) {
@@ -378,125 +307,6 @@ impl Leader {
             }
             Message::Leave => self.take_out(worker, session, Some(conn)),
         }
-    }
-
-    // ---- effects ----
-
-    fn number(&mut self, purpose: Purpose) -> Option<u64> {
-        let now = self.now.at;
-        let e = self.epoch.as_mut()?;
-        if e.asked.is_empty() {
-            e.heard = now;
-        }
-        self.asked += 1;
-        self.under_way += 1;
-        e.asked.insert(self.asked, purpose);
-        Some(self.asked)
-    }
-
-    fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
-        let Some(number) = self.number(purpose) else { return };
-        self.counters.bytes_logged.fetch_add(proposal.payload.len() as u64, Relaxed);
-        self.out.push_back(Effect::Propose(number, proposal));
-    }
-
-    fn confirm(&mut self, purpose: Purpose) {
-        let Some(number) = self.number(purpose) else { return };
-        self.out.push_back(Effect::Confirm(number));
-    }
-
-    /// Proposes a command behind a delta with everything that was pushed before the command.
-    fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
-        let free = self.epoch.as_mut().and_then(|e| e.deltas.behind(purpose, proposal));
-        if let Some((purpose, proposal)) = free {
-            self.propose(purpose, proposal);
-        }
-    }
-
-    /// Proposes a command behind the worker's own pushes; it waits while one of them waits. So the log holds all
-    /// pushes of a worker that it calls finished, and every leader serves final weights with all of them. Commands
-    /// of a worker keep their order.
-    fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
-        let free = self.epoch.as_mut().and_then(|e| e.pending.defer_command(worker, (purpose, command)));
-        if let Some((purpose, command)) = free {
-            self.propose_behind_cut(purpose, command.into());
-        }
-    }
-
-    fn propose_deferred_commands(&mut self) {
-        let free = self.leading().map(|e| e.pending.take_ready_commands()).unwrap_or_default();
-        for (purpose, command) in free {
-            self.propose_behind_cut(purpose, command.into());
-        }
-    }
-
-    fn compute(&mut self, bytes: u64, of: Computing, work: Work) {
-        self.computing = Some(of);
-        self.out.push_back(Effect::Compute(bytes, work));
-    }
-
-    fn computed(&mut self, result: Result<Computed, Panicked>) {
-        match (self.computing.take(), result) {
-            (
-                Some(Computing::Push { conn, bucket, contribution, bytes, replicated, began }),
-                Ok(Computed::Copy(data)),
-            ) => {
-                self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
-                let of = (bucket, contribution.step, Some(contribution.worker));
-                self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![contribution.worker]))]);
-            }
-            (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
-            (_, Err(e)) => self.broken(&e),
-            (_, Ok(_)) => {}
-        }
-    }
-
-    fn send(&mut self, conn: ConnId, reply: Reply) {
-        if !self.is_deposed() {
-            self.out.push_back(Effect::Send(conn, reply));
-        }
-    }
-
-    fn refuse(&mut self, conn: ConnId, refusal: impl Into<Refusal>) {
-        let refusal = refusal.into();
-        let count = match refusal.kind.is_for_now() {
-            true => &self.counters.redirected,
-            false => &self.counters.refused,
-        };
-        count.fetch_add(1, Relaxed);
-        let keeps = refusal.seq > 0;
-        self.send(conn, Reply::Refused(refusal));
-        if !keeps {
-            self.closes(conn);
-        }
-    }
-
-    /// Closes a stream.
-    fn closes(&mut self, conn: ConnId) {
-        self.closed(conn);
-        self.out.push_back(Effect::Close(conn));
-    }
-
-    // ---- spans ----
-
-    fn note(
-        &self,
-        stage: Stage,
-        begin: Moment,
-        (bucket, step, worker): (usize, Step, Option<WorkerId>),
-        bytes: u64,
-    ) {
-        let bucket = self.shard.configured().map(|c| c.buckets[bucket].id);
-        let (shard, end) = (self.shard.id(), self.now.moment);
-        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
-    }
-
-    /// Records the span of an applied update or delta.
-    fn note_replicated(&self, of: ProposalSpan, bucket: Option<BucketId>, worker: Option<WorkerId>) {
-        let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
-        let ProposalSpan { began: begin, step, bytes } = of;
-        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes, pass: None });
     }
 }
 

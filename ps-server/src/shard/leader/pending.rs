@@ -15,42 +15,11 @@
 //! closes. Finding, adding and removing a push costs the same with any number of workers and units. Leader-only:
 //! all of it may be lost at any moment, because nothing in it has been acknowledged.
 
-use super::messages::ConnId;
+use super::push::Push;
 use crate::shard::{command::Contribution, round::Part};
-use paraft_common::{Payload, SessionId, Step, WorkerId};
+use paraft_common::{SessionId, Step, WorkerId};
 use paraft_trace::Moment;
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
-
-/// A push as its worker sent it.
-#[derive(Clone, Debug)]
-pub struct Push {
-    /// The stream that it came on.
-    pub conn: ConnId,
-    /// The worker, sequence number and step, and the version that the worker pulled.
-    pub contribution: Contribution,
-    /// The unit.
-    pub unit: usize,
-    /// Squared norm of the whole gradient, as the worker reports it.
-    pub sum_of_squares: f64,
-    /// In the encoding that the job has for the unit.
-    pub payload: Payload,
-    /// Learning rate of this update, instead of the job's own.
-    pub rate: Option<f64>,
-    /// The push has no gradient.
-    pub skip: bool,
-    /// When the push had arrived completely.
-    pub arrived: Moment,
-    /// The push came before this leader sent weights to its worker.
-    pub precedes_weights: bool,
-}
-
-impl Push {
-    /// The part of the push that a round needs.
-    pub fn part(self) -> Part {
-        let Push { contribution, payload, rate, skip, .. } = self;
-        Part { contribution, payload, rate, skip }
-    }
-}
 
 /// What a push waits for.
 #[derive(Debug)]
@@ -428,7 +397,7 @@ impl<C> PendingPushes<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_common::{Seq, Version};
+    use paraft_common::{Payload, Seq, Version};
     use proptest::prelude::*;
 
     fn push(worker: u32, unit: usize, step: u64, bytes: usize) -> Push {

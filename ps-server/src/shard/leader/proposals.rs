@@ -1,16 +1,17 @@
-//! Outcomes of proposals and confirmations.
+//! Proposals and confirmations, and their outcomes.
 
-use super::{GroupStatus, Leader, Purpose, Reply, Task, epoch::Phase, pulls::PullTrigger};
+use super::{Effect, GroupStatus, Leader, Purpose, Reply, Task, epoch::Phase, pulls::PullTrigger};
 use crate::{
     raft::ProposeError,
     shard::{
-        command::{Contribution, Outcome},
+        command::{Command, Contribution, Outcome, Proposal},
         members::Members,
         round::Sum,
     },
 };
 use paraft_common::{SessionId, Version, WorkerId};
 use paraft_proto::RefusalKind;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Whether each push of a closed round is already applied, or of a session that is over, whose worker pushes it
 /// again.
@@ -20,6 +21,58 @@ pub(super) fn changes_nothing(members: &Members, bucket: usize, sum: &Sum) -> bo
 }
 
 impl Leader {
+    /// The number of the next proposal or confirmation, which this replica makes for `purpose`.
+    fn number(&mut self, purpose: Purpose) -> Option<u64> {
+        let now = self.now.at;
+        let e = self.epoch.as_mut()?;
+        if e.asked.is_empty() {
+            e.heard = now;
+        }
+        self.asked += 1;
+        self.under_way += 1;
+        e.asked.insert(self.asked, purpose);
+        Some(self.asked)
+    }
+
+    /// Proposes a command.
+    pub(super) fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
+        let Some(number) = self.number(purpose) else { return };
+        self.counters.bytes_logged.fetch_add(proposal.payload.len() as u64, Relaxed);
+        self.out.push_back(Effect::Propose(number, proposal));
+    }
+
+    /// Asks whether this replica still leads, and has applied everything.
+    pub(super) fn confirm(&mut self, purpose: Purpose) {
+        let Some(number) = self.number(purpose) else { return };
+        self.out.push_back(Effect::Confirm(number));
+    }
+
+    /// Proposes a command behind a delta with everything that was pushed before the command.
+    pub(super) fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
+        let free = self.epoch.as_mut().and_then(|e| e.deltas.behind(purpose, proposal));
+        if let Some((purpose, proposal)) = free {
+            self.propose(purpose, proposal);
+        }
+    }
+
+    /// Proposes a command behind the worker's own pushes; it waits while one of them waits. So the log holds all
+    /// pushes of a worker that it calls finished, and every leader serves final weights with all of them. Commands
+    /// of a worker keep their order.
+    pub(super) fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
+        let free = self.epoch.as_mut().and_then(|e| e.pending.defer_command(worker, (purpose, command)));
+        if let Some((purpose, command)) = free {
+            self.propose_behind_cut(purpose, command.into());
+        }
+    }
+
+    /// Proposes the commands that wait for no push any more.
+    pub(super) fn propose_deferred_commands(&mut self) {
+        let free = self.leading().map(|e| e.pending.take_ready_commands()).unwrap_or_default();
+        for (purpose, command) in free {
+            self.propose_behind_cut(purpose, command.into());
+        }
+    }
+
     /// Handles an outcome. It ignores outcomes of an earlier epoch: the workers ask again.
     pub(super) fn outcome(
         &mut self,
@@ -253,7 +306,7 @@ impl Leader {
             tracing::info!(shard, %mode, number, "the mode was switched");
             e.tally.begin(now);
         }
-        let answers = askers.into_iter().map(|asker| super::Effect::SwitchResult(asker, result.clone()));
+        let answers = askers.into_iter().map(|asker| Effect::SwitchResult(asker, result.clone()));
         self.out.extend(answers);
     }
 }

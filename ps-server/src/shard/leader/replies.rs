@@ -1,11 +1,11 @@
 //! Replies to workers: weights, chunks, the image for a checkpoint.
 
 use super::{
-    DeferredWeights, GroupStatus, Leader, Purpose, Reply, Weights,
+    ConnId, DeferredWeights, Effect, GroupStatus, Leader, Purpose, Reply, Weights,
     checkpoint::{PartRequest, lowest},
     effects::FetchResult,
-    messages::BucketWeights,
     pulls::{PullTrigger, ReleasedPull, View},
+    weights::BucketWeights,
 };
 use crate::shard::{
     command::{Closed, Command},
@@ -13,13 +13,41 @@ use crate::shard::{
 };
 use bytes::Bytes;
 use paraft_common::{ShardId, Step, WorkerId};
-use paraft_proto::RefusalKind;
+use paraft_proto::{Refusal, RefusalKind};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Maximum of replies per stream that hold unsent weights. A worker that pushes and pulls ahead has two in flight.
 const UNREAD_PULLS: usize = 3;
 
 impl Leader {
+    /// Sends a reply, unless another replica leads by now.
+    pub(super) fn send(&mut self, conn: ConnId, reply: Reply) {
+        if !self.is_deposed() {
+            self.out.push_back(Effect::Send(conn, reply));
+        }
+    }
+
+    /// Refuses a message. The stream ends, unless the refusal is of one push.
+    pub(super) fn refuse(&mut self, conn: ConnId, refusal: impl Into<Refusal>) {
+        let refusal = refusal.into();
+        let count = match refusal.kind.is_for_now() {
+            true => &self.counters.redirected,
+            false => &self.counters.refused,
+        };
+        count.fetch_add(1, Relaxed);
+        let keeps = refusal.seq > 0;
+        self.send(conn, Reply::Refused(refusal));
+        if !keeps {
+            self.closes(conn);
+        }
+    }
+
+    /// Closes a stream.
+    pub(super) fn closes(&mut self, conn: ConnId) {
+        self.closed(conn);
+        self.out.push_back(Effect::Close(conn));
+    }
+
     /// Answers every pull that may be answered.
     pub(super) fn answer_pulls(&mut self, changed: PullTrigger) {
         let now = self.now.at;

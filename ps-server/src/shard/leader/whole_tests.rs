@@ -5,7 +5,9 @@ use crate::{
     raft::{Leadership, ProposeError, Replicated, Role},
     shard::{InitPart, Outcome},
 };
-use paraft_common::{BucketId, Durability, Mode, Payload, Seq, ServerId, Step, Version, config::ServerJob};
+use paraft_common::{
+    BucketId, Durability, Mode, Payload, Seq, ServerId, Step, Version, WorkerId, config::ServerJob,
+};
 use paraft_proto::RefusalKind;
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The writer's view of a log's folder: append, truncate, purge, move, and the order of file changes, chosen so
+//! The writer's view of a log's folder: append, truncate, purge, and the order of file changes, chosen so
 //! that the log opens after a crash at any point.
 //!
 //! Truncation and purging are items, as records are: written data does not change until a whole segment is removed.
@@ -33,11 +33,6 @@ pub(super) const CUT_FILE: &str = "cutting";
 /// Reserved size of a log's first segment. Every later one has the log's size at that time, up to
 /// [`LogOptions::segment_bytes`]: so a small log takes little space, and a large one has few files.
 pub(super) const FIRST_BYTES: u64 = 1 << 20;
-/// Records are moved out of the oldest segment if the log takes more than twice its records plus this many
-/// segments.
-const SLACK_SEGMENTS: u64 = 4;
-/// Bytes that are moved between two batches.
-const MOVE_BYTES: u64 = 4 << 20;
 
 /// A segment before the active one. All its items are durable.
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +83,11 @@ pub(super) fn room_of(segment: &Segment, options: LogOptions) -> Result<u64, Sto
 }
 
 /// An item to be written.
-struct Item<'a> {
-    kind: Kind,
-    index: u64,
-    header: &'a Bytes,
-    payload: &'a Payload,
+pub(super) struct Item<'a> {
+    pub kind: Kind,
+    pub index: u64,
+    pub header: &'a Bytes,
+    pub payload: &'a Payload,
 }
 
 impl<'a> Item<'a> {
@@ -100,7 +95,7 @@ impl<'a> Item<'a> {
         Item { kind: Kind::Record, index: record.index, header: &record.header, payload: &record.payload }
     }
 
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         (HEAD_BYTES + self.header.len() + self.payload.len()) as u64
     }
 }
@@ -110,11 +105,11 @@ impl Segments {
         &self.dir
     }
 
-    fn path(&self, first: u64) -> PathBuf {
+    pub fn path(&self, first: u64) -> PathBuf {
         segment_path(&self.dir, first)
     }
 
-    fn sync_dir(&self) -> io::Result<()> {
+    pub fn sync_dir(&self) -> io::Result<()> {
         self.disk.sync_dir(&self.dir).map_err(named("sync the folder", &self.dir))
     }
 
@@ -170,7 +165,7 @@ impl Segments {
         Ok(())
     }
 
-    fn sealed_bytes(&self) -> u64 {
+    pub fn sealed_bytes(&self) -> u64 {
         self.sealed.iter().map(|s| s.bytes).sum()
     }
 
@@ -190,7 +185,7 @@ impl Segments {
 
     /// Writes items of a group, starting with this turn; returns the places of those that fit into the active
     /// segment.
-    fn write(&mut self, key: u64, turn: u64, items: &[Item]) -> io::Result<Vec<Place>> {
+    pub fn write(&mut self, key: u64, turn: u64, items: &[Item]) -> io::Result<Vec<Place>> {
         if self.fitting(items) == 0 {
             self.begin()?;
         }
@@ -261,7 +256,7 @@ impl Segments {
         Ok(())
     }
 
-    fn turn(&self, key: u64) -> u64 {
+    pub fn turn(&self, key: u64) -> u64 {
         self.groups.known().get(&key).map_or(0, |g| g.turn)
     }
 
@@ -340,113 +335,6 @@ impl Segments {
         if let Some(group) = self.groups.known().get_mut(&key) {
             group.open = false;
         }
-    }
-
-    /// Whether the oldest segment can be removed.
-    fn is_retirable(&self) -> bool {
-        // The next segment's table contains what this one knew.
-        let followed = self.sealed.len() > 1 || self.active.is_some();
-        followed && self.sealed.front().is_some_and(|s| self.live.is_empty(s.first))
-    }
-
-    /// Removes segments without needed records from the log: some become spares, the others are deleted. While a
-    /// group is damaged none is removed, because any may contain its records.
-    pub fn retire(&mut self) -> io::Result<()> {
-        if !self.is_retirable() || self.groups.any_damaged() {
-            return Ok(());
-        }
-        self.sync()?; // makes the items durable that released the records
-        let groups = self.groups.clone();
-        let _alone = groups.alone();
-        let mut spares = Vec::new();
-        while self.is_retirable() {
-            let Some(Sealed { first, bytes }) = self.sealed.front().copied() else { break };
-            let path = self.path(first);
-            let room = self.spares.len() + spares.len() < MAX_SPARES;
-            // One long record must not leave a long file forever.
-            if room && bytes <= 2 * self.options.segment_bytes {
-                let spare = path.with_extension("spare");
-                self.disk.rename(&path, &spare).map_err(named("rename", &path))?;
-                spares.push(spare);
-            } else {
-                self.disk.remove(&path).map_err(named("remove", &path))?;
-            }
-            self.sealed.pop_front();
-            // After a crash the old name may reappear until the folder is synced. If a segment removed later stays
-            // gone, that is a gap that looks like damage.
-            self.sync_dir()?;
-        }
-        self.spares.extend(spares.into_iter().filter(|s| !self.spares.contains(s)).collect::<Vec<_>>());
-        Ok(())
-    }
-
-    /// Whether there is something to move now.
-    pub fn is_crowded(&self) -> bool {
-        let most = 2 * self.live.bytes + SLACK_SEGMENTS * self.options.segment_bytes;
-        self.sealed_bytes() > most && self.moving_failed != Some(self.next) && !self.groups.any_damaged()
-    }
-
-    /// If a few records keep segments that are otherwise useless, copies some of them to the end, so that their
-    /// segment can be removed. Over time this writes no more than was given up.
-    pub fn tidy(&mut self) -> io::Result<()> {
-        self.retire()?;
-        if !self.is_crowded() {
-            return Ok(());
-        }
-        let Some(oldest) = self.sealed.front().map(|s| s.first) else { return Ok(()) };
-        if self.to_move.is_empty() {
-            let known = self.groups.known();
-            let there = known.iter().flat_map(|(key, g)| {
-                let there = g.places.iter().filter(|(_, p)| p.segment == oldest);
-                there.map(|(index, _)| (*key, *index))
-            });
-            self.to_move = there.collect();
-        }
-        let mut bytes = 0;
-        while let Some((key, index)) = self.to_move.pop_front() {
-            bytes += self.move_one(oldest, key, index)?;
-            if bytes >= MOVE_BYTES {
-                break;
-            }
-        }
-        self.retire()
-    }
-
-    /// Copies a record of the oldest segment to the end; returns its bytes.
-    fn move_one(&mut self, oldest: u64, key: u64, index: u64) -> io::Result<u64> {
-        let is_there = |g: &super::groups::Group| g.places.get(&index).is_some_and(|p| p.segment == oldest);
-        if !self.groups.known().get(&key).is_some_and(is_there) {
-            return Ok(0); // given up meanwhile
-        }
-        let read = self.groups.read(self.disk.as_ref(), &self.dir, key, index..index + 1, 0);
-        let record = match read {
-            Ok(mut records) => records.pop(),
-            // The damage concerns this group only, and is reported when its log is next used.
-            Err(StoreError::Damaged { path, offset, what }) => {
-                if let Some(group) = self.groups.known().get_mut(&key) {
-                    group.damage = Some(super::groups::Fault { path, offset, what });
-                }
-                None
-            }
-            // A transient error, and nothing depends on the move.
-            Err(_) => {
-                self.moving_failed = Some(self.next);
-                self.to_move.clear();
-                None
-            }
-        };
-        let Some(Record { index, header, payload }) = record else { return Ok(0) };
-        let item = Item { kind: Kind::Moved, index, header: &header, payload: &payload };
-        let bytes = item.bytes();
-        for place in self.write(key, self.turn(key), &[item])? {
-            self.live.add(place);
-            if let Some(group) = self.groups.known().get_mut(&key) {
-                group.turn += 1;
-                self.live.remove(group.moved(index, place));
-            }
-        }
-        self.moved += 1;
-        Ok(bytes)
     }
 
     /// Writes a mark that everything before it is durable, so that later corruption is known to be damage. An

@@ -1,0 +1,118 @@
+//! BSP's rounds as they close: which are complete, their sums, and the global norm over all shards.
+
+use super::{
+    Leader, Reply, Task, agenda::Computing, effects::Computed, proposals::changes_nothing, rounds::Key,
+    update::UpdatePlan,
+};
+use crate::shard::round::{self, Sum};
+use paraft_common::{Step, TensorKind, optim::norm_factor};
+use paraft_trace::Stage;
+
+impl Leader {
+    /// Closes every complete round. Called after everything that may complete one: a push, an apply, a member that
+    /// left.
+    pub(super) fn close_rounds(&mut self) {
+        let Some(e) = self.epoch.as_mut().filter(|e| !e.rounds.is_empty()) else { return };
+        let Some(conf) = self.shard.configured() else { return };
+        let drops_late = conf.job.round.drops_late();
+        if drops_late {
+            let late = self.shard.read(|m| e.rounds.take_dropped(&m.members));
+            let late: Vec<_> = late
+                .into_iter()
+                .filter_map(|((step, bucket), w)| e.pending.leave_round(w, bucket, step))
+                .map(|(part, _)| part.contribution)
+                .filter_map(|c| Some((e.streams.of_session(c.worker, c.session)?, c.seq)))
+                .collect();
+            late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::Dropped { seq }));
+        }
+        // The mode was switched: each push is now an update by itself, unless a later round that passes it over is
+        // in flight.
+        let in_force = self.shard.read(|m| m.in_force);
+        let Some(e) = &mut self.epoch else { return };
+        let mut over: Vec<Key> =
+            e.rounds.touched().filter(|(step, _)| !in_force.of_push(*step).averages()).collect();
+        over.retain(|(step, bucket)| !(drops_late && e.rounds.is_closed(*bucket, *step)));
+        for (step, bucket) in over {
+            let workers = self.epoch.as_mut().map(|e| e.rounds.take((step, bucket))).unwrap_or_default();
+            for worker in workers {
+                let left = self.epoch.as_mut().and_then(|e| e.pending.leave_round(worker, bucket, step));
+                if let Some((part, arrived)) = left {
+                    let of = (bucket, step, Some(worker));
+                    self.note(Stage::Queue, arrived, of, part.payload.len() as u64);
+                    self.update(&conf, bucket, UpdatePlan::alone(part, 1.0));
+                }
+            }
+        }
+        let Some(e) = &mut self.epoch else { return };
+        let complete = self.shard.read(|m| match m.started {
+            true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round),
+            false => Vec::new(),
+        });
+        self.next(complete.into_iter().map(Task::Close));
+    }
+
+    pub(super) fn close_round(&mut self, round: Key) {
+        let (step, bucket) = round;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if e.broken {
+            return;
+        }
+        let drops_late = conf.job.round.drops_late();
+        // A later round in flight drops the pushes in this one.
+        if drops_late && e.rounds.is_closed(bucket, step) {
+            return;
+        }
+        // The bucket that is pushed last.
+        if bucket == 0 {
+            self.counters.progress.lock().round(&e.pending.arrivals(step, bucket));
+        }
+        let parts = e.pending.close(step, bucket, e.rounds.close(round, drops_late));
+        if parts.is_empty() {
+            return;
+        }
+        let (encoding, len) = (conf.encoding(bucket), conf.buckets[bucket].spec.len);
+        let bytes = round::bytes(parts.len(), len);
+        let work = move || Computed::Sum(round::sum(parts, encoding, len));
+        self.compute(bytes, Computing::Round(round), Box::new(work));
+    }
+
+    /// Handles the sum of a closed round.
+    pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
+            let closes = conf.job.round.drops_late();
+            return self.update(&conf, bucket, UpdatePlan::round(sum, 1.0, closes));
+        }
+        if self.shard.read(|m| changes_nothing(&m.members, bucket, &sum)) {
+            return self.give_up(bucket, &sum);
+        }
+        // All trained buckets of a step are summed, so this shard's part of the global norm is known. With one
+        // shard it is the norm. With several, the workers add the parts and send the sum to every shard, so no
+        // server needs another shard's leader.
+        let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
+        let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
+        let layout = conf.job.layout();
+        let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
+        if trained.min(self.shard.shards() as usize) == 1 {
+            return self.norm(step, partial);
+        }
+        self.send_to_all(|| Reply::RoundNorm { step, sum_of_squares: partial });
+    }
+
+    /// Handles the norm over all shards: the same factor scales every bucket of the step. Copies from other workers
+    /// have no effect.
+    pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let Some(max) = conf.job.clip.norm else { return };
+        // Before all of the step is summed, the norm is of an incomplete sum. Its worker is asked later, and sends
+        // it again.
+        if !e.norms.is_known(&conf, step) {
+            return;
+        }
+        let closes = conf.job.round.drops_late();
+        for (bucket, sum) in e.norms.take(step) {
+            let clipped = norm_factor(max, sum_of_squares);
+            self.update(&conf, bucket, UpdatePlan::round(sum, clipped, closes));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! A push as its worker sent it.
+
+use super::messages::ConnId;
+use crate::shard::{command::Contribution, round::Part};
+use paraft_common::Payload;
+use paraft_trace::Moment;
+
+/// A push as its worker sent it.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// The stream that it came on.
+    pub conn: ConnId,
+    /// The worker, sequence number and step, and the version that the worker pulled.
+    pub contribution: Contribution,
+    /// The unit.
+    pub unit: usize,
+    /// Squared norm of the whole gradient, as the worker reports it.
+    pub sum_of_squares: f64,
+    /// In the encoding that the job has for the unit.
+    pub payload: Payload,
+    /// Learning rate of this update, instead of the job's own.
+    pub rate: Option<f64>,
+    /// The push has no gradient.
+    pub skip: bool,
+    /// When the push had arrived completely.
+    pub arrived: Moment,
+    /// The push came before this leader sent weights to its worker.
+    pub precedes_weights: bool,
+}
+
+impl Push {
+    /// The part of the push that a round needs.
+    pub fn part(self) -> Part {
+        let Push { contribution, payload, rate, skip, .. } = self;
+        Part { contribution, payload, rate, skip }
+    }
+}

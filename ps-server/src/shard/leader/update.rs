@@ -1,0 +1,61 @@
+//! An update of a bucket: a push, or the sum of a round, on its way to the log.
+
+use super::{Leader, ProposalSpan, Purpose};
+use crate::shard::{
+    command::{Command, Contribution, Proposal, PushEntry},
+    round::{Part, Sum},
+    state::ShardConfig,
+};
+use paraft_common::Payload;
+use paraft_trace::Stage;
+
+/// What a proposed update holds.
+pub(super) struct UpdatePlan {
+    contributions: Vec<Contribution>,
+    factor: f32,
+    closes: bool,
+    payload: Payload,
+    rate: Option<f64>,
+    /// No push of it is applied.
+    skip: bool,
+}
+
+impl UpdatePlan {
+    /// A push that is an update by itself.
+    pub(super) fn alone(part: Part, factor: f32) -> Self {
+        let Part { contribution, payload, rate, skip } = part;
+        Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
+    }
+
+    /// A round; its mean is multiplied by `clipped`.
+    pub(super) fn round(sum: Sum, clipped: f32, closes: bool) -> Self {
+        let Sum { contributions, payload, factor, rate, skip, .. } = sum;
+        Self { contributions, factor: clipped * factor, closes, payload, rate, skip }
+    }
+}
+
+impl Leader {
+    /// Proposes an update.
+    pub(super) fn update(&mut self, conf: &ShardConfig, bucket: usize, update: UpdatePlan) {
+        let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
+        let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
+        // Pushes of sessions that are over are not reported.
+        let heard =
+            |c: &&Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
+        let heard: Vec<_> = contributions.iter().filter(heard).copied().collect();
+        for c in &heard {
+            let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
+            if let Some((arrived, pushed)) = waited {
+                self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
+            }
+        }
+        let entry = PushEntry { bucket: id, contributions: &contributions, encoding, factor, closes, rate };
+        let command = match skip {
+            true => Command::Skip { bucket: id, contributions: contributions.clone(), closes },
+            false => Command::of_pushes(entry),
+        };
+        let step = command.latest_step().unwrap_or_default();
+        let of = ProposalSpan { began: self.now.moment, step, bytes: payload.len() as u64 };
+        self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload });
+    }
+}
