@@ -502,3 +502,40 @@ fn every_source_file_starts_with_a_description() -> Result<()> {
     }
     Ok(())
 }
+
+/// Files that only tests compile.
+fn is_test_file(path: &Path) -> bool {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    ["tests", "properties", "identities", "testing"].iter().any(|end| name.ends_with(end))
+        || path.iter().any(|part| part == "tests" || part == "simulation" || part == "faulty")
+}
+
+#[test]
+fn no_file_outside_tests_has_more_than_500_lines() -> Result<()> {
+    for (_, package) in packages()? {
+        for path in sources(&package.dir).into_iter().filter(|p| !is_test_file(p)) {
+            let lines = fs::read_to_string(&path)?.lines().count();
+            assert!(lines <= 500, "{} has {lines} lines: give each noun a file of its own", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// Files that read an error's words, since a library or another program gives nothing else.
+const READS_WORDS: [&str; 2] = ["ps-server/src/header.rs", "ps-server/store/src/error.rs"];
+
+#[test]
+fn decisions_do_not_depend_on_the_words_of_errors() -> Result<()> {
+    let texts = ["message", "message()", "why", "error", "err", "cause", "reason", "said", "to_string()"];
+    let looks = ["contains", "starts_with", "ends_with", "trim_start_matches", "strip_prefix"];
+    for (_, package) in packages()? {
+        for path in sources(&package.dir.join("src")).into_iter().filter(|p| !is_test_file(p)) {
+            let text = fs::read_to_string(&path)?;
+            for line in text.lines().take_while(|l| !l.starts_with("#[cfg(test)]")) {
+                let reads = texts.iter().any(|t| looks.iter().any(|l| line.contains(&format!("{t}.{l}(\""))));
+                assert!(!reads || READS_WORDS.iter().any(|f| path.ends_with(f)), "{}: {line}", path.display());
+            }
+        }
+    }
+    Ok(())
+}
