@@ -3,7 +3,7 @@
 use super::*;
 use crate::raft::{
     Group, GroupOptions, Peers, ReplicaId, Replicated,
-    testing::{Parts, Write, group as name},
+    testing::{Parts, Write, group as name, write},
     wire::WireError,
 };
 use futures::future::ready;
@@ -187,7 +187,7 @@ impl Pair {
     async fn write(&self, parts: u32) {
         let mut outcomes = Vec::new();
         for part in 0..parts {
-            let change = Write::new(part, vec![part as u8; 1 << 20]);
+            let change = write(part, vec![part as u8; 1 << 20]);
             outcomes.push(self.leader.propose(change).await.expect("it leads"));
         }
         for outcome in outcomes {

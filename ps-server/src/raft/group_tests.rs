@@ -8,7 +8,7 @@ use crate::raft::{
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
 use std::collections::BTreeSet;
 
-use crate::raft::testing::{Parts, Write, group as name};
+use crate::raft::testing::{Parts, Write, group as name, write};
 use openraft::raft::{VoteRequest, VoteResponse};
 use paraft_common::ServerId;
 
@@ -152,7 +152,7 @@ async fn a_learner_that_nobody_waits_for_leaves_the_group() {
 async fn log_is_purged_by_entries_and_its_memory_is_bounded() {
     let (group, _) = alone().await;
     for _ in 0..5000u32 {
-        let write = Write::new(0, Vec::new());
+        let write = write(0, Vec::new());
         group.propose(write).await.expect("taken").await.expect("committed");
     }
     let mut metrics = group.raft.metrics();

@@ -1,7 +1,10 @@
 //! Tests of the entries that a log keeps in memory, and of those that it reads back from disk.
 
 use super::*;
-use crate::raft::{testing::Write, types::Committed};
+use crate::raft::{
+    testing::{Write, write},
+    types::Committed,
+};
 use openraft::EntryPayload;
 use paraft_common::Payload;
 use paraft_store::RealDisk;
@@ -13,7 +16,7 @@ fn id(index: u64) -> LogId {
 }
 
 fn entry(index: u64, payload: Payload) -> Entry<Write> {
-    Entry::<Write> { log_id: id(index), payload: EntryPayload::Normal(Write::new(0, payload)) }
+    Entry::<Write> { log_id: id(index), payload: EntryPayload::Normal(write(0, payload)) }
 }
 
 /// A payload that identifies its index.

@@ -3,7 +3,7 @@
 use super::{super::disk::Folder, *};
 use crate::raft::{
     Replicated,
-    testing::{Parts, Write},
+    testing::{Parts, Write, write},
     types::{Committed, Entry},
 };
 use bytes::Bytes;
@@ -17,7 +17,7 @@ const LEN: usize = 64;
 
 fn entry(index: u64, part: u32) -> (Entry<Write>, Option<Responder<Write>>) {
     let log_id = LogId::new(Committed::new(1), index);
-    (Entry::<Write> { log_id, payload: EntryPayload::Normal(Write::new(part, vec![index as u8; LEN])) }, None)
+    (Entry::<Write> { log_id, payload: EntryPayload::Normal(write(part, vec![index as u8; LEN])) }, None)
 }
 
 async fn machine(state: Arc<Parts>) -> Machine<Write> {

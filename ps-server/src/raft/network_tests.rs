@@ -3,7 +3,7 @@
 use super::*;
 use crate::raft::{
     Group, GroupOptions, Replicated,
-    testing::{Parts, Write, group},
+    testing::{Parts, Write, group, write},
     types::{Committed, SnapshotMeta},
     wire::SnapshotPiece,
 };
@@ -73,7 +73,7 @@ fn state() -> Parts {
     let state = Parts::default();
     for part in 0..8u32 {
         let bytes = (part as f32 + 0.5).to_le_bytes().repeat(8);
-        state.apply(&Write::new(part, bytes)).expect("written");
+        state.apply(&write(part, bytes)).expect("written");
     }
     state
 }
@@ -175,7 +175,7 @@ async fn another_snapshot_begins_anew() {
     let t = Transfer::new(&[(6, Fault::Broken(5))]).await;
     t.send().await.expect_err("given up");
     t.tried();
-    t.leader.apply(&Write::new(0, vec![1; 32])).expect("written");
+    t.leader.apply(&write(0, vec![1; 32])).expect("written");
     t.send().await.expect("sent");
     assert_eq!(t.tried(), through(0..=8), "no piece of the one is taken for the other's");
     assert!(t.arrived());

@@ -1,57 +1,25 @@
 //! A small state for the tests of this module: parts of bytes, each written as a whole.
 
 use super::{ApplyError, GroupName, LogChange, OutdatedMemory, RawImage, Replicated, wire};
+use crate::{
+    replicated::{Applied, Change},
+    shard::{Command, InitPart, Proposal},
+};
 use bytes::Bytes;
-use paraft_common::Payload;
+use paraft_common::{BucketId, Payload};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use std::{
-    fmt,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-/// Writes a part, or, without one, is a check.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Write {
-    part: Option<u32>,
-    #[serde(skip)]
-    payload: Payload,
-}
+/// A change of [`Parts`]. It is an entry of the server's own logs, so that Raft is compiled for one type of entry.
+pub type Write = Change;
 
-impl Write {
-    /// A write of this content to the part.
-    pub fn new(part: u32, payload: impl Into<Payload>) -> Self {
-        Self { part: Some(part), payload: payload.into() }
-    }
-}
-
-impl fmt::Display for Write {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-impl LogChange for Write {
-    type Outcome = u64;
-
-    fn payload(&self) -> &Payload {
-        &self.payload
-    }
-
-    fn attach(&mut self, payload: Payload) {
-        self.payload = payload;
-    }
-
-    fn check() -> Self {
-        Self { part: None, payload: Payload::EMPTY }
-    }
-
-    fn is_check(&self) -> bool {
-        self.part.is_none()
-    }
+/// A write of this content to the part.
+pub fn write(part: u32, payload: impl Into<Payload>) -> Write {
+    let command = Command::Init { bucket: BucketId(part), part: InitPart::FRESH };
+    Change::Shard(Proposal { command, payload: payload.into() })
 }
 
 /// A new group name.
@@ -108,24 +76,27 @@ impl Parts {
 
 impl Replicated for Parts {
     type Change = Write;
-    type Outcome = u64;
+    type Outcome = Applied;
 
-    fn apply(&self, change: &Write) -> Result<u64, ApplyError> {
+    fn apply(&self, change: &Write) -> Result<Applied, ApplyError> {
+        let Change::Shard(Proposal { command: Command::Init { bucket, .. }, payload }) = change else {
+            return Err("it is no write".into());
+        };
         let mut inner = self.inner.lock();
         inner.writes += 1;
-        let part = change.part.ok_or("a check is nothing to apply")? as usize;
+        let part = bucket.0 as usize;
         if inner.parts.len() <= part {
             inner.parts.resize_with(part + 1, Default::default);
         }
-        let bytes = Arc::new(change.payload.to_bytes().to_vec());
+        let bytes = Arc::new(payload.to_bytes().to_vec());
         let now = (inner.writes, bytes);
         let (_, old) = std::mem::replace(&mut inner.parts[part], now);
         inner.replaced.push(Arc::downgrade(&old));
-        Ok(inner.writes)
+        Ok(Applied::None)
     }
 
     fn touched(&self, change: &Write) -> u64 {
-        change.payload.len() as u64
+        change.payload().len() as u64
     }
 
     fn image(&self) -> RawImage {

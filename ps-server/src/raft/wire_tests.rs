@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::raft::{
-    testing::Write,
+    testing::{Write, write},
     types::{Committed, LogId, SnapshotMeta},
 };
 use openraft::raft::{TransferLeaderRequest, VoteRequest};
@@ -20,9 +20,9 @@ fn read_as_anything(bytes: &[u8]) {
 fn append() -> (AppendEntriesRequest<Types<Write>>, Vec<Payload>) {
     let log_id = |index| LogId::new(Committed::new(3), index);
     let payloads = [
-        EntryPayload::Normal(Write::new(4, b"abcd".to_vec())),
+        EntryPayload::Normal(write(4, b"abcd".to_vec())),
         EntryPayload::Blank,
-        EntryPayload::Normal(Write::new(1, Vec::new())),
+        EntryPayload::Normal(write(1, Vec::new())),
     ];
     let entries: Vec<Entry<Write>> =
         (7u64..).zip(payloads).map(|(i, payload)| Entry::<Write> { log_id: log_id(i), payload }).collect();
