@@ -49,7 +49,10 @@ impl Drop for LoweredLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::{
+        io::{Read, Write},
+        process::Command,
+    };
 
     /// The soft limit of open files, from /proc.
     fn soft(pid: u32) -> String {
@@ -60,13 +63,13 @@ mod tests {
 
     #[test]
     fn a_process_is_kept_from_opening_more_and_may_again() {
-        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep(1)");
+        let piped = || std::process::Stdio::piped();
+        let mut child = Command::new("cat").stdin(piped()).stdout(piped()).spawn().expect("cat(1)");
+        // Once it answers, it has opened all that it needs.
+        child.stdin.as_mut().expect("a pipe").write_all(b".").expect("it reads");
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("it writes");
         let before = soft(child.id());
         let open = || fs::read_dir(format!("/proc/{}/fd", child.id())).expect("it runs").count();
-        // Until exec has replaced the child's program.
-        while fs::read_to_string(format!("/proc/{}/comm", child.id())).expect("it runs").trim() != "sleep" {
-            std::thread::yield_now();
-        }
         let taken = descriptors(child.id()).expect("lowered");
         assert_eq!(soft(child.id()), open().to_string());
         drop(taken);

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,15 +40,68 @@ if IN_TREE:
 import paraft  # noqa: E402
 
 
+class _Preloaded:
+    """The process of ``preloaded.py``, which has imported torch and forks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: Optional[subprocess.Popen[str]] = None
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """Its answer."""
+        with self._lock:
+            if self._process is None:
+                command = [sys.executable, "-u", str(TESTS / "preloaded.py")]
+                env = {**os.environ, "PYTHONPATH": import_path()}
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+
+_PRELOADED = _Preloaded()
+
+
+class Forked:
+    """A process that :class:`_Preloaded` has forked, with what :class:`Worker` needs of ``subprocess.Popen``."""
+
+    def __init__(self, call: Sequence[str], **place: Any) -> None:
+        self.pid: int = _PRELOADED.ask({"call": call, **place})
+        self.returncode: Optional[int] = None
+
+    def poll(self) -> Optional[int]:
+        if self.returncode is None:
+            self.returncode = _PRELOADED.ask({"poll": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        # A process that has ended keeps its number until it is polled.
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Worker:
     """A worker of a job, as a process. Its output goes to files, so that a full pipe never blocks it."""
 
-    def __init__(self, command: Sequence[str], rank: int, env: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], rank: int, env: Mapping[str, str], folder: Path, preloaded: bool = False) -> None:
         self.rank = rank
         self._out = folder / f"worker-{rank}.out"
         self._err = folder / f"worker-{rank}.err"
+        self.process: Union[subprocess.Popen[bytes], Forked]
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(env), cwd=folder)
+            if preloaded:
+                self.process = Forked(command[-3:], out=str(self._out), err=str(self._err), env=dict(env), cwd=str(folder))
+            else:
+                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(env), cwd=folder)
 
     @property
     def out(self) -> str:
@@ -160,9 +214,12 @@ def start(
     env: Optional[Mapping[str, str]] = None,
 ) -> Workers:
     """Starts workers as ``paraft launch`` does: see the fixture ``start_workers``."""
+    preloaded = False
     if isinstance(work, Path):
         command = [sys.executable, str(work), *map(str, args)]
     else:
+        # What works without torch is tested without it.
+        preloaded = hasattr(sys.modules[work.__module__], "torch")
         module = Path(inspect.getfile(work)).stem
         command = [sys.executable, "-c", _CALL, module, work.__name__, json.dumps(args)]
     started = Workers()
@@ -172,7 +229,7 @@ def start(
         place |= {"PARAFT_RANK": str(rank), "PARAFT_WORKERS": str(workers), "PARAFT_LOCAL_RANK": str(rank)}
         place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
         whole = {**os.environ, "PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1", **group, **place, **(env or {})}
-        started.append(Worker(command, rank, whole, folder))
+        started.append(Worker(command, rank, whole, folder, preloaded))
     return started
 
 
