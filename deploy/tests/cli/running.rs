@@ -356,12 +356,12 @@ fn stopping_a_run_on_its_own_fleet_stops_the_servers() {
 #[test]
 fn training_survives_a_killed_server_in_every_mode() {
     for mode in ["bsp", "ssp:2", "asp"] {
-        let l = Launcher::training(&digits(mode, 3, 150), 2);
+        let l = Launcher::training(&digits(mode, 3, 60), 2);
         kill(pid_of(&l.run_dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
         let (code, out, err) = l.output();
         assert_eq!(code, Some(0), "{mode}: {err}");
         let summary: Value = serde_json::from_str(out.trim()).expect("summary");
-        assert_eq!(summary["samples"], 150 * 44 * 16 * 2, "{mode}: {summary}");
+        assert_eq!(summary["samples"], 60 * 44 * 16 * 2, "{mode}: {summary}");
         assert_eq!(summary["workers_lost"], 0, "{mode}: {summary}");
         assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
     }
