@@ -108,6 +108,16 @@ pub fn run(args: &CertsArgs) -> Result<i32, Failure> {
         What::New { dir, lasting } => new(dir, lasting.time()?)?,
         What::Issue { dir, roles, name, out, lasting } => {
             let folder = out.clone().unwrap_or_else(|| dir.join(folder_name(roles)));
+            let same = |a: &Path, b: &Path| {
+                a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+            };
+            if same(&folder, dir) {
+                let what = format!(
+                    "{} is the authority's own folder: a certificate has one of its own",
+                    folder.display()
+                );
+                return Err(Failure::new(exit::USAGE, what).help("leave --out out, or choose another folder"));
+            }
             if folder.join(CERT).exists() {
                 let what = format!("{} has a certificate already", folder.display());
                 return Err(Failure::new(exit::USAGE, what)

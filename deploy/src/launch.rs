@@ -8,7 +8,7 @@ use crate::{
     train::{RunArgs, find_checkpoint, tell, train},
 };
 use clap::Args;
-use paraft_common::{ModeChoice, need::Bytes};
+use paraft_common::{ModeChoice, config::MAX_NAME_CHARS, need::Bytes};
 use paraft_engines::{HostContext, Place, PlaceFlags, Role, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_tls::access::As;
@@ -248,8 +248,8 @@ fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     let one = servers.filter(|n| *n < 3).map(|_| 1);
     flag("cluster.replicas", args.replicas.or(one).map(|n| n.to_string()));
     let called = script::name(&words);
-    let called = called.trim_end_matches(".py").trim_end_matches(".sh");
-    if let Some(name) = args.name.as_deref().or(args.job.is_none().then_some(called)) {
+    let called = job_name(called.trim_end_matches(".py").trim_end_matches(".sh"));
+    if let Some(name) = args.name.as_deref().or(args.job.is_none().then_some(&called)) {
         set.push(assignment("name", name)?);
     }
     set.extend(args.set.iter().cloned());
@@ -257,6 +257,16 @@ fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
         Some(file) => Job::load(file, &set)?,
         None => Job::parse("", Path::new("paraft launch"), &set)?,
     })
+}
+
+/// A job's name for a script of this name, whose characters may be any.
+fn job_name(script: &str) -> String {
+    let legal = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    let name: String = script.chars().map(legal).take(MAX_NAME_CHARS).collect();
+    match name.trim_start_matches(['.', '-']) {
+        "" => "script".into(),
+        name => name.into(),
+    }
 }
 
 /// The command line of a worker.
@@ -305,4 +315,18 @@ fn assignment(key: &str, value: impl Serialize) -> Result<String, Failure> {
     let value = serde_json::to_string(&value).map_err(|e| Failure::new(exit::USAGE, e))?;
     // JSON strings are TOML strings, except for this character.
     Ok(format!("{key}={}", value.replace('\u{7f}', "\\u007f")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::job_name;
+
+    #[test]
+    fn a_script_of_any_name_gives_a_job_a_legal_one() {
+        for (script, job) in
+            [("train", "train"), ("my script \u{fc}", "my-script--"), (".x", "x"), ("\u{fc}", "script")]
+        {
+            assert_eq!(job_name(script), job);
+        }
+    }
 }

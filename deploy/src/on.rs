@@ -173,6 +173,8 @@ pub fn described(args: &OnArgs, job: &Job, dir: &Path, with_workers: bool) -> Re
         Access::Insecure => Certs::Insecure,
         _ if on.shares_folder() => Certs::InRun,
         _ if on.is_kubernetes() => {
+            // Secrets, whose names are in lower case.
+            let name = name.to_ascii_lowercase();
             Certs::Each { server: format!("{name}-peer"), worker: format!("{name}-worker") }
         }
         _ => Certs::Each { server: in_run("peer"), worker: in_run("worker") },

@@ -102,7 +102,11 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
             return Ok(exit::OK);
         }
         if let Some(status) = launcher.try_wait().map_err(|e| Failure::new(exit::IO, e))? {
-            return Err(Failure::handed_over(&failure.0).unwrap_or_else(|| {
+            let refused = Failure::handed_over(&failure.0);
+            if refused.is_some() && args.run_dir.is_none() {
+                remove_unused(&dir);
+            }
+            return Err(refused.unwrap_or_else(|| {
                 let why = format!("the launcher has ended: {status}");
                 let code = status.code().unwrap_or(exit::FAILED);
                 Failure::new(code, why).help(format!("its log is {}", log.display()))
@@ -125,6 +129,14 @@ impl FailureFile {
 impl Drop for FailureFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Removes the folder of a run that never began: it holds nothing but the launcher's own files.
+fn remove_unused(dir: &Path) {
+    let own = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with("launcher");
+    if fs::read_dir(dir).is_ok_and(|mut all| all.all(|e| e.as_ref().is_ok_and(own))) {
+        let _ = fs::remove_dir_all(dir);
     }
 }
 

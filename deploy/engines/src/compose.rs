@@ -45,6 +45,13 @@ impl Engine for Compose {
         let all = json!({"name": project(&fleet.name), "services": services});
         let text =
             serde_norway::to_string(&all).map_err(|e| EngineError::new(Kind::Io, format!("{FILE}: {e}")))?;
+        // YAML 1.1, which some tools read, takes 1000:50 for a number in base 60.
+        let text = match fleet.owner {
+            Some((user, group)) => {
+                text.replace(&format!("user: {user}:{group}\n"), &format!("user: '{user}:{group}'\n"))
+            }
+            None => text,
+        };
         let what = "# `docker compose up` or `podman-compose up` starts all; what has done its part ends with 0 and stays so.";
         Ok(vec![Artifact { name: FILE.into(), text: format!("{what}\n{text}") }])
     }

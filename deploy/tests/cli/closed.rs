@@ -241,6 +241,7 @@ fn wrong_certificates_are_told_with_a_remedy() {
     fails(&["certs", "new", "certs"], 2, &["is there already", "renew"]);
     fails(&["certs", "issue", "certs", "admin"], 2, &["has a certificate already", "--out"]);
     fails(&["certs", "issue", "certs", "root"], 2, &["no role", "worker:JOBS"]);
+    fails(&["certs", "issue", "certs", "reader:x", "--out", "certs"], 2, &["authority's own folder"]);
     fails(&["certs", "issue", "certs", "reader:x", "--for", "forever"], 2, &["has an end"]);
     fails(&["certs", "show", "nowhere"], 74, &["nowhere"]);
     fails(&["--certs", "nowhere", "jobs", "127.0.0.1:1"], 78, &["nowhere"]);

@@ -138,12 +138,25 @@ impl Agent {
             let others = |n: &&crate::raft::ReplicaId| n.server() != server && !silent.contains(&n.server());
             let left = place.voters.iter().filter(others).count();
             if place.voters.iter().any(|n| n.server() == server) && left * 2 <= place.voters.len() {
-                return Err(RefusalKind::BadOrder(format!(
-                    "{shard} has {left} of {} replicas without it, which is no majority: bring servers back, or give up \
-                     what the shard held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
+                let away =
+                    place.voters.iter().filter(|n| n.server() != server && !others(n)).map(|n| n.server());
+                let away = away.map(|s| s.to_string()).collect::<Vec<_>>().join(", ");
+                let why = format!(
+                    "{shard} has {left} of {} replicas without it, which is no majority: {}start servers, or give up what the shard \
+                     held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
                     place.voters.len(),
+                    if away.is_empty() {
+                        String::new()
+                    } else {
+                        format!("{away} is silent too. Wait for it, ")
+                    },
                     shard.name()
-                )));
+                );
+                // A silent server may only be slow, and come back.
+                return Err(match away.is_empty() {
+                    true => RefusalKind::BadOrder(why),
+                    false => RefusalKind::Unavailable(why),
+                });
             }
         }
         self.order(token, Order::Forget { server }).await.map(drop)

@@ -34,8 +34,14 @@ pub fn submission(state: &State, request: SubmitRequest, seen_ms: u64) -> Result
     }
     let servers = state.servers.values().filter(|m| !m.draining).count();
     if shape.replicas as usize > servers {
+        let emptied =
+            state.servers.iter().filter(|(_, m)| m.draining).map(|(s, _)| s.to_string()).collect::<Vec<_>>();
+        let emptied = match emptied.is_empty() {
+            true => String::new(),
+            false => format!(" beside {}, which `paraft drain` empties (--undo)", emptied.join(", ")),
+        };
         return bad(format!(
-            "{} replicas need as many servers, and this fleet has {servers}: set cluster.replicas, or start servers",
+            "{} replicas need as many servers, and this fleet has {servers}{emptied}: set cluster.replicas, or start servers",
             shape.replicas
         ));
     }
