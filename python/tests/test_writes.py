@@ -31,13 +31,11 @@ def in_place(m: Any) -> None:
 
 def by_a_fused_optimizer(m: Any) -> None:
     """Torch's version counters do not count these writes (findings/torch-version-counters.sh)."""
-    before = [p._version for p in m.parameters()]
-    for p in m.parameters():
-        p.grad = torch.ones_like(p)
-    other = torch.optim.SGD(m.parameters(), lr=0.1, fused=True)
-    other.step()
-    other.zero_grad()
-    assert [p._version for p in m.parameters()] == before
+    weights = [p.detach() for p in m.parameters()]
+    before = [p._version for p in weights]
+    options = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": True}
+    torch._fused_sgd_(weights, [torch.ones_like(p) for p in weights], [], **options)
+    assert [p._version for p in weights] == before
 
 
 def by_a_vector(m: Any) -> None:
@@ -304,3 +302,45 @@ def test_statistics_moved_after_the_last_step_are_told(fleet: Any, caplog: Any) 
     m(batch[0])
     run.finish()
     assert any("`1.running_mean` has moved" in line and "update_bn" in line for line in caplog.messages)
+
+
+def test_step_of_another_optimizer_is_refused(fleet: Any) -> None:
+    run = paraft.init(fleet)
+    m, beside = models.model("mlp"), models.model("mlp")
+    o, its = models.optimizer("sgd", m), models.optimizer("sgd", beside)
+    run.prepare(m, o, apply="servers")
+    train(m, o, 2)
+    train(beside, its, 2)  # of weights of its own
+    o = torch.optim.SGD(m.parameters(), lr=0.01)
+    with pytest.raises(paraft.MisuseError, match="another optimizer than that of run.prepare"):
+        train(m, o, 1)
+    run.finish()
+    train(m, o, 1)
+
+
+def test_write_after_the_optimizer_is_dropped_is_undone_by_finish(fleet: Any, caplog: Any) -> None:
+    run = paraft.init(fleet)
+    m = models.model("mlp")
+
+    def epoch() -> None:
+        o = models.optimizer("sgd", m)
+        run.prepare(m, o, apply="servers")
+        train(m, o, 2)
+
+    epoch()
+    trained = [p.detach().clone() for p in m.parameters()]
+    by_data(m)
+    run.finish()
+    assert all(torch.equal(p, t) for p, t in zip(m.parameters(), trained))
+    assert [r for r in caplog.records if r.levelno == logging.ERROR]
+
+
+def test_changed_parameters_of_a_group_are_refused(fleet: Any) -> None:
+    run = paraft.init(fleet)
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o, apply="servers")
+    train(m, o, 1)
+    o.param_groups[0]["params"] = o.param_groups[0]["params"][1:]
+    with pytest.raises(paraft.ConfigError, match="the parameters of group 0 were changed"):
+        train(m, o, 1)

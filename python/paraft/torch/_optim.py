@@ -4,6 +4,7 @@ same meaning."""
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -215,6 +216,7 @@ class Watch:
     def __init__(self, optimizer: torch.optim.Optimizer, classes: list[int]) -> None:
         """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
         self._groups = optimizer.param_groups
+        self._params = [list(g["params"]) for g in self._groups]
         self._fixed = [self._of(g) for g in self._groups]
         self._classes = classes
         self._last = self.rates()
@@ -256,6 +258,12 @@ class Watch:
         Raises:
             ConfigError: something other than a rate was changed.
         """
+        for i, (group, params) in enumerate(zip(self._groups, self._params)):
+            if len(group["params"]) != len(params) or any(map(operator.is_not, group["params"], params)):
+                raise ConfigError(
+                    f"the parameters of group {i} were changed after run.prepare(): the servers train those that it had then. For others save, and "
+                    "begin another run: paraft.init(resume=...)"
+                )
         if self._groups == self._noted:
             return None
         if len(self._groups) != len(self._fixed):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _constraints
 from .._constraints import Constraint
@@ -50,8 +51,10 @@ class Seen:
     A copy of the model, pickled or not, belongs to no run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, front: object) -> None:
         self._run = weakref.ref(run)
+        #: Lives as long as the model: a script may drop the optimizer, and later writes must not pass unseen.
+        self._front = front
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = self._run()
@@ -161,7 +164,8 @@ class OnServers:
         self._asked = bool(overlap)
         #: Whether a gradient arrived twice before the first step.
         self._twice = False
-        run._hooks.append(model.register_forward_pre_hook(Seen(run), with_kwargs=True))
+        run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
+        run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         self._hooks: list[Any] = []
         if self._push is _Push.LOOK and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
@@ -182,7 +186,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[1:] = self._hooks  # after the model's own
+        self.run._hooks[2:] = self._hooks  # after those of the model and of other optimizers
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -385,6 +389,24 @@ class OnServers:
         flat.mark()
 
 
+def _refuse_others(front: OnServers, prepared: torch.optim.Optimizer) -> Callable[..., None]:
+    """Runs before each step of any optimizer: another one must not step weights that the servers train."""
+    front_of, prepared_of = weakref.ref(front), weakref.ref(prepared)
+    names = {id(p): name for p, name in zip(front.flat.params, front.flat.names)}
+
+    def before(stepping: torch.optim.Optimizer, *_: Any) -> None:
+        if stepping is prepared_of() or front_of() is None:
+            return
+        name = next((names[id(p)] for group in stepping.param_groups for p in group["params"] if id(p) in names), None)
+        if name is not None:
+            raise MisuseError(
+                f"another optimizer than that of run.prepare() steps `{name}`, which the servers train: they would undo it. Step the optimizer that "
+                "was prepared; for another one save, and begin a run with it: paraft.init(resume=...); or prepare(..., apply=\"worker\")"
+            )
+
+    return before
+
+
 @functools.lru_cache(maxsize=None)
 def _unscaling_writes() -> int:
     """How often ``GradScaler.unscale_`` writes to a gradient, by torch's own count."""
@@ -413,7 +435,7 @@ class OnWorker:
         run._front = weakref.ref(self)
         self.flat.attach(buffers=True, shared=False)
         self.flat.spread()
-        run._hooks.append(model.register_forward_pre_hook(Seen(run), with_kwargs=True))
+        run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
         me = weakref.ref(self)
 
         def stepped(*_: Any) -> None:
