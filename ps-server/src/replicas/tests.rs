@@ -165,6 +165,7 @@ async fn folder_without_metadata_is_damaged_not_new() {
     first.shutdown().await;
     drop(first);
     std::fs::remove_file(dir.path().join("shard-0/replica")).expect("removed");
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
     assert_eq!(folders(dir.path()), ["shard-0.aside-1"]);
