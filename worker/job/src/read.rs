@@ -116,6 +116,6 @@ mod tests {
         let other = of("[optimizer]\nbeta1 = 0.9\n", &[]).expect_err("of another kind").to_string();
         assert!(other.contains("optimizer.beta1"), "{other}");
         let wrong = |set: &str| of("", &[set.to_string()]).expect_err("refused").unknown_key;
-        assert_eq!((wrong("round.spares=1"), wrong("train.workers=0")), (true, false));
+        assert_eq!((wrong("train.wrokers=1"), wrong("train.workers=0")), (true, false));
     }
 }
