@@ -64,7 +64,7 @@ fn a_record_without_bootstrap_is_replaced_without_a_launcher() {
     assert_eq!(records(dir), [(String::new(), 1)], "the launcher lives");
     drop(lock);
     join(dir, &run("a", None)).unwrap();
-    assert_eq!(records(dir), [(String::new(), 1)], "nobody begins again");
+    assert_eq!(records(dir), [(String::new(), 1)], "no process begins again");
     join(dir, &run("a", Some(10))).unwrap();
     assert_eq!(records(dir), [("a".into(), 1), (String::new(), 1)], "the launcher was killed");
     std::fs::remove_file(dir.join(METRICS_FILE)).unwrap();

@@ -69,5 +69,5 @@ fn a_damaged_line_is_named_with_file_and_line() {
     let mut tail = Tail::new(&path);
     tail.poll().unwrap_err();
     MetricsWriter::append(&path).unwrap().write(&leave(2)).unwrap();
-    assert_eq!(tail.poll().unwrap(), [leave(2)], "it goes on behind the damage");
+    assert_eq!(tail.poll().unwrap(), [leave(2)], "it continues after the damage");
 }
