@@ -6,10 +6,7 @@ use paraft_proto::{
     DescribeRequest, HelloRequest, JoinRequest, PeerCall, PeerRequest, ReplicaReport, ReportRequest,
     StatusRequest, WithBulk, control_client::ControlClient, services,
 };
-use paraft_server::{
-    raft::{ReplicaId, stranger},
-    replicated::Change,
-};
+use paraft_server::raft::{ReplicaId, stranger};
 use paraft_tls::Access;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -85,7 +82,7 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
     for (group, to) in groups {
         for term in [u64::MAX, 1 << 62, rng.random_range(1..1000)] {
             for fleet in [0, rng.random(), hello.fleet] {
-                for (call, header, bulk) in stranger::forged::<Change>(term, from) {
+                for (call, header, bulk) in stranger::forged(term, from) {
                     let message = PeerRequest {
                         group,
                         from: from.0,

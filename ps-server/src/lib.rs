@@ -17,13 +17,9 @@
 //! - [`metrics`]: what Prometheus reads.
 
 pub mod admission;
-pub mod compute;
 pub mod connections;
 pub mod control;
-pub mod files;
-pub mod header;
 pub mod metrics;
-pub mod raft;
 pub mod replay;
 pub mod replicas;
 pub mod replicated;
@@ -32,6 +28,11 @@ pub mod rpc;
 pub mod server;
 pub mod settings;
 pub mod shard;
+
+pub use paraft_changes::header;
+pub use paraft_host::compute;
+pub use paraft_raft as raft;
+pub use paraft_store::files;
 
 pub use control::{Shape, Timeouts};
 pub use server::{Server, ServerError, ServerOptions};

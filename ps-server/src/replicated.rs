@@ -3,9 +3,12 @@
 //! `raft` knows neither, and a state knows only its own changes. This module joins them: one log format for
 //! all groups, and one compiled Raft for both kinds of state.
 
+pub use crate::raft::Group;
+pub use paraft_changes::{Applied, Change};
+
 use crate::{
     control::{self, Agreed},
-    raft::{self, ApplyError, GroupName, LogChange, OutdatedMemory, ProposeError, RawImage, Replicated},
+    raft::{self, ApplyError, GroupName, OutdatedMemory, ProposeError, RawImage, Replicated},
     shard::{
         ObservedShard, Outcome, Proposal, Shard,
         leader::{OutcomeFuture, Replication},
@@ -13,7 +16,6 @@ use crate::{
 };
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::{JobShard, Payload};
-use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 
@@ -56,69 +58,6 @@ impl From<GroupId> for GroupName {
         let may_sleep = id != GroupId::Control;
         GroupName { number: id.to_wire(), text: id.to_string().into(), may_sleep }
     }
-}
-
-/// An entry of a log. Its layout is that of logs on disk and of messages between servers.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Change {
-    Shard(Proposal),
-    Control(control::Command),
-    /// Changes nothing: every replica hashes its state here.
-    Check,
-}
-
-impl LogChange for Change {
-    type Outcome = Applied;
-
-    fn payload(&self) -> &Payload {
-        static NONE: Payload = Payload::EMPTY;
-        match self {
-            Change::Shard(p) => &p.payload,
-            Change::Control(_) | Change::Check => &NONE,
-        }
-    }
-
-    fn attach(&mut self, payload: Payload) {
-        if let Change::Shard(p) = self {
-            p.payload = payload;
-        }
-    }
-
-    fn check() -> Self {
-        Change::Check
-    }
-
-    fn is_check(&self) -> bool {
-        matches!(self, Change::Check)
-    }
-}
-
-impl fmt::Debug for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Change::Shard(p) => p.fmt(f),
-            Change::Control(c) => c.fmt(f),
-            Change::Check => f.write_str("Check"),
-        }
-    }
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// The result of applying a change; only the leader that proposed it reads this.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Applied {
-    /// A blank or membership entry, or an entry of another kind of group.
-    #[default]
-    None,
-    Shard(Outcome),
-    Control(control::Outcome),
 }
 
 /// A state that one kind of group replicates.
@@ -223,9 +162,6 @@ impl<S: Kind> Replicated for Hosted<S> {
         self.0.outdated(beyond)
     }
 }
-
-/// A replica of one of this server's groups.
-pub type Group = raft::Group<Change>;
 
 impl Replication for Group {
     fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<OutcomeFuture, ProposeError>> {

@@ -3,6 +3,7 @@
 
 pub mod allocator;
 pub mod clock;
+pub mod compute;
 mod descriptors;
 pub mod lifeline;
 pub mod logs;

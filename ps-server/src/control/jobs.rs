@@ -8,8 +8,9 @@
 mod difference;
 mod job;
 
-pub use difference::{Difference, is_in};
-pub use job::{Job, JobFacts, JobState};
+pub use difference::is_in;
+pub use job::Job;
+pub use paraft_changes::job::{Difference, JobFacts, JobState, Submission};
 
 use super::state::{Refusal, Shape};
 use paraft_common::{JobId, JobShard, checkpoint::KnownCheckpoint};
@@ -22,23 +23,6 @@ pub const MAX_ENDED_JOBS: usize = 64;
 pub const MAX_JOBS: usize = 4096;
 /// The longest path of a checkpoint, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
-
-/// A request for a job with shards of its own on a fleet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Submission {
-    /// Unique among jobs with shards.
-    pub name: String,
-    /// Random: a client that sends the request again, since the answer was lost, gets the same job.
-    pub token: u64,
-    /// The shape of its groups.
-    pub shape: Shape,
-    /// How long its weights are kept after its end, in milliseconds; `None`: until the job is deleted.
-    pub keep_ms: Option<u64>,
-    /// Time of the request, in ms of unix time.
-    pub seen_ms: u64,
-    /// The folder of its record and its workers' logs, for people.
-    pub run: String,
-}
 
 /// All known jobs, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

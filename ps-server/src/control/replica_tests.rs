@@ -37,7 +37,7 @@ fn options(logs: &Logs, group: GroupName, data: &Path, name: &str) -> GroupOptio
 impl Server {
     async fn start() -> Self {
         let (data, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
-        let (agreed, peers) = (Arc::<Agreed>::default(), Arc::<Peers>::default());
+        let (agreed, peers) = (Arc::<Agreed>::default(), Arc::new(Peers::new(paraft_tls::Access::Insecure)));
         let logs = Logs::new(Arc::new(disk.clone()), data.path());
         let other = GroupName { number: 7, text: "another group".into(), may_sleep: false };
         let other = options(&logs, other, data.path(), "other");

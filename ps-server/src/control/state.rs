@@ -4,18 +4,17 @@
 //! The state is small, always on disk, and changed only by `apply`, like a shard's.
 
 mod agreed;
-mod command;
-mod shape;
 
 pub use agreed::Agreed;
-pub use command::{Command, Outcome, Refusal};
-pub use shape::Shape;
+pub use paraft_changes::{
+    control::{Command, Outcome, Place, Refusal},
+    shape::Shape,
+};
 
 use super::{
     jobs::Jobs,
     orders::{Done, Orders},
 };
-use crate::raft::ReplicaId;
 use paraft_common::{JobId, JobShard, ServerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,18 +26,6 @@ pub struct Member {
     pub address: String,
     /// It is draining: it gets no replicas and leads nothing.
     pub draining: bool,
-}
-
-/// Where a shard is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Names this founding of the shard's state. A state that was lost with its replicas is founded again
-    /// under another name, so that no server takes it for the old one.
-    pub founding: u64,
-    /// The replicas that vote, as last known.
-    pub voters: BTreeSet<ReplicaId>,
-    /// The group has begun: from then on only its own membership changes it.
-    pub founded: bool,
 }
 
 /// The agreed state.

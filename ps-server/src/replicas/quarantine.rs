@@ -10,10 +10,7 @@ use super::{
     Replicas, blocking,
     folder::{Metadata, folder_name, read_metadata, shard_of_folder},
 };
-use crate::{
-    raft::{Folder, FolderError, Logs, ReplicaId},
-    replicated::Change,
-};
+use crate::raft::{Folder, FolderError, Logs, ReplicaId};
 use paraft_common::JobShard;
 use paraft_store::{Disk, StoreError};
 use std::{
@@ -89,7 +86,7 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     let folder = Folder::new(disk.clone(), path);
     let metadata = metadata_of(&folder);
     let (node, founding) = metadata.as_ref().ok().map(|c| (ReplicaId(c.node), c.founding)).unzip();
-    let last = metadata.and_then(|_| folder.check::<Change>().map_err(String::from));
+    let last = metadata.and_then(|_| folder.check().map_err(String::from));
     Some(Aside { name: name.into(), shard, node, founding, last })
 }
 
@@ -105,7 +102,7 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
         return Err(format!("{}: there is no such folder", aside.path().display()));
     }
     stopped(&logs, data)?;
-    if aside.check_and_vote::<Change>(ReplicaId(metadata_of(&aside)?.node))? {
+    if aside.check_and_vote(ReplicaId(metadata_of(&aside)?.node))? {
         tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
     }
     let now = Folder::within(&logs, data.join(&own));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    raft::ReplicaId,
+    raft::{Peers, ReplicaId},
     replicated::Change,
     shard::{Command, Proposal, begin::JOB_FORM},
 };
@@ -27,7 +27,7 @@ fn replicas_within(room: Arc<Room>, disk: &FaultyDisk, data: &std::path::Path) -
         election: Duration::from_millis(50),
         check_every: None,
     };
-    Arc::new(Replicas::new(options, Arc::default()).within(room))
+    Arc::new(Replicas::new(options, Arc::new(Peers::new(paraft_tls::Access::Insecure))).within(room))
 }
 
 async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

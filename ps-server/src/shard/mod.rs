@@ -7,7 +7,7 @@
 //!                    └───────────── reads ────────────────┘
 //! ```
 //!
-//! - [`command`]: the commands of the log, and their outcomes.
+//! - [`command`]: the commands of the log, and their outcomes (of `paraft-changes`).
 //! - [`state`]: the replicated state machine; changes only in `apply`. `updates`: its updates of buckets.
 //! - [`begin`]: how it gets its job; [`shard_config`]: the part that is fixed then.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
@@ -33,7 +33,6 @@ pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
-pub mod command;
 pub mod delta;
 #[cfg(test)]
 mod delta_properties;
@@ -57,6 +56,8 @@ pub mod state;
 mod updates;
 mod weights;
 pub mod worker_state;
+
+pub use paraft_changes::shard as command;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use observed_shard::ObservedShard;

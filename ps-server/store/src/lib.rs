@@ -16,6 +16,7 @@
 mod disk;
 mod error;
 pub mod faulty;
+pub mod files;
 mod log;
 mod small;
 mod snapshot;

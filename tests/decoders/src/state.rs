@@ -20,8 +20,8 @@ pub fn peer(data: &[u8]) {
     let payloads: Vec<Payload> =
         (0..input.byte() % 4).map(|_| usize::from(input.byte())).map(|n| vec![7; n].into()).collect();
     let header = input.rest();
-    fuzzing::read_as_anything::<Change>(header, &payloads);
-    for_sake_of_format(header, |h| fuzzing::read_as_anything::<Change>(h, &payloads));
+    fuzzing::read_as_anything(header, &payloads);
+    for_sake_of_format(header, |h| fuzzing::read_as_anything(h, &payloads));
     let _ = header::decode::<Identity>(header);
 }
 

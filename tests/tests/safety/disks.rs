@@ -208,7 +208,7 @@ fn every_file_failing_alone_or_with_all_heals_by_itself() -> Result<()> {
     let changed = changed(&fleet);
     let file_of = |path: &String| DataFile::of(std::path::Path::new(path));
     let unknown: Vec<_> = changed.iter().filter(|p| file_of(p).is_none() && !is_a_folder(p)).collect();
-    assert!(unknown.is_empty(), "these files are not in ps-server/src/files.rs: {unknown:?}");
+    assert!(unknown.is_empty(), "these files are not in ps-server/store/src/files.rs: {unknown:?}");
     // Spares and cuts need long logs and leaders that lost; the store's own tests make every byte of them
     // fail.
     let written: BTreeSet<DataFile> = changed.iter().filter_map(file_of).collect();

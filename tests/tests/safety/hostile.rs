@@ -6,10 +6,7 @@ use paraft_proto::{
     Acquire, Advance, Advice, Init, Norm, Open, Pause, PeerCall, PeerRequest, Pull, Report, SwitchMode,
     ToShard, WireKind, WithBulk, limits, services, to_shard::Kind,
 };
-use paraft_server::{
-    raft::{ReplicaId, stranger},
-    replicated::Change,
-};
+use paraft_server::raft::{ReplicaId, stranger};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -366,12 +363,12 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
     expect(to(u32::MAX, own), "is no member of the control group");
     // Valid messages of every kind. If a server believed them, they would end the group for ever.
     for term in [u64::MAX, 1 << 62, 1 << 40] {
-        for (kind, header, bulk) in stranger::forged::<Change>(term, ReplicaId(member)) {
+        for (kind, header, bulk) in stranger::forged(term, ReplicaId(member)) {
             let message = PeerRequest { call: kind as i32, header, ..to(0, own) };
             let request = WithBulk { message, bulk };
             assert!(call(request).is_err(), "{kind:?} of term {term} was taken from a member");
         }
-        for (kind, header, bulk) in stranger::forged::<Change>(term, ReplicaId(1 << 32 | 7)) {
+        for (kind, header, bulk) in stranger::forged(term, ReplicaId(1 << 32 | 7)) {
             for group in [0, u32::MAX] {
                 let to = to(group, if group == 0 { own } else { fleet.hello(0)?.node });
                 let message =

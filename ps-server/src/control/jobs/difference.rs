@@ -1,18 +1,9 @@
 //! Changes of a job's checkpoints.
 
 use super::Job;
+use paraft_changes::job::Difference;
 use paraft_common::checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS};
-use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, path::Path};
-
-/// A change of a job's checkpoints.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
-    /// Present, with their current facts.
-    pub held: Vec<KnownCheckpoint>,
-    /// Paths that no longer exist.
-    pub gone: Vec<String>,
-}
 
 /// Whether `path` is directly in `folder`.
 pub fn is_in(path: &str, folder: &str) -> bool {

@@ -1,60 +1,12 @@
-//! A job: its facts, its state, its record.
+//! A job of the agreed state.
 
-use crate::control::state::Shape;
-use paraft_common::{Durability, ModeChoice, ShardId, checkpoint::KnownCheckpoint};
+use paraft_changes::{
+    job::{JobFacts, JobState},
+    shape::Shape,
+};
+use paraft_common::{ShardId, checkpoint::KnownCheckpoint};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// The facts of a job; fixed when it begins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobFacts {
-    /// Its name, cut to [`JobFacts::NAME_CHARS`] characters.
-    pub name: String,
-    /// BSP, SSP(s) or ASP.
-    pub mode: ModeChoice,
-    /// Its configured number of workers, from 1.
-    pub workers: u32,
-    /// What an acknowledged push survives.
-    pub durability: Durability,
-}
-
-impl JobFacts {
-    /// Maximum characters of a job's name that are kept.
-    pub const NAME_CHARS: usize = 200;
-}
-
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobState {
-    /// Some worker has something to do, or will when it returns.
-    Running,
-    /// Every remaining worker has finished, on every shard.
-    Finished,
-    /// A shard lost its state before the job had finished; the job can continue from a checkpoint.
-    Lost,
-    /// Its shards exist, or will; no worker has begun it.
-    Waiting,
-    /// A person ended it before its workers had finished.
-    Stopped,
-}
-
-impl JobState {
-    /// Its name in the status.
-    pub fn name(self) -> &'static str {
-        match self {
-            JobState::Running => "running",
-            JobState::Finished => "finished",
-            JobState::Lost => "lost",
-            JobState::Waiting => "waiting",
-            JobState::Stopped => "stopped",
-        }
-    }
-
-    /// Whether no worker trains it any more.
-    pub fn has_ended(self) -> bool {
-        matches!(self, JobState::Finished | JobState::Lost | JobState::Stopped)
-    }
-}
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
