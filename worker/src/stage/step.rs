@@ -181,6 +181,10 @@ impl Stage<'_> {
                     }
                 }
                 Work::Backward(_) => {
+                    // The last pass pushes. Weights that arrived behind this step's push could contain it.
+                    if stashed && m + 1 == micro_batches {
+                        self.arrive(push.as_mut().map(|p| p.client()), lines)?;
+                    }
                     let given = match self.here.is_last() {
                         true => None,
                         false => Some(lines.receive(beside(at + 1), tag(GRADIENT, round, m))?),
