@@ -143,7 +143,7 @@ pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
         return as_task(args, &place);
     }
     let mut job = job(args, None)?;
-    let dir = train(&mut job, args.resume.as_deref(), &args.run)?;
+    let dir = train("launch", &mut job, args.resume.as_deref(), &args.run)?;
     if !args.run.json {
         out!("run     {}", dir.display());
     }

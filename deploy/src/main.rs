@@ -4,7 +4,7 @@
 //!   fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
-//!   [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//!   [`mod@replay`], [`report`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
 //! - [`submit`], [`end`], [`jobs`]: the jobs of an existing fleet.
@@ -38,6 +38,7 @@ mod on;
 mod page;
 mod plan;
 mod replay;
+mod report;
 mod role;
 mod save;
 mod serve;
@@ -91,6 +92,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Merge what servers and workers started with --trace have recorded.
     Trace(trace::TraceArgs),
+    /// Write the report of what is recorded of a run, also of one whose launcher was killed.
+    Report(report::ReportArgs),
     /// Send a run that has ended to MLflow, or what is missing of it there.
     Track(track::TrackArgs),
     /// Show what the servers of a fleet know.
@@ -179,6 +182,7 @@ fn main() {
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),
+        Command::Report(a) => failure::report(report::run(&a)),
         Command::Track(a) => failure::report(track::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Dashboard(a) => failure::report(dashboard::run(&a)),

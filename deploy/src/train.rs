@@ -3,7 +3,9 @@
 use crate::page;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
+use paraft_engines::fleet::quoted;
 use paraft_fleet::{
+    again,
     existing::{ExistingFleet, KeepTime},
     failure::Failure,
     fleet::Extras,
@@ -11,7 +13,7 @@ use paraft_fleet::{
     run_dir::RunDir,
     targets::addresses,
 };
-use paraft_record::RunRecord;
+use paraft_record::{METRICS_FILE, RunRecord};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{
     Job, checkpoints, cli,
@@ -115,16 +117,21 @@ fn run_here(args: &TrainArgs) -> Result<i32, Failure> {
         choose_for(asked, job.train.precision, 0, job.ranks_that_reduce())
             .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
     }
-    train(&mut job, args.resume.as_deref(), &args.run)?;
+    train("train", &mut job, args.resume.as_deref(), &args.run)?;
     Ok(exit::OK)
 }
 
-/// Trains a job on its own fleet and reports; returns the run's folder.
-pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<PathBuf, Failure> {
+/// Trains a job on its own fleet and reports, for this command; returns the run's folder.
+pub fn train(
+    command: &str,
+    job: &mut Job,
+    resumed: Option<&Path>,
+    args: &RunArgs,
+) -> Result<PathBuf, Failure> {
     if args.faults {
         job.cluster.transport = TransportConfig::Tcp; // a Unix socket would bypass the proxies
     }
-    let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
+    let resume = resumed.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
     let dir = RunDir::of(args.run_dir.as_deref(), &job.name, resume.is_some())?;
     if !args.no_dashboard {
         page::of_fleets(job.servers())?;
@@ -132,18 +139,87 @@ pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<Pat
     let interrupted = launch::interrupts();
     let trace = args.trace.then_some(args.trace_steps);
     let extras = Extras { faults: args.faults, trace, on: args.on()?, ..Extras::default() };
-    let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
+    let launched = launch::launch_stoppable(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also for a failed run: the trace may show the cause.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
     let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
     if let Some(told) = told.as_ref().filter(|_| launched.is_err() || args.json) {
         eprintln!("trace {told}");
     }
-    tell(&launched?, &dir, args.json)?;
+    let end = End { command, job, dir: &dir, resumed };
+    let launched = launched.map_err(|e| end.failed(e))?;
+    tell(&launched.record, &dir, args.json)?;
     if let Some(told) = told.filter(|_| !args.json) {
         out!("trace   {told}");
     }
-    Ok(dir.to_path_buf())
+    match launched.interrupted {
+        true => Err(end.stopped()),
+        false => Ok(dir.to_path_buf()),
+    }
+}
+
+/// How a run has ended early, and what its user can do then.
+struct End<'a> {
+    command: &'a str,
+    job: &'a Job,
+    dir: &'a Path,
+    /// What it was resumed from, as the user gave it.
+    resumed: Option<&'a Path>,
+}
+
+impl End<'_> {
+    /// The first Ctrl-C has stopped it.
+    fn stopped(&self) -> Failure {
+        let why = format!(
+            "interrupted; the job was stopped, its weights and its report are in {}",
+            self.dir.display()
+        );
+        Failure::new(exit::INTERRUPTED, why)
+            .help(self.command().unwrap_or_else(|| self.no_checkpoint().into()))
+    }
+
+    /// It has failed, or was ended at once.
+    fn failed(&self, e: Failure) -> Failure {
+        if matches!(e.code(), exit::USAGE | exit::CONFIG) {
+            return e; // a repetition fails again
+        }
+        let is_interrupted = matches!(e.code(), exit::INTERRUPTED | exit::TERMINATED);
+        let e = match self.command() {
+            Some(command) => e.more_help(command),
+            None if is_interrupted => e.more_help(self.no_checkpoint()),
+            None => e,
+        };
+        match is_interrupted && self.dir.join(METRICS_FILE).exists() {
+            true => e.more_help(format!(
+                "for a report of what is recorded: paraft report {}",
+                quoted(&self.dir.display().to_string())
+            )),
+            false => e,
+        }
+    }
+
+    /// The command that goes on from the last whole checkpoint, if there is one.
+    fn command(&self) -> Option<String> {
+        let folder = checkpoints::folder(self.job, Some(self.dir))?;
+        Folder::new(&folder).newest_whole(None)?;
+        let own = self.job.checkpoint.as_ref().is_some_and(|c| c.dir.is_some());
+        let from: &Path = if own { &folder } else { self.dir };
+        Some(format!(
+            "go on from the last checkpoint: {}",
+            again::command(self.command, "--resume", self.resumed, from)
+        ))
+    }
+
+    fn no_checkpoint(&self) -> &'static str {
+        match self.job.checkpoint {
+            Some(_) => {
+                "there is no checkpoint to go on from yet; checkpoint.every_steps or checkpoint.every_epochs makes them more often"
+            }
+            None => {
+                "there is no checkpoint to go on from; checkpoint.every_epochs = 1 in the job file makes one each epoch"
+            }
+        }
+    }
 }
 
 /// Writes the report of a run and prints its summary.

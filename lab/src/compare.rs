@@ -16,7 +16,7 @@ use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
 use paraft_fleet::{
-    existing::ExistingFleet, failure::Failure, faults::link::Link, launch, run_dir::RunDir, table,
+    again, existing::ExistingFleet, failure::Failure, faults::link::Link, launch, run_dir::RunDir, table,
     targets::addresses,
 };
 use paraft_record::{Comparison, Conditions};
@@ -117,10 +117,20 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
     // A simulation ends with its process, on the default signal handler.
     let interrupted = if args.simulate { AtomicI32::new(0).into() } else { launch::interrupts() };
-    let cells = run_all(&planned, &dir, &how, args.parallel, args.json, &interrupted)?;
+    let cells = run_all(&planned, &dir, &how, args.parallel, args.json, &interrupted)
+        .map_err(|e| with_command(e, args, &dir))?;
     let comparison = Comparison { job: job.name.clone(), cells, left_out, conditions };
     tell(&comparison, &dir, args.json, true)?;
     Ok(exit::OK)
+}
+
+/// A failure, with the command that continues the comparison. What is wrong with a run or its folder stays wrong.
+fn with_command(e: Failure, args: &CompareArgs, dir: &Path) -> Failure {
+    if e.code() == exit::CONFIG {
+        return e;
+    }
+    let again = again::command("compare", "--run-dir", args.run_dir.as_deref(), dir);
+    e.more_help(format!("continue the comparison: {again}"))
 }
 
 /// Trains a job once in each mode, as `paraft demo` does.

@@ -24,7 +24,7 @@ pub use track_later::{of as of_sweep, send};
 use log::{Log, TrialEnd};
 use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
-    existing,
+    again, existing,
     failure::Failure,
     fleet::{Fleet, SERVERS_FILE},
     launch,
@@ -191,7 +191,8 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         tracked.end(status, best.as_ref());
     }
     if let Some(e) = failed {
-        return Err(e.help(format!("continue with the same command and --run-dir {}", dir.display())));
+        let again = again::command("sweep", "--run-dir", args.run_dir.as_deref(), &dir);
+        return Err(e.help(format!("continue the sweep: {again}")));
     }
     sweep.tell(&search, &log)?;
     Ok(exit::OK)

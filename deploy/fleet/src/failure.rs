@@ -33,6 +33,15 @@ impl Failure {
         self
     }
 
+    /// Adds one more remedy, on a line of its own.
+    pub fn more_help(mut self, help: impl Display) -> Self {
+        self.help = Some(match self.help {
+            Some(before) => format!("{before}\n  help: {help}"),
+            None => help.to_string(),
+        });
+        self
+    }
+
     /// The failure of a worker with this output, which is not added to the message. Only the output of a
     /// worker tells whether training has diverged: exit codes are for schedulers, which need no reason.
     pub fn of_output(self, output: &str) -> Self {

@@ -29,8 +29,10 @@ use std::{
 };
 
 mod record;
+mod stop;
 
 pub(crate) use record::Record;
+use stop::Stop;
 
 /// Prints the summaries and the path of the report. A run without a step has no table.
 pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
@@ -75,8 +77,12 @@ pub fn interrupts() -> Arc<AtomicI32> {
 pub fn check_interrupted(interrupted: &AtomicI32) -> Result<(), Failure> {
     match interrupted.load(Relaxed) {
         0 => Ok(()),
-        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
+        number => Err(ended_by(number)),
     }
+}
+
+fn ended_by(signal: i32) -> Failure {
+    Failure::new(128 + signal, "interrupted; the fleet has ended")
 }
 
 /// Trains one job on its own fleet in `dir`, optionally from a checkpoint; returns the run's record.
@@ -99,6 +105,43 @@ pub fn launch_with(
     interrupted: &AtomicI32,
     extras: Extras,
 ) -> Result<RunRecord, Failure> {
+    run(job, dir, resume, quiet, interrupted, extras, Stop::never()).map(|launched| launched.record)
+}
+
+/// A run that has come to its end.
+pub struct Launched {
+    /// All of it.
+    pub record: RunRecord,
+    /// The user has interrupted it, so its job was stopped.
+    pub interrupted: bool,
+}
+
+/// As [`launch_with`]; the first Ctrl-C stops the job, as `paraft stop` does. A job of scripts ends at once, as the script
+/// hears Ctrl-C too.
+///
+/// # Errors
+///
+/// Those of [`launch_with`]; after a second Ctrl-C, or if the job does not stop, the interrupt.
+pub fn launch_stoppable(
+    job: &Job,
+    dir: &Path,
+    resume: Option<&Path>,
+    quiet: bool,
+    interrupted: &AtomicI32,
+    extras: Extras,
+) -> Result<Launched, Failure> {
+    run(job, dir, resume, quiet, interrupted, extras, Stop::on_interrupt(job))
+}
+
+fn run(
+    job: &Job,
+    dir: &Path,
+    resume: Option<&Path>,
+    quiet: bool,
+    interrupted: &AtomicI32,
+    extras: Extras,
+    mut stop: Stop,
+) -> Result<Launched, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
             .help("start `paraft server` and `paraft worker` on those hosts, or remove the key to launch a fleet here"));
@@ -159,14 +202,26 @@ pub fn launch_with(
     let mut watch = Watch::new(&resolved, wanted);
     loop {
         let number = interrupted.load(Relaxed);
-        if number == Signal::SIGINT as i32 && fleet.workers.iter().any(|w| w.has_terminal()) {
+        let is_interrupt = number == Signal::SIGINT as i32;
+        let mut ends_by = None;
+        if is_interrupt && fleet.workers.iter().any(|w| w.has_terminal()) {
             // The terminal has sent the signal to the script too, which may run a debugger: the
             // script's end decides.
             let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
+        } else if is_interrupt && let Some(note) = stop.begin(&fleet.addresses, &resolved.name) {
+            // The next signal is the second.
+            let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
+            progress.note(&note);
         } else if number != 0 {
+            ends_by = Some(number);
+        } else if let Some(why) = stop.failed() {
+            progress.note(&format!("warning: {why}; everything ends at once"));
+            ends_by = Some(Signal::SIGINT as i32);
+        }
+        if let Some(number) = ends_by {
             fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
             record.killed();
-            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
+            return Err(ended_by(number));
         }
         fleet.follow_faults();
         let events = tail.poll()?;
@@ -180,6 +235,12 @@ pub fn launch_with(
                 if e.diverged() {
                     record.writer.write(&diverged(wall(), &e))?;
                 }
+                if stop.has_begun() {
+                    // Workers that had not joined yet are refused by a stopped job.
+                    progress.note(&format!("warning: {}", e.message()));
+                    record.killed();
+                    return Err(ended_by(Signal::SIGINT as i32));
+                }
                 return Err(e);
             }
         }
@@ -188,7 +249,7 @@ pub fn launch_with(
     progress.update(&tail.poll()?);
     progress.finish();
     let after = ask_all(&fleet.addresses, false);
-    if let Some(why) = has_stopped(&after, &resolved).filter(|_| !quiet) {
+    if let Some(why) = has_stopped(&after, &resolved, stop.has_begun()).filter(|_| !quiet) {
         progress.note(&why);
     }
     record.end(&after, &resolved)?;
@@ -201,14 +262,14 @@ pub fn launch_with(
     if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
         (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     }
-    record.close(dir)
+    Ok(Launched { record: record.close(dir)?, interrupted: stop.has_begun() })
 }
 
 /// The reply of a server to a query.
 type Answer = Result<paraft_proto::StatusReply, String>;
 
 /// Why a job ended early, if it did.
-fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
+fn has_stopped(servers: &[Answer], job: &Job, interrupted: bool) -> Option<String> {
     let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
     let shards = servers.iter().flatten().flat_map(|reply| &reply.shards).filter(first);
     // The rule may also fire at the last evaluation.
@@ -216,6 +277,7 @@ fn has_stopped(servers: &[Answer], job: &Job) -> Option<String> {
     let evaluated =
         shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
     let who = match &job.eval.early_stop {
+        _ if interrupted => "it was interrupted (Ctrl-C)".to_string(),
         Some(rule) => format!(
             "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or a user has stopped it",
             rule.min_delta, rule.patience

@@ -17,6 +17,7 @@
 //! - [`ask`]: queries of servers and of the control group; [`view`]: the health of a fleet. [`orders`]:
 //!   orders to a fleet.
 //! - [`faults`]: the fault points of a fleet that was started with them.
+//! - [`again`]: the command that continues an interrupted one.
 //! - [`failure`]: the failure of a command. [`progress`], [`table`]: the output of a run.
 //!
 //! Tests build their own fleets inside one process, since they run servers and workers on threads and
@@ -31,6 +32,7 @@ macro_rules! out {
     }};
 }
 
+pub mod again;
 pub mod ask;
 pub mod certs;
 pub mod existing;

@@ -36,6 +36,11 @@ pub fn hurry() {
     HURRY.store(true, Relaxed);
 }
 
+/// Whether the user has sent a second interrupt.
+pub(crate) fn hurries() -> bool {
+    HURRY.load(Relaxed)
+}
+
 /// The grace period of a process.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -12,6 +12,7 @@ mod gpu;
 mod groups;
 mod hazards;
 mod hung;
+mod interrupted;
 mod jobs;
 mod kept;
 mod memory;

@@ -1,0 +1,72 @@
+//! The first Ctrl-C of a run: its job is stopped as `paraft stop` does, and its workers finish.
+
+use crate::{existing, process};
+use paraft_proto::Refused;
+use paraft_worker::Job;
+use std::{
+    thread::{Builder, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// The time for the order and for the workers to finish, as in `paraft stop`.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether and how a run's job is stopped.
+pub(super) struct Stop {
+    /// The first Ctrl-C stops the job instead of ending the fleet.
+    on_interrupt: bool,
+    begun: Option<Begun>,
+}
+
+struct Begun {
+    /// Until the fleet has taken or refused it. On a thread: the launcher goes on to restart servers, which the order may
+    /// need.
+    order: Option<JoinHandle<Result<String, Refused>>>,
+    deadline: Instant,
+}
+
+impl Stop {
+    /// A run that every signal ends at once.
+    pub(super) fn never() -> Self {
+        Self { on_interrupt: false, begun: None }
+    }
+
+    /// A run that the first Ctrl-C stops. A script hears the signal itself, and decides.
+    pub(super) fn on_interrupt(job: &Job) -> Self {
+        Self { on_interrupt: job.cluster.script.is_empty(), begun: None }
+    }
+
+    /// Tells the fleet to stop the job; returns what to say to the user. `None`: this interrupt ends the fleet.
+    pub(super) fn begin(&mut self, servers: &[String], job: &str) -> Option<String> {
+        // A second signal may come before the first is noticed.
+        if !self.on_interrupt || self.begun.is_some() || process::hurries() {
+            return None;
+        }
+        let (servers, name) = (servers.to_vec(), job.to_string());
+        let give = move || existing::end(&servers, &name, false);
+        let order = Builder::new().name("stop".into()).spawn(give).ok()?;
+        self.begun = Some(Begun { order: Some(order), deadline: Instant::now() + TIMEOUT });
+        Some(format!(
+            "stopping {job}: workers finish their step and the weights are kept; Ctrl-C again ends everything at once"
+        ))
+    }
+
+    /// Whether the user has interrupted the run.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Why the job does not stop; the run is to end at once then.
+    pub(super) fn failed(&mut self) -> Option<String> {
+        let begun = self.begun.as_mut()?;
+        if Instant::now() > begun.deadline {
+            return Some(format!("some workers have not finished within {} s", TIMEOUT.as_secs()));
+        }
+        let order = begun.order.take_if(|order| order.is_finished())?;
+        match order.join() {
+            Ok(Ok(_)) => None,
+            Ok(Err(refused)) => Some(format!("the job cannot be stopped: {}", refused.message)),
+            Err(_) => Some("the job cannot be stopped: the order ended in a panic".into()),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `paraft report`: the report of what is recorded of a run, also of one that has no end.
+
+use crate::train::tell;
+use clap::Args;
+use paraft_fleet::{failure::Failure, run_dir::held};
+use paraft_record::{Event, METRICS_FILE, RecordError, RunRecord, read_events};
+use paraft_worker::exit;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+#[derive(Args)]
+pub struct ReportArgs {
+    /// The run's folder.
+    pub run_dir: PathBuf,
+    /// Print the summary as one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
+    let dir = &args.run_dir;
+    let file = dir.join(METRICS_FILE);
+    let events = read_events(&file).map_err(|e| unreadable(e, dir))?;
+    let has_end = events.iter().any(|e| matches!(e, Event::Summary(_)));
+    let record = RunRecord::from_events(events)
+        .ok_or_else(|| unreadable(RecordError::NoRun { path: file.clone() }, dir))?;
+    tell(&record, dir, args.json)?;
+    if !has_end {
+        let why = match held(dir) {
+            Some(_) => "the run is still going on; ask again after its end",
+            None if !record.run.founding.is_empty() => "only a launcher writes one, and this run had none",
+            None => "the launcher was killed or failed, or the run still goes on",
+        };
+        eprintln!("note: {}: the record has no end: {why}", file.display());
+        if record.shards.is_empty() {
+            eprintln!("      what the servers count (delays, bytes, processor time) is missing");
+        }
+    }
+    Ok(exit::OK)
+}
+
+/// A record that gives no report, with what to do.
+fn unreadable(e: RecordError, dir: &Path) -> Failure {
+    let help = match &e {
+        RecordError::DamagedLine { path, line, .. } => {
+            format!(
+                "the other lines are fine: make a copy of the file, then remove the line with sed -i {line}d {}",
+                path.display()
+            )
+        }
+        RecordError::NoRun { .. } => {
+            "the run ended before it began, or the file is cut: its launcher.log and *.stderr say more".into()
+        }
+        _ if has_runs(dir) => {
+            format!("{} holds several runs: name the folder of one of them", dir.display())
+        }
+        _ => "name the folder of a run, such as runs/NAME-1: the one that `paraft train` prints".into(),
+    };
+    let code = match &e {
+        RecordError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => exit::IO,
+        _ => exit::DATA,
+    };
+    Failure::new(code, e).help(help)
+}
+
+/// Whether the folders in this one are those of runs, as in a comparison.
+fn has_runs(dir: &Path) -> bool {
+    let mut all = fs::read_dir(dir).into_iter().flatten().flatten();
+    all.any(|entry| entry.path().join(METRICS_FILE).is_file())
+}
