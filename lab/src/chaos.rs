@@ -17,6 +17,7 @@ use paraft_fleet::{
     faults::{Fault, Faults},
     launch, orders,
 };
+use paraft_record::{Event, Incident, IncidentKind, MetricsWriter};
 use paraft_worker::exit;
 use restart::Restart;
 use std::{
@@ -76,9 +77,11 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
         }
     }
     let target = Target::find(args)?;
+    let record = target.record().map(MetricsWriter::append).transpose()?;
     let mut chaos = Chaos {
         args,
         target,
+        record,
         schedule: FaultSchedule::new(args.seed, &args.faults),
         began: Instant::now(),
         undo: Vec::new(),
@@ -103,6 +106,8 @@ enum Undo {
 struct Chaos<'a> {
     args: &'a ChaosArgs,
     target: Target,
+    /// The run's record, if it has one.
+    record: Option<MetricsWriter>,
     schedule: FaultSchedule,
     began: Instant,
     undo: Vec<(Instant, Undo)>,
@@ -119,6 +124,19 @@ const RETRY: Duration = Duration::from_millis(100);
 impl Chaos<'_> {
     fn say(&self, what: &str, target: &str) {
         out!("{:9.3} s  {what:<10} {target}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Says that a fault was injected, also in the run's record. Its end is not recorded: the run may have
+    /// ended by then, and its summary is its last line.
+    fn injected(&mut self, fault: &str, target: &str) {
+        self.say(fault, target);
+        let what = IncidentKind::Fault { fault: fault.into(), target: target.into() };
+        let incident = Incident { wall: paraft_host::clock::unix_ms() as f64 / 1e3, what };
+        let written = self.record.as_mut().map_or(Ok(()), |r| r.write(&Event::Incident(incident)));
+        if let Err(e) = written {
+            eprintln!("warning: no more faults in the run's record: {e}");
+            self.record = None;
+        }
     }
 
     fn storm(&mut self, interrupted: &AtomicI32) -> Result<(), Failure> {
@@ -203,20 +221,20 @@ impl Chaos<'_> {
                     Failure::new(exit::IO, format!("how process {pid} was started cannot be read: {e}"))
                 })?;
                 signal(pid, Signal::SIGKILL)?;
-                self.say("kill", &at);
+                self.injected("kill", &at);
                 let due = now + Duration::from_secs_f64(self.args.restart_after);
                 self.undo.push((due, Undo::Restart(place, restart)));
             }
             Kind::Pause => {
                 signal(pid, Signal::SIGSTOP)?;
                 let lasting = self.lasting();
-                self.say("pause", &format!("{at} for {:.1} s", lasting.as_secs_f64()));
+                self.injected("pause", &format!("{at} for {:.1} s", lasting.as_secs_f64()));
                 self.undo.push((now + lasting, Undo::Resume(place, pid)));
             }
             Kind::Reset => {
                 *self.faults.resets.entry(place).or_default() += 1;
                 self.write()?;
-                self.say("reset", &format!("all connections of {at}"));
+                self.injected("reset", &format!("all connections of {at}"));
             }
             Kind::Drain => return self.drain(place, now),
             _ => {
@@ -239,7 +257,7 @@ impl Chaos<'_> {
                     }
                 };
                 self.write()?;
-                self.say(put.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
+                self.injected(put.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
                 self.undo.push((now + lasting, Undo::Heal(put, place)));
             }
         }
@@ -271,7 +289,7 @@ impl Chaos<'_> {
             return Ok(Err(why));
         }
         let lasting = self.lasting();
-        self.say("drain", &format!("server {place} ({address}) for {:.1} s", lasting.as_secs_f64()));
+        self.injected("drain", &format!("server {place} ({address}) for {:.1} s", lasting.as_secs_f64()));
         self.undo.push((now + lasting, Undo::Fill(id)));
         Ok(Ok(()))
     }

@@ -215,6 +215,24 @@ const paraftCharts = (data) => {
     g.restore();
   };
 
+  // What happened in a run: a line with a letter, which says it where the pointer rests on it.
+  const eventMarks = (chart, runs) => {
+    let marks = null;
+    return (u) => {
+      marks ||= (chart.events || []).map((m) => {
+        const e = element("i", "event " + m.kind, m.letter);
+        e.title = m.text;
+        u.over.append(e);
+        return e;
+      });
+      marks.forEach((e, k) => {
+        const m = chart.events[k], line = runs.indexOf(m.run), x = u.valToPos(m.x, "x");
+        e.hidden = line < 0 || !u.series[line + 1].show || !(x >= 0 && x <= u.over.clientWidth);
+        e.style.left = x + "px";
+      });
+    };
+  };
+
   const lineChart = (figure, chart) => {
     const names = chart.names || data.runs;
     const runs = chart.lines.map((_, i) => i).filter((i) => chart.lines[i].x.length > 0);
@@ -260,7 +278,7 @@ const paraftCharts = (data) => {
         axis(Object.assign({ values: (u, vs) => vs.map(value), size: fit },
           chart.log && { splits: logMarks, filter: (u, marks) => marks }))],
       cursor: { y: false, drag: { x: true, y: false }, dataIdx: nearest },
-      hooks: { draw: [targetLine(chart.target), markLines(chart, runs)] },
+      hooks: { draw: [targetLine(chart.target), markLines(chart, runs), eventMarks(chart, runs)] },
     }, table, { title: (u, i) => unit[chart.x](u.data[0][i]), value, names });
     // The same lines, further on.
     return (now) => { chart.marks = now.marks; plot.setData(tableOf(now.lines)); };

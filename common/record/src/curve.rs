@@ -108,6 +108,38 @@ pub fn switches(record: &RunRecord) -> Vec<SwitchPoint> {
     points
 }
 
+/// A run's position at a moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// The training clock.
+    pub seconds: f64,
+    /// Fleet samples at that moment.
+    pub samples: f64,
+}
+
+/// The run's positions at moments in Unix time (seconds), between the workers' lines by the clock.
+pub fn at_moments(record: &RunRecord, walls: impl Iterator<Item = f64>) -> Vec<Place> {
+    let fleet = Fleet::new(record);
+    let mut lines: Vec<(f64, f64)> = record.train.iter().map(|t| (t.wall, t.seconds)).collect();
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // The furthest clock counts, so positions never go back.
+    let mut furthest = 0.0_f64;
+    for (_, seconds) in &mut lines {
+        furthest = furthest.max(*seconds);
+        *seconds = furthest;
+    }
+    let place = |wall: f64| {
+        let next = lines.partition_point(|l| l.0 <= wall);
+        let seconds = match (next.checked_sub(1).map(|i| lines[i]), lines.get(next)) {
+            (Some((w0, s0)), Some((w1, s1))) => s0 + (s1 - s0) * ((wall - w0) / (w1 - w0)).clamp(0.0, 1.0),
+            (Some((_, s0)), None) => s0,
+            (None, _) => 0.0,
+        };
+        Place { seconds, samples: fleet.samples_at(seconds) }
+    };
+    walls.map(place).collect()
+}
+
 /// Every worker's samples as a function of its training clock.
 struct Fleet {
     tracks: Vec<Vec<(f64, f64)>>,

@@ -4,17 +4,19 @@
 //! seconds. `seconds` is the writer's training clock: it starts with the worker's first step and pauses
 //! while the worker evaluates, so modes are compared by training time.
 //!
-//! Old files stay readable: a new field gets a default, no field is renamed, and unknown fields are
-//! ignored (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN. A loss that is NaN is
+//! Old files stay readable: a new field gets a default, no field is renamed, and unknown fields and kinds
+//! are ignored (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN. A loss that is NaN is
 //! written as `null` and read as NaN, because a diverged run must still have a record.
 
 use paraft_common::{ServerId, Step, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
 
+mod incident;
 mod run;
 mod shard;
 mod summary;
 
+pub use incident::{Incident, IncidentKind, SwitchedBy};
 pub use run::{Run, SCRIPT};
 pub use shard::{Shard, Staleness, Wait};
 pub use summary::Summary;
@@ -47,8 +49,13 @@ pub enum Event {
     Mode(ModeSwitch),
     /// The loss or a gradient became NaN or infinite, which ended the training.
     Diverged(Diverged),
+    /// A failure, an election, or an order to the fleet.
+    Incident(Incident),
     /// The totals of the whole run: the last line.
     Summary(Summary),
+    /// A kind of a later version. Readers of the file skip it.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Training ended early because the loss or a gradient became NaN or infinite. The launcher writes this

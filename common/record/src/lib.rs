@@ -26,13 +26,14 @@ mod metrics_file;
 mod report;
 mod run;
 mod series;
+pub mod story;
 pub mod tensorboard;
 
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train,
-    Wait, Worker,
+    Diverged, Eval, Evaluating, Event, Incident, IncidentKind, Leave, ModeSwitch, Run, Server, Shard,
+    Staleness, Summary, SwitchedBy, Train, Wait, Worker,
 };
 pub use follow::{Follow, TENSORBOARD_FOLDER};
 pub use incarnations::Incarnations;

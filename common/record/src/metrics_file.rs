@@ -93,6 +93,8 @@ impl Tail {
                 continue;
             }
             match serde_json::from_slice(line) {
+                // A later version's kind.
+                Ok(Event::Unknown) => {}
                 Ok(event) => events.push(event),
                 Err(e) => damaged = damaged.or(Some((self.lines, e.to_string()))),
             }

@@ -71,3 +71,12 @@ fn a_damaged_line_is_named_with_file_and_line() {
     MetricsWriter::append(&path).unwrap().write(&leave(2)).unwrap();
     assert_eq!(tail.poll().unwrap(), [leave(2)], "it continues after the damage");
 }
+
+#[test]
+fn a_kind_of_a_later_version_is_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS_FILE);
+    let good = serde_json::to_string(&leave(0)).unwrap();
+    std::fs::write(&path, format!("{{\"event\":\"meteor\",\"size\":3}}\n{good}\n")).unwrap();
+    assert_eq!(read_events(&path).unwrap(), [leave(0)]);
+}

@@ -10,6 +10,7 @@ mod charts;
 mod comparison;
 mod numbers;
 mod staleness;
+mod story;
 pub mod sweep;
 pub(crate) mod text;
 
@@ -61,6 +62,7 @@ pub fn render_report(records: &[RunRecord]) -> String {
         "facts" => numbers::facts(&entries),
         "table" => table.html.clone(),
         "table_note" => escape(&table.note),
+        "happened" => story::section(&entries),
         "late" => staleness::section(entries.iter().map(|e| (e.label.as_str(), vec![e.record]))),
         other => unreachable!("run.html asks for `{other}`"),
     });

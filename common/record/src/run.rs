@@ -5,8 +5,10 @@
 //! used.
 
 use crate::{
-    Diverged, Eval, Event, Incarnations, Leave, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
-    Staleness, Summary, Train, Worker, count, read_events, total,
+    Diverged, Eval, Event, Incarnations, Incident, IncidentKind, Leave, METRICS_FILE, ModeSwitch,
+    RecordError, Run, Server, Shard, Staleness, Summary, Train, Worker, count, read_events,
+    story::{self, Moment},
+    total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -32,6 +34,10 @@ pub struct RunRecord {
     pub switches: Vec<ModeSwitch>,
     /// Departures of workers, in the order of the file.
     pub leaves: Vec<Leave>,
+    /// Failures, elections and orders, in the order of the file.
+    pub incidents: Vec<Incident>,
+    /// What happened besides training, by time.
+    pub moments: Vec<Moment>,
     /// Why training ended early, if the loss or a gradient became NaN or infinite.
     pub diverged: Option<Diverged>,
     /// The target accuracy of time-to-accuracy. It starts as the run's own target; a comparison may set
@@ -53,12 +59,14 @@ impl RunRecord {
         let mut diverged = None;
         let (mut train, mut evals, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
         let mut switches = Vec::new();
+        let (mut incidents, mut moments) = (Vec::new(), Vec::new());
         let mut workers = BTreeMap::<WorkerId, Worker>::new();
         let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
         let mut servers = BTreeMap::<ServerId, Server>::new();
         let mut evaluated = BTreeSet::new();
         let mut incarnations = Incarnations::default();
         for event in events {
+            moments.extend(story::moment(&event));
             match incarnations.follow(event) {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
@@ -68,7 +76,9 @@ impl RunRecord {
                 | Event::Summary(_)
                 | Event::Checkpoint(_)
                 | Event::Chunk(_)
-                | Event::Evaluating(_) => {}
+                | Event::Evaluating(_)
+                | Event::Unknown => {}
+                Event::Incident(i) => incidents.push(i),
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
                 Event::Leave(l) => leaves.push(l),
@@ -98,6 +108,7 @@ impl RunRecord {
                 e.samples = count(by_worker.into_values());
             }
         }
+        moments.sort_by(|a: &Moment, b| a.wall.total_cmp(&b.wall));
         evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
@@ -111,6 +122,8 @@ impl RunRecord {
             servers,
             switches,
             leaves,
+            incidents,
+            moments,
             diverged,
             target_accuracy,
         })
@@ -233,6 +246,18 @@ impl RunRecord {
         let of_groups = self.leaves.iter().filter(|l| l.rank.is_some() && !wrote(l.worker));
         let lost = lost + of_groups.map(|l| l.worker).collect::<BTreeSet<_>>().len();
         let ranks_lost = self.leaves.iter().filter(|l| l.rank.is_some()).count();
+        let (mut servers_lost, mut leaders_elected, mut longest_stall_seconds) = (0, 0, None::<f64>);
+        for incident in &self.incidents {
+            match incident.what {
+                IncidentKind::ServerEnded { .. } => servers_lost += 1,
+                IncidentKind::LeaderChanged { stall_seconds, .. } => {
+                    leaders_elected += 1;
+                    longest_stall_seconds =
+                        longest_stall_seconds.into_iter().chain(stall_seconds).reduce(f64::max);
+                }
+                _ => {}
+            }
+        }
 
         Summary {
             mode: self.run.mode.clone(),
@@ -257,6 +282,9 @@ impl RunRecord {
             wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
             workers_lost: lost as u32,
             ranks_lost: ranks_lost as u32,
+            servers_lost,
+            leaders_elected,
+            longest_stall_seconds,
             pushes_lost: count(self.shards.iter().map(|s| s.pushes_lost)),
             dropped: count(self.shards.iter().map(|s| s.dropped)),
             distance_p50: late.distance.quantile(0.5),

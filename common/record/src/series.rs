@@ -6,7 +6,7 @@
 //! gives a few thousand points for the longest run. A window covers all workers that train, unless one
 //! is silent for long.
 
-use crate::{Event, Incarnations, Shard, count};
+use crate::{Event, Incarnations, Shard, count, story};
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ const SILENCE_SECONDS: f64 = 10.0;
 /// A point of a curve, emitted once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The curve: `train/loss`, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`, `ps/delay`.
+    /// The curve: `train/loss`, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`, `ps/delay`, `events`.
     pub tag: &'static str,
     /// Its value.
     pub value: Value,
@@ -38,6 +38,8 @@ pub enum Value {
     Number(f64),
     /// Delays of pushes.
     Delays(DelayHistogram),
+    /// Something that happened, in words.
+    Text(String),
 }
 
 /// The known state of a worker.
@@ -90,6 +92,10 @@ impl Series {
     /// Takes the next event; returns the points that it completes.
     pub fn follow(&mut self, event: &Event) -> Vec<Point> {
         let mut points = Vec::new();
+        if let Some(moment) = story::moment(event).filter(|_| self.walls.is_some()) {
+            let (wall, step) = (self.now(moment.wall), self.first_step + self.trained());
+            points.push(Point { tag: "events", value: Value::Text(moment.line()), step, wall });
+        }
         match self.incarnations.follow(event.clone()) {
             Event::Run(run) if self.walls.is_none() => {
                 self.now(run.wall);

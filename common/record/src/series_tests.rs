@@ -24,7 +24,7 @@ fn numbers(points: &[Point], wanted: &str) -> Vec<(u64, f64)> {
     let of = points.iter().filter(|p| p.tag == wanted);
     let number = |p: &Point| match p.value {
         Value::Number(x) => Some((p.step, x)),
-        Value::Delays(_) => None,
+        Value::Delays(_) | Value::Text(_) => None,
     };
     of.filter_map(number).collect()
 }
@@ -114,4 +114,13 @@ fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
     assert_eq!(numbers(&of(&silent), "train/loss"), []);
     let diverged = of(&[run(), line(0, 101.0, 100, 1.0), line(0, 102.0, 200, f64::NAN)]);
     assert!(numbers(&diverged, "train/loss")[1].1.is_nan());
+}
+
+#[test]
+fn what_happens_is_a_text_at_the_samples_of_its_moment() {
+    let left = Leave { wall: 101.5, worker: WorkerId(0), reason: "was ended".into(), ..Leave::default() };
+    let points = of(&[run(), line(0, 101.0, 100, 1.0), Event::Leave(left)]);
+    let text = Value::Text("worker 0 has left: was ended".into());
+    assert!(points.contains(&Point { tag: "events", value: text, step: 100, wall: 101.5 }), "{points:?}");
+    assert!(of(&[run(), line(0, 101.0, 100, 1.0)]).iter().all(|p| p.tag != "events"));
 }

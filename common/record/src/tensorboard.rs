@@ -1,13 +1,15 @@
 //! TensorBoard event files, written without a protobuf library.
 //!
 //! A file is a row of records: length (u64), its masked CRC (u32), data, its masked CRC (u32), all
-//! little-endian. The data is an `Event` message, of which we need six fields:
+//! little-endian. The data is an `Event` message, of which we need these fields:
 //!
 //! ```text
 //! Event   1 wall_time double   2 step int64   3 file_version string (first record only)   5 summary   7 session
 //! Session 1 status (1: start)
-//! Summary 1 value, repeated:   1 tag string   2 simple_value float    5 histo
+//! Summary 1 value, repeated:   1 tag string   2 simple_value float    5 histo   8 tensor   9 metadata
 //! Histo   1 min  2 max  3 num  4 sum  5 sum_squares  (double)   6 bucket_limit  7 bucket (packed double)
+//! Tensor  1 dtype (7: string)   2 shape (empty: a scalar)   8 string_val
+//! Metadata 1 plugin_data: 1 plugin_name string   4 data_class (2: tensor)
 //! ```
 //!
 //! One run is one folder, so several runs under one `--logdir` overlay by themselves. A process that
@@ -77,6 +79,7 @@ impl EventFile {
         match &p.value {
             Value::Number(x) => self.scalar(p.tag, *x as f32, p.step, p.wall),
             Value::Delays(delays) => self.histogram(p.tag, delays, p.step, p.wall),
+            Value::Text(text) => self.text(p.tag, text, p.step, p.wall),
         }
     }
 
@@ -86,6 +89,24 @@ impl EventFile {
         let mut point = Message::default();
         point.bytes(1, tag.as_bytes());
         point.float(2, value);
+        self.summary(&point, step, wall_time)
+    }
+
+    /// Writes a text under `tag`, for TensorBoard's text page, which renders it as Markdown.
+    pub fn text(&mut self, tag: &str, text: &str, step: u64, wall_time: f64) -> Result<(), RecordError> {
+        let mut tensor = Message::default();
+        tensor.int(1, 7);
+        tensor.bytes(2, b"");
+        tensor.bytes(8, text.as_bytes());
+        let mut plugin = Message::default();
+        plugin.bytes(1, b"text");
+        let mut metadata = Message::default();
+        metadata.bytes(1, &plugin.0);
+        metadata.int(4, 2);
+        let mut point = Message::default();
+        point.bytes(1, tag.as_bytes());
+        point.bytes(8, &tensor.0);
+        point.bytes(9, &metadata.0);
         self.summary(&point, step, wall_time)
     }
 

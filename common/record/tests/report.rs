@@ -1,10 +1,18 @@
 //! The page: complete, closed to the network, safe with any name, whole with little data.
 #![allow(clippy::unwrap_used)]
 
-use paraft_common::{ShardId, WorkerId};
-use paraft_record::{Eval, Event, Run, RunRecord, Shard, Train, Worker, render_report, write_report};
+use paraft_common::{ServerId, ShardId, Step, WorkerId};
+use paraft_record::event::Checkpoint;
+use paraft_record::{
+    Eval, Event, Incident, IncidentKind, Leave, Run, RunRecord, Shard, SwitchedBy, Train, Worker,
+    render_report, write_report,
+};
 
 fn record(mode: &str, accuracy: Option<f64>, delay: Vec<u64>) -> RunRecord {
+    RunRecord::from_events(events(mode, accuracy, delay)).unwrap()
+}
+
+fn events(mode: &str, accuracy: Option<f64>, delay: Vec<u64>) -> Vec<Event> {
     let mut events = vec![Event::Run(Run {
         name: "t1".into(),
         mode: mode.into(),
@@ -17,7 +25,9 @@ fn record(mode: &str, accuracy: Option<f64>, delay: Vec<u64>) -> RunRecord {
     for i in 1..=20 {
         for worker in [0, 1].map(WorkerId) {
             let (samples, seconds, loss) = (i * 100, i as f64 * 0.5, 2.0 / i as f64);
-            events.push(Event::Train(Train { worker, samples, seconds, loss, ..Train::default() }));
+            // The run begins at 0, and the first step 2 s later.
+            let wall = seconds + 2.0;
+            events.push(Event::Train(Train { wall, worker, samples, seconds, loss, ..Train::default() }));
         }
     }
     events.push(Event::Eval(Eval {
@@ -35,7 +45,7 @@ fn record(mode: &str, accuracy: Option<f64>, delay: Vec<u64>) -> RunRecord {
         ..Worker::default()
     }));
     events.push(Event::Shard(Shard { shard: ShardId(0), delay, ..Shard::default() }));
-    RunRecord::from_events(events).unwrap()
+    events
 }
 
 /// The JSON the charts are drawn from.
@@ -141,4 +151,106 @@ fn the_file_is_written_whole_beside_nothing_else() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
     let told = write_report(dir.path().join("no/report.html"), &records).unwrap_err().to_string();
     assert!(told.contains("no/report.html"), "{told}");
+}
+
+fn at(wall: f64, what: IncidentKind) -> Event {
+    Event::Incident(Incident { wall, what })
+}
+
+/// A server is killed, a shard gets a new leader, a worker leaves, a user switches the mode.
+fn broken() -> RunRecord {
+    let server = ServerId(0);
+    let how = "was ended by <SIGKILL>".into();
+    let mut all = events("bsp", Some(0.9), vec![10]);
+    all.extend([
+        at(7.0, IncidentKind::ServerEnded { server, how, code: None, signal: Some(9), restarts: true }),
+        at(
+            7.1,
+            IncidentKind::LeaderChanged {
+                shard: ShardId(2),
+                from: server,
+                to: ServerId(1),
+                term: 2,
+                stall_seconds: Some(0.08),
+            },
+        ),
+        at(8.0, IncidentKind::ServerBack { server, seconds: 1.0 }),
+        at(
+            9.0,
+            IncidentKind::ModeSwitched {
+                number: 1,
+                from: "bsp".into(),
+                to: "asp".into(),
+                by: SwitchedBy::User,
+            },
+        ),
+        Event::Leave(Leave {
+            wall: 1.0,
+            worker: WorkerId(1),
+            reason: "was ended by SIGTERM".into(),
+            ..Leave::default()
+        }),
+    ]);
+    RunRecord::from_events(all).unwrap()
+}
+
+#[test]
+fn what_happened_is_listed_and_marked() {
+    let record = broken();
+    let summary = record.summarize();
+    assert_eq!((summary.servers_lost, summary.leaders_elected), (1, 1));
+    assert_eq!(summary.longest_stall_seconds, Some(0.08));
+    let page = render_report(&[record]);
+    for wanted in [
+        "What happened</h2>",
+        "<th scope=\"row\">7.00 s</th><td><i class=\"letter server\">S</i>server 0 was ended by &lt;SIGKILL&gt;; it is started again</td>",
+        "server 1 leads shard 2 instead of server 0</td><td>stall of 0.08 s</td>",
+        "server 0 is back</td><td>away for 1.0 s</td>",
+        "a user switched the mode from bsp to asp",
+        "worker 1 has left: was ended by SIGTERM",
+        "<th scope=\"row\">Servers lost</th><td>1</td>",
+        "<th scope=\"row\">Leaders elected</th><td>1</td>",
+        "<th scope=\"row\">Longest stall</th>",
+    ] {
+        assert!(page.contains(wanted), "{wanted}");
+    }
+    let data = data(&page);
+    // On both charts of the loss, of the accuracy, and on that of the throughput.
+    for (group, chart) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)] {
+        let events = &data["groups"][group]["charts"][chart]["events"];
+        let letters: Vec<_> = events.as_array().unwrap().iter().map(|e| e["letter"].clone()).collect();
+        assert_eq!(letters, ["W", "S", "L", "S"], "the mode's switch has a mark of its own");
+    }
+    let of = |chart: usize, key: &str| data["groups"][0]["charts"][chart]["events"][1][key].clone();
+    // 7 s after the run's begin are 5 s of training, and 2 workers have trained 1000 samples each.
+    assert_eq!((of(1, "x"), of(0, "x")), (5.0.into(), 2000.0.into()));
+    assert_eq!((of(0, "kind"), of(0, "run")), ("server".into(), 0.into()));
+    let before = &data["groups"][0]["charts"][1]["events"][0];
+    assert_eq!(before["x"], 0.0, "before the first step");
+}
+
+#[test]
+fn a_quiet_run_has_no_list_and_no_marks() {
+    let page = render_report(&[record("bsp", Some(0.9), vec![10])]);
+    for unwanted in ["What happened", "Servers lost", "Leaders elected", "Longest stall"] {
+        assert!(!page.contains(&format!("{unwanted}<")), "{unwanted}");
+    }
+    let data = data(&page);
+    let groups = data["groups"].as_array().unwrap();
+    let mut charts = groups.iter().flat_map(|g| g["charts"].as_array().unwrap());
+    assert!(charts.all(|c| c["events"].is_null()));
+}
+
+#[test]
+fn of_many_checkpoints_the_last_and_the_failed_are_shown() {
+    let mut all = events("bsp", None, vec![1]);
+    all.extend((1..=30_u64).map(|n| {
+        let error = (n == 7).then(|| "the disk is full".to_string());
+        Event::Checkpoint(Checkpoint { wall: n as f64, step: Step(n), error, ..Checkpoint::default() })
+    }));
+    let page = render_report(&[RunRecord::from_events(all).unwrap()]);
+    assert!(
+        page.contains("no checkpoint of step 7: the disk is full") && page.contains("checkpoint of step 30 ")
+    );
+    assert!(!page.contains("checkpoint of step 29 "));
 }

@@ -82,13 +82,16 @@ fn a_scalar_is_found_where_the_format_says() {
 const READ: &str = r#"
 import sys
 from tensorboard.backend.event_processing import event_accumulator as ea
-a = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.HISTOGRAMS: 0}); a.Reload()
+a = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.HISTOGRAMS: 0, ea.TENSORS: 0}); a.Reload()
 for tag in sorted(a.Tags()['scalars']):
     for p in a.Scalars(tag): print(tag, p.step, p.wall_time, p.value)
 for tag in sorted(a.Tags()['histograms']):
     for p in a.Histograms(tag):
         h = p.histogram_value
         print(tag, p.step, h.min, h.max, h.num, h.sum, list(h.bucket_limit), list(h.bucket))
+for tag in sorted(a.Tags()['tensors']):
+    plugin = a.SummaryMetadata(tag).plugin_data.plugin_name
+    for p in a.Tensors(tag): print(tag, p.step, p.wall_time, plugin, p.tensor_proto.string_val[0].decode())
 "#;
 
 /// What it found in `dir`; `None`, said aloud, where this Python cannot.
@@ -111,7 +114,7 @@ fn read_with_tensorboard(dir: &Path) -> Option<String> {
 }
 
 #[test]
-fn tensorboard_reads_scalars_and_histograms() {
+fn tensorboard_reads_scalars_histograms_and_texts() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = EventFile::create(dir.path(), 1_795_253_039.5).unwrap();
     for step in 0..1000 {
@@ -119,13 +122,15 @@ fn tensorboard_reads_scalars_and_histograms() {
     }
     let delays = DelayHistogram::from_counts(&[0, 4, 0, 2]);
     file.histogram("ps/delay", &delays, 1000, 1_795_253_041.0).unwrap();
+    file.text("events", "server 0 has ended", 500, 1_795_253_041.0).unwrap();
     file.flush().unwrap();
     let Some(found) = read_with_tensorboard(dir.path()) else { return };
     let lines: Vec<_> = found.lines().collect();
-    assert_eq!(lines.len(), 1001);
+    assert_eq!(lines.len(), 1002);
     assert_eq!(lines[3], "train/loss 3 1795253043.0 0.25");
     let histogram = "ps/delay 1000 1.0 3.0 6.0 10.0 [-0.5, 0.5, 1.5, 2.5, 3.5] [0.0, 0.0, 4.0, 0.0, 2.0]";
     assert_eq!(lines[1000], histogram);
+    assert_eq!(lines[1001], "events 500 1795253041.0 text server 0 has ended");
 }
 
 #[test]

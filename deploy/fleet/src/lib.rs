@@ -4,7 +4,7 @@
 //! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such
 //!   processes. [`script`]: a user's script as a worker.
 //! - [`launch`]: a job on its own fleet, from its start to its record; `watch`: handles the end of its
-//!   processes. [`run_dir`]: the folder of a run; `files`: its files. [`track`]: exports the run to
+//!   processes; `observe`: elections and other events of its servers. [`run_dir`]: the folder of a run; `files`: its files. [`track`]: exports the run to
 //!   TensorBoard and MLflow during training.
 //! - [`pages`]: the addresses of the servers' live pages.
 //! - [`scale`]: the number of workers that train in a run.
@@ -43,6 +43,7 @@ pub mod fleet;
 mod gather;
 pub mod launch;
 pub mod notice;
+mod observe;
 pub mod orders;
 pub mod pages;
 pub mod process;

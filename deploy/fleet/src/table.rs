@@ -3,7 +3,8 @@
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_record::{Comparison, Summary, comparison::Spread};
 
-/// Renders summaries as a table; where no accuracy was measured it has no columns for one.
+/// Renders summaries as a table; where no accuracy was measured it has no columns for one. Below it is a
+/// line for each run whose servers failed.
 pub fn modes(summaries: &[Summary]) -> String {
     let target = summaries.iter().find_map(|s| s.target_accuracy);
     let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
@@ -46,7 +47,25 @@ pub fn modes(summaries: &[Summary]) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table.to_string()
+    let mut text = table.to_string();
+    for s in summaries {
+        if let Some(failures) = failures(s) {
+            let of = if summaries.len() > 1 { format!("{}: ", s.mode) } else { String::new() };
+            text += &format!("\n {of}{failures}");
+        }
+    }
+    text
+}
+
+/// What failed of a run's servers, if anything did.
+fn failures(s: &Summary) -> Option<String> {
+    let all = [
+        (s.servers_lost > 0).then(|| format!("servers lost {}", s.servers_lost)),
+        (s.leaders_elected > 0).then(|| format!("leaders elected {}", s.leaders_elected)),
+        s.longest_stall_seconds.map(|t| format!("longest stall {t:.2} s")),
+    ];
+    let all: Vec<_> = all.into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// Renders a comparison: a row for each group of seeds. Where only modes differ it is the table of modes.
@@ -133,3 +152,7 @@ pub fn bytes(n: u64) -> String {
     }
     format!("{value:.1} TiB")
 }
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

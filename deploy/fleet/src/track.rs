@@ -14,7 +14,7 @@ use crate::{
     files::{JOB_FILE, wall},
 };
 use mlflow::{About, Client, Metric, OpenRun, RequestError, Status};
-use paraft_record::{Event, Follow, METRICS_FILE, Point, Value, follow, read_events};
+use paraft_record::{Event, Follow, METRICS_FILE, Point, RunRecord, Value, follow, read_events};
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -35,6 +35,8 @@ pub(crate) struct Tracked {
     follow: Option<Follow>,
     upload: Option<Arc<Upload>>,
     of: Option<Arc<Sweep>>,
+    /// The run's folder.
+    dir: PathBuf,
     /// The status if the run ended now.
     pub(crate) status: Status,
 }
@@ -58,7 +60,7 @@ impl Tracked {
         };
         let say = |e: &paraft_record::RecordError| eprintln!("warning: no more points for trackers: {e}");
         let follow = Follow::first(dir, Box::new(sink), say);
-        Self { follow: Some(follow), upload, of, status: Status::Failed }
+        Self { follow: Some(follow), upload, of, dir: dir.to_path_buf(), status: Status::Failed }
     }
 
     /// Takes the messages for the user.
@@ -71,6 +73,8 @@ impl Drop for Tracked {
     fn drop(&mut self) {
         self.follow.take(); // to the record's end
         let Some(upload) = &self.upload else { return };
+        // A record that cannot be read has no tags; the follower has said why.
+        upload.tag(RunRecord::load(&self.dir).map(|r| failures(&r)).unwrap_or_default());
         upload.end(self.status, wall());
         // The next trial need not wait for it; the sweep's end does.
         if self.of.is_some() {
@@ -124,6 +128,7 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
     let wall = points.iter().map(|p| p.wall).fold(0.0, f64::max);
     let most = Duration::from_secs(10);
     let mut about = about(dir, job, run);
+    let failures = RunRecord::from_events(events).map(|r| failures(&r)).unwrap_or_default();
     let mut place = Vec::new();
     if let Some((name, parent)) = below {
         about.name.clone_from(&name);
@@ -138,7 +143,7 @@ fn send_to(client: &Client, dir: &Path, job: &Job, below: Option<(String, &str)>
             false => Status::Failed,
         };
         // A trial that was sent alone has another name and is not nested.
-        place.iter().try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
+        place.iter().chain(&failures).try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
         client.params(&id, &about.params, most)?;
         let all: Vec<_> = metrics(&points).collect();
         let mut rest = &all[..];
@@ -188,7 +193,7 @@ fn earlier(dir: &Path) -> Vec<(String, f64)> {
 fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
     points.iter().filter_map(|p| match p.value {
         Value::Number(value) => Some(Metric { key: p.tag, value, step: p.step, wall: p.wall }),
-        Value::Delays(_) => None,
+        Value::Delays(_) | Value::Text(_) => None,
     })
 }
 
@@ -242,6 +247,16 @@ fn params(job: &Job) -> Vec<(String, String)> {
         all.push(("constraints".into(), serde_json::to_string(&job.constraints).unwrap_or_default()));
     }
     all
+}
+
+/// The tags of an ended run for what failed of its servers; none if nothing did.
+fn failures(record: &RunRecord) -> Vec<(String, String)> {
+    let s = record.summarize();
+    let tag = |key: &str, value: String| (format!("paraft.{key}"), value);
+    let lost = (s.servers_lost > 0).then(|| tag("servers_lost", s.servers_lost.to_string()));
+    let elected = (s.leaders_elected > 0).then(|| tag("leaders_elected", s.leaders_elected.to_string()));
+    let stall = s.longest_stall_seconds.map(|t| tag("longest_stall_seconds", format!("{t:.3}")));
+    [lost, elected, stall].into_iter().flatten().collect()
 }
 
 fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {

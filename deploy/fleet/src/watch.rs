@@ -2,16 +2,22 @@
 //! of the run.
 
 use crate::{
-    failure::Failure, files::wall, fleet::Fleet, process::Process, progress::Progress, scale::Wanted,
+    failure::Failure, files::wall, fleet::Fleet, observe::Observer, process::Process, progress::Progress,
+    scale::Wanted,
 };
+use idle::IdleTime;
 use nix::sys::signal::Signal;
+use paraft_common::{ServerId, WorkerId};
 use paraft_host::cpu_seconds_of;
-use paraft_record::{Event, MetricsWriter, event};
+use paraft_record::{Event, Incident, IncidentKind, MetricsWriter, event};
 use paraft_worker::{Job, exit};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    os::unix::process::ExitStatusExt,
     time::{Duration, Instant},
 };
+
+mod idle;
 
 /// The delay before the restart of a killed process. The cause of the kill may be over by then, and a
 /// process that dies at once costs little.
@@ -45,6 +51,8 @@ pub(crate) struct Watch<'a> {
     away: BTreeMap<usize, Absence>,
     /// Workers that returned and have not trained since.
     back: BTreeSet<usize>,
+    /// What happens to the servers, from the first look on until the workers have ended.
+    observer: Option<Observer>,
 }
 
 /// Why a worker is absent.
@@ -56,29 +64,6 @@ enum Absence {
     Left,
     /// It returned and ended before it trained, which it would repeat.
     ForGood,
-}
-
-/// A rank of a finished group hangs if it is idle for this long. It may still evaluate, or save a large
-/// model.
-const HANG_TIMEOUT: Duration = Duration::from_secs(15);
-/// CPU seconds up to which a process counts as idle.
-const IDLE_CPU_SECONDS: f64 = 0.3;
-
-/// How long a process has been idle.
-struct IdleTime {
-    /// Its CPU time at that moment.
-    cpu_seconds: f64,
-    since: Instant,
-}
-
-impl IdleTime {
-    /// Records the CPU time so far; returns whether the process hangs.
-    fn hangs(&mut self, cpu_seconds: f64, now: Instant) -> bool {
-        if cpu_seconds - self.cpu_seconds > IDLE_CPU_SECONDS {
-            *self = Self { cpu_seconds, since: now };
-        }
-        now.duration_since(self.since) > HANG_TIMEOUT
-    }
 }
 
 impl<'a> Watch<'a> {
@@ -95,6 +80,7 @@ impl<'a> Watch<'a> {
             over: BTreeSet::new(),
             rests: BTreeMap::new(),
             pending: Vec::new(),
+            observer: None,
         }
     }
 
@@ -117,19 +103,25 @@ impl<'a> Watch<'a> {
         writer: &mut MetricsWriter,
         progress: &Progress,
     ) -> Result<bool, Failure> {
+        self.record_observed(fleet, writer)?;
         for (i, server) in fleet.servers.iter_mut().enumerate() {
-            if server.ended().is_some() && !self.is_down(FleetProcess::Server(i)) {
+            if let Some(status) = server.ended().filter(|_| !self.is_down(FleetProcess::Server(i))) {
                 let (name, end) = (server.name.clone(), server.end());
                 // The first server of the list bootstraps the fleet, so it restarts at once.
                 let then = match i == 0 && !self.started {
                     true => "the others continue if it had founded the fleet, and wait for it if not",
                     false => "the others continue as long as they are a majority",
                 };
+                let restarts = self.restarts_left(FleetProcess::Server(i));
                 let then = self.down(FleetProcess::Server(i), then);
                 progress.note(&format!("warning: {name} {end}; {then}"));
+                let id = ServerId(i as u64);
+                self.observer.iter().for_each(|o| o.ended(id));
+                let (how, code, signal) = (server.obituary(), status.code(), status.signal());
+                put(writer, IncidentKind::ServerEnded { server: id, how, code, signal, restarts })?;
             }
         }
-        self.scale(fleet, progress);
+        self.scale(fleet, writer, progress)?;
         let mut running = 0;
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
@@ -137,7 +129,7 @@ impl<'a> Watch<'a> {
             if let Some(away) = self.away.get_mut(&i).filter(|_| ended.is_some()) {
                 if *away == Absence::Leaves {
                     *away = Absence::Left;
-                    let worker = paraft_common::WorkerId(i as u32);
+                    let worker = WorkerId(i as u32);
                     let reason = "fewer workers are wanted".into();
                     writer.write(&Event::Leave(event::Leave { wall: wall(), worker, rank: None, reason }))?;
                 }
@@ -174,8 +166,7 @@ impl<'a> Watch<'a> {
                 continue;
             }
             let how = worker.obituary();
-            let tried = self.restarts.get(&FleetProcess::Worker(i)).copied().unwrap_or(0);
-            let comes_back = tried < self.job.cluster.max_restarts;
+            let comes_back = self.restarts_left(FleetProcess::Worker(i));
             let killed = worker.killed_by();
             // Before the first step the others wait for it.
             if killed.is_none() || !(self.started || comes_back) {
@@ -200,7 +191,7 @@ impl<'a> Watch<'a> {
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
-                worker: paraft_common::WorkerId(i as u32 / size),
+                worker: WorkerId(i as u32 / size),
                 rank: (size > 1).then_some(i as u32 % size),
                 reason: how,
             }))?;
@@ -221,21 +212,29 @@ impl<'a> Watch<'a> {
             self.pending.iter().any(|(p, again)| matches!(p, FleetProcess::Worker(_)) && again.is_some())
                 || self.away.values().any(|away| *away != Absence::ForGood);
         if running == 0 && (finished || !comes_back) {
+            self.record_observed(fleet, writer)?;
+            self.observer = None;
             return Ok(true);
         }
-        self.start_again(fleet, progress);
+        self.start_again(fleet, writer, progress)?;
         Ok(false)
     }
 
     /// If fewer workers are requested, asks the last ones to leave. If more are, restarts those that
     /// left and, at a new request, those that were lost. A present worker has precedence over an absent
     /// one.
-    fn scale(&mut self, fleet: &mut Fleet, progress: &Progress) {
+    fn scale(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
         let Some((wanted, said)) = self.wanted.as_mut().filter(|_| self.started).map(Wanted::now) else {
-            return;
+            return Ok(());
         };
         if said != self.said {
             self.said = said;
+            put(writer, IncidentKind::WorkersWanted { workers: wanted })?;
             for i in 0..fleet.workers.len() {
                 let lost = (FleetProcess::Worker(i), None);
                 if self.pending.contains(&lost) {
@@ -271,13 +270,31 @@ impl<'a> Watch<'a> {
             self.away.remove(&i);
             progress.note(&format!("{} comes back; workers wanted: {wanted}", fleet.workers[i].name));
             match fleet.restart_worker(self.job, i) {
-                Ok(()) => _ = self.back.insert(i),
+                Ok(()) => {
+                    self.back.insert(i);
+                    put(writer, IncidentKind::WorkerBack { worker: WorkerId(i as u32), rank: None })?;
+                }
                 Err(e) => {
                     let then = self.down(FleetProcess::Worker(i), "it stays away");
                     progress.note(&format!("warning: {}; {then}", e.message()));
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Records what the observer has seen. Elections before the first step belong to the start.
+    fn record_observed(&mut self, fleet: &Fleet, writer: &mut MetricsWriter) -> Result<(), Failure> {
+        let start = || Observer::start(fleet.addresses.clone(), self.job.name.clone());
+        let seen = self.observer.get_or_insert_with(start).take();
+        for incident in seen.into_iter().filter(|_| self.started) {
+            writer.write(&Event::Incident(incident))?;
+        }
+        Ok(())
+    }
+
+    fn restarts_left(&self, process: FleetProcess) -> bool {
+        self.restarts.get(&process).copied().unwrap_or(0) < self.job.cluster.max_restarts
     }
 
     fn is_down(&self, process: FleetProcess) -> bool {
@@ -286,8 +303,7 @@ impl<'a> Watch<'a> {
 
     /// The message for a process that is down.
     fn down(&mut self, process: FleetProcess, without: &str) -> String {
-        let tried = self.restarts.get(&process).copied().unwrap_or(0);
-        let again = tried < self.job.cluster.max_restarts;
+        let again = self.restarts_left(process);
         self.pending.push((process, again.then(|| Instant::now() + RESTART_DELAY)));
         match again {
             true => format!("started again in {:.1} s", RESTART_DELAY.as_secs_f64()),
@@ -296,7 +312,12 @@ impl<'a> Watch<'a> {
     }
 
     /// Restarts the processes that are due.
-    fn start_again(&mut self, fleet: &mut Fleet, progress: &Progress) {
+    fn start_again(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
         let now = Instant::now();
         let (due, wait) =
             std::mem::take(&mut self.pending).into_iter().partition(|(_, at)| at.is_some_and(|at| at <= now));
@@ -307,12 +328,30 @@ impl<'a> Watch<'a> {
                 FleetProcess::Server(i) => fleet.restart_server(i),
                 FleetProcess::Worker(i) => fleet.restart_worker(self.job, i),
             };
-            if let Err(e) = started {
-                let then = self.down(process, "it stays down");
-                progress.note(&format!("warning: {}; {then}", e.message()));
+            match (started, process) {
+                (Ok(()), FleetProcess::Worker(i)) => {
+                    let (rank, size) = (i as u32, self.job.ranks_of_worker());
+                    let worker = WorkerId(rank / size);
+                    put(
+                        writer,
+                        IncidentKind::WorkerBack { worker, rank: (size > 1).then_some(rank % size) },
+                    )?;
+                }
+                // The observer says when it answers.
+                (Ok(()), FleetProcess::Server(_)) => {}
+                (Err(e), _) => {
+                    let then = self.down(process, "it stays down");
+                    progress.note(&format!("warning: {}; {then}", e.message()));
+                }
             }
         }
+        Ok(())
     }
+}
+
+/// Records what has just happened.
+fn put(writer: &mut MetricsWriter, what: IncidentKind) -> Result<(), Failure> {
+    Ok(writer.write(&Event::Incident(Incident { wall: wall(), what }))?)
 }
 
 /// A bug in a script fails on all ranks, so the first rank, which the user watches, gets this time to
@@ -345,23 +384,4 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
     };
     let file = workers[rank].said().display().to_string();
     failure.of_output(&words).help(format!("all that it said is in {file}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_active_process_does_not_hang() {
-        let began = Instant::now();
-        let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
-        let new = || IdleTime { cpu_seconds: 7.0, since: began };
-        let mut saves = new();
-        assert!((1..60).all(|n| !saves.hangs(7.0 + 0.1 * f64::from(n), at(f64::from(n)))));
-        let mut stopped = new();
-        assert!(!stopped.hangs(7.0, at(15.0)) && stopped.hangs(7.0, at(15.1)));
-        // The check is only whether other workers are present.
-        let mut waits = new();
-        assert!((1..60).any(|n| waits.hangs(7.0 + 0.001 * f64::from(n), at(f64::from(n)))));
-    }
 }

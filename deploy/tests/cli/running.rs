@@ -356,15 +356,41 @@ fn stopping_a_run_on_its_own_fleet_stops_the_servers() {
 #[test]
 fn training_survives_a_killed_server_in_every_mode() {
     for mode in ["bsp", "ssp:2", "asp"] {
-        let l = Launcher::training(&digits(mode, 3, 60), 2);
-        kill(pid_of(&l.run_dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
+        let l = Launcher::training(&digits(mode, 3, 60), 10);
+        let (_scratch, dir) = (l.keep(), l.run_dir.clone());
+        kill(pid_of(&dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
         let (code, out, err) = l.output();
         assert_eq!(code, Some(0), "{mode}: {err}");
         let summary: Value = serde_json::from_str(out.trim()).expect("summary");
         assert_eq!(summary["samples"], 60 * 44 * 16 * 2, "{mode}: {summary}");
         assert_eq!(summary["workers_lost"], 0, "{mode}: {summary}");
         assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+        shows_the_killed_server(&dir, &summary);
     }
+}
+
+/// The record of the run in which server 0 was killed has its end and an election; report and table show both.
+fn shows_the_killed_server(dir: &Path, summary: &Value) {
+    let events = Launcher::metrics_in(dir);
+    let incidents: Vec<_> = events.iter().filter(|e| e["event"] == "incident").collect();
+    let ended: Vec<_> = incidents.iter().filter(|e| e["what"] == "server_ended").collect();
+    assert_eq!(ended.len(), 1, "{incidents:?}");
+    assert_eq!((&ended[0]["server"], &ended[0]["signal"]), (&0.into(), &9.into()), "{incidents:?}");
+    assert_eq!(ended[0]["restarts"], false, "{incidents:?}");
+    let elected: Vec<_> =
+        incidents.iter().filter(|e| e["what"] == "leader_changed" && e["from"] == 0).collect();
+    assert!(!elected.is_empty(), "{incidents:?}");
+    assert!(elected.iter().all(|e| e["to"] != 0 && e["stall_seconds"].as_f64() > Some(0.0)), "{incidents:?}");
+    assert_eq!(summary["servers_lost"], 1, "{summary}");
+    assert!(summary["leaders_elected"].as_u64() >= Some(1), "{summary}");
+    assert!(summary["longest_stall_seconds"].as_f64() > Some(0.0), "{summary}");
+    let summary: paraft_record::Summary = serde_json::from_value(summary.clone()).expect("a summary");
+    let table = paraft_fleet::table::modes(&[summary]);
+    contains(&table, &["servers lost 1, leaders elected ", ", longest stall "]);
+    let report = fs::read_to_string(dir.join("report.html")).expect("a report");
+    contains(&report, &["What happened", "server 0 was ended by SIGKILL", " instead of server 0"]);
+    let letters = ["\"letter\":\"S\"", "\"letter\":\"L\""];
+    contains(&report, &letters);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use paraft_fleet::{
     faults::{FAULTS_FILE, process},
     targets,
 };
+use paraft_record::METRICS_FILE;
 use paraft_worker::exit;
 use std::{fs, path::PathBuf};
 
@@ -58,6 +59,11 @@ impl Target {
     /// The faults file that the fault points poll.
     pub fn fault_points(&self) -> Option<PathBuf> {
         self.run_dir.as_ref().map(|d| d.join(FAULTS_FILE)).filter(|f| f.exists())
+    }
+
+    /// The record of the run, if it is one.
+    pub fn record(&self) -> Option<PathBuf> {
+        self.run_dir.as_ref().map(|d| d.join(METRICS_FILE)).filter(|f| f.exists())
     }
 
     /// The process of a server, if there is one.

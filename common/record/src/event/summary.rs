@@ -51,6 +51,15 @@ pub struct Summary {
     /// How often a rank left its group; 0 for jobs without groups.
     #[serde(default)]
     pub ranks_lost: u32,
+    /// How often the process of a server ended during the run, as the launcher saw it.
+    #[serde(default)]
+    pub servers_lost: u32,
+    /// How often a shard got a new leader while workers trained.
+    #[serde(default)]
+    pub leaders_elected: u32,
+    /// The longest time, in seconds, that a shard was without a leader after its leader's process had ended.
+    #[serde(default)]
+    pub longest_stall_seconds: Option<f64>,
     /// Acknowledged pushes that were lost with a leader; 0 unless the durability is `leader`.
     #[serde(default)]
     pub pushes_lost: u64,

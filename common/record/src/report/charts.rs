@@ -1,7 +1,7 @@
 //! The data of the charts, as the JSON that `assets/report.js` draws.
 
-use super::Entry;
-use crate::{Eval, curve};
+use super::{Entry, story};
+use crate::{Eval, curve, story::MomentKind};
 use paraft_common::histogram::DelayHistogram;
 use serde::Serialize;
 
@@ -46,6 +46,9 @@ pub(super) struct Lines {
     /// Marked moments of a line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<Mark>,
+    /// What happened in the runs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventMark>,
     /// The text if no run has a point.
     pub empty: &'static str,
     pub percent: bool,
@@ -64,6 +67,17 @@ pub(super) struct Mark {
     /// The line's index.
     pub run: usize,
     pub x: f64,
+    pub text: String,
+}
+
+/// Something that happened in a run.
+#[derive(Clone, PartialEq, Serialize)]
+pub(super) struct EventMark {
+    /// The line's index.
+    pub run: usize,
+    pub x: f64,
+    pub kind: MomentKind,
+    pub letter: &'static str,
     pub text: String,
 }
 
@@ -134,6 +148,7 @@ fn loss(entries: &[Entry<'_>]) -> Group {
             x,
             lines: points.iter().map(line).collect(),
             marks,
+            events: story::marks(entries, x),
             empty: "No training loss was recorded.",
             log,
             ..Lines::default()
@@ -194,6 +209,7 @@ fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
             x,
             lines: entries.iter().map(line).collect(),
             marks: marks(entries, x),
+            events: story::marks(entries, x),
             empty: "No evaluation was recorded.",
             percent: accuracy,
             points: evals().count() <= 60 * entries.len(),
@@ -222,6 +238,7 @@ fn servers(entries: &[Entry<'_>]) -> Group {
         x: "seconds",
         lines: entries.iter().map(rate).collect(),
         marks: marks(entries, "seconds"),
+        events: story::marks(entries, "seconds"),
         empty: "No progress was recorded.",
         zero: true,
         ..Lines::default()

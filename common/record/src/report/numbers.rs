@@ -179,6 +179,18 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
         let lost = |s: &Summary| Some((s.ranks_lost.to_string(), f64::from(s.ranks_lost)));
         rows.push(row("Ranks lost", Best::Neither, &lost));
     }
+    if any(|s| s.servers_lost > 0) {
+        let lost = |s: &Summary| Some((s.servers_lost.to_string(), f64::from(s.servers_lost)));
+        rows.push(row("Servers lost", Best::Neither, &lost));
+    }
+    if any(|s| s.leaders_elected > 0) {
+        let elected = |s: &Summary| Some((s.leaders_elected.to_string(), f64::from(s.leaders_elected)));
+        rows.push(row("Leaders elected", Best::Neither, &elected));
+    }
+    if any(|s| s.longest_stall_seconds.is_some()) {
+        let stall = |s: &Summary| s.longest_stall_seconds.map(|t| (seconds(t), t));
+        rows.push(row("Longest stall", Best::Neither, &stall));
+    }
     if any(|s| s.pushes_lost > 0) {
         let lost = |s: &Summary| Some((count(s.pushes_lost), s.pushes_lost as f64));
         rows.push(row("Acknowledged pushes lost", Best::Low, &lost));

@@ -2,7 +2,8 @@
 
 use super::{upload::Upload, *};
 use mlflow::METRICS;
-use paraft_record::{Eval, MetricsWriter, Run, Train};
+use paraft_common::ServerId;
+use paraft_record::{Eval, Incident, IncidentKind, MetricsWriter, Run, Train};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::{
@@ -307,6 +308,27 @@ fn a_followed_record_sent_again_is_the_same_mlflow_run() {
     send(dir.path(), None, None).expect("sent");
     assert_eq!(server.metrics()[before..], first, "the points of its file are those that were followed");
     assert_eq!(server.bodies("runs/create").len(), 1);
+}
+
+#[test]
+fn failed_servers_become_tags_at_the_end_of_a_run() {
+    let server = Server::start(Mood::Answers);
+    let (dir, job, run) = folder(&server.url);
+    let tracked = Tracked::new(dir.path(), &job, &run, None);
+    let what = IncidentKind::ServerEnded {
+        server: ServerId(0),
+        how: "was ended by SIGKILL".into(),
+        code: None,
+        signal: Some(9),
+        restarts: false,
+    };
+    let mut writer = MetricsWriter::append(dir.path().join(METRICS_FILE)).expect("a record");
+    writer.write(&Event::Incident(Incident { wall: 1001.0, what })).expect("a line");
+    drop(tracked);
+    let tags = server.bodies("runs/set-tag");
+    assert_eq!(tags.len(), 1, "{tags:?}");
+    assert_eq!((&tags[0]["key"], &tags[0]["value"]), (&json!("paraft.servers_lost"), &json!("1")));
+    assert_eq!(server.bodies("runs/update").len(), 1, "the end follows");
 }
 
 fn best() -> Best {

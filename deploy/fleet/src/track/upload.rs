@@ -52,6 +52,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Metric>,
+    /// Unsent tags, which follow the values.
+    tags: VecDeque<(String, String)>,
     /// Values that have left the queue, sent or lost.
     gone: u64,
     /// Values that will not be sent.
@@ -95,6 +97,11 @@ impl Upload {
     /// Takes the messages for the user.
     pub fn notes(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state.lock().notes)
+    }
+
+    /// Sets tags of the run, as key and value. They are sent after the values, when the run has ended.
+    pub fn tag(&self, tags: Vec<(String, String)>) {
+        self.shared.state.lock().tags.extend(tags);
     }
 
     /// Ends the run: the rest is sent if that succeeds within [`END_TIMEOUT`].
@@ -198,6 +205,16 @@ impl Sender {
         let most = self.most();
         if metrics.is_empty() {
             let Some((status, wall, _)) = end else { return Ok(false) };
+            let tag = self.shared.state.lock().tags.front().cloned();
+            if let Some((key, value)) = tag {
+                match self.client.tag(run, &key, &value, most) {
+                    Err(RequestError::Later(why)) => return Err(RequestError::Later(why)),
+                    // What is refused once is refused again.
+                    Err(RequestError::Refused(_)) | Ok(()) => {}
+                }
+                self.shared.state.lock().tags.pop_front();
+                return Ok(false);
+            }
             return self.client.update(run, status, Some(wall), most).map(|()| true);
         }
         let refused = match self.client.metrics(run, &metrics, most) {
