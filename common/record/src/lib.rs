@@ -31,8 +31,8 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train,
-    Wait, Worker,
+    Diverged, End, EndKind, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness,
+    Summary, Train, Wait, Worker,
 };
 pub use follow::{Follow, TENSORBOARD_FOLDER};
 pub use incarnations::Incarnations;

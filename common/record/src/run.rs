@@ -68,6 +68,7 @@ impl RunRecord {
                 | Event::Summary(_)
                 | Event::Checkpoint(_)
                 | Event::Chunk(_)
+                | Event::End(_)
                 | Event::Evaluating(_) => {}
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
