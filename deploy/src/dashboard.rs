@@ -1,9 +1,15 @@
 //! `paraft dashboard`: the live page of a fleet whose servers serve none, or cannot be reached from a browser.
 
+use crate::ended;
 use clap::Args;
 use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
-    ask, failure::Failure, faults::FAULTS_FILE, fleet::server_data, launch, submitted, targets,
+    ask,
+    failure::Failure,
+    faults::FAULTS_FILE,
+    fleet::server_data,
+    launch, submitted,
+    targets::{self, Target},
 };
 use paraft_worker::exit;
 use std::{
@@ -15,7 +21,7 @@ use std::{
 
 #[derive(Args)]
 pub struct DashboardArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
+    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
     pub of: Option<PathBuf>,
     /// Servers as host:port, comma-separated; one that answers is enough.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
@@ -34,11 +40,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
     paraft_host::logs::on_terminal("info");
-    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
+    let of = targets::or_newest(args.of.as_deref(), &args.servers);
+    let servers = match targets::target(of.as_deref(), &args.servers)? {
+        Target::Servers(servers) => servers,
+        Target::Ended(run) => return Ok(ended::refer(&run)),
+    };
     // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
     // Those that are given by address need not be that run's.
-    let mut here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
+    let mut here = here(of.as_deref().filter(|_| args.servers.is_empty()));
     if let Some(runs) = &args.runs {
         here.runs = Some(
             std::fs::canonicalize(runs)

@@ -1,8 +1,14 @@
-//! Jobs and their checkpoints, as the control group knows them: in `paraft status`, `paraft jobs` and `paraft checkpoint list`.
+//! Jobs and their checkpoints, as the control group or the folder of an ended run knows them: in
+//! `paraft status`, `paraft jobs` and `paraft checkpoint list`.
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use paraft_fleet::{ask, failure::Failure, out, table, targets::addresses};
+use paraft_fleet::{
+    ask,
+    failure::Failure,
+    out, table,
+    targets::{Target, or_newest, target},
+};
 use paraft_host::clock::unix_ms;
 use paraft_proto::{CheckpointInfo, JobInfo, ShardStatus};
 use paraft_worker::exit;
@@ -22,7 +28,7 @@ pub struct FleetOf {
 
 #[derive(Args)]
 pub struct ListArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
+    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
     pub of: Option<PathBuf>,
     /// Servers as host:port, comma-separated; one that answers is enough.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
@@ -32,11 +38,23 @@ pub struct ListArgs {
     pub json: bool,
 }
 
+impl ListArgs {
+    /// What answers.
+    fn target(&self) -> Result<Target, Failure> {
+        target(or_newest(self.of.as_deref(), &self.servers).as_deref(), &self.servers)
+    }
+}
+
 /// `paraft jobs`.
 pub fn all(args: &ListArgs) -> Result<i32, Failure> {
-    let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let jobs = ask::jobs(&servers)?;
-    let modes = modes(&servers);
+    let (jobs, modes) = match args.target()? {
+        Target::Servers(servers) => (ask::jobs(&servers)?, modes(&servers)),
+        Target::Ended(run) => {
+            let job = run.as_job();
+            let mode = BTreeMap::from([(u64::from(job.job), run.mode)]);
+            (vec![job], mode)
+        }
+    };
     if args.json {
         let mut all = as_json(&jobs);
         for one in all.as_array_mut().into_iter().flatten() {
@@ -101,10 +119,12 @@ fn kept(job: &JobInfo) -> String {
 
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
-    let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let jobs = ask::jobs(&servers).map_err(|none| {
-        none.help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers")
-    })?;
+    let jobs = match args.target()? {
+        Target::Servers(servers) => ask::jobs(&servers).map_err(|none| {
+            none.help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers")
+        })?,
+        Target::Ended(run) => vec![run.as_job()],
+    };
     if args.json {
         out!("{}", json!({ "jobs": as_json(&jobs) }));
         return Ok(exit::OK);

@@ -7,7 +7,8 @@
 //!   [`mod@replay`], [`report`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in.
 //!
-//! - [`submit`], [`end`], [`jobs`]: the jobs of an existing fleet.
+//! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
+//!   that has ended.
 //!
 //! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
 //! and nothing else.
@@ -29,9 +30,11 @@ mod disk_faults;
 mod doctor;
 mod drain;
 mod end;
+mod ended;
 mod engine;
 mod jobs;
 mod launch;
+mod logs;
 mod memory;
 mod mode;
 mod on;
@@ -96,7 +99,7 @@ enum Command {
     Report(report::ReportArgs),
     /// Send a run that has ended to MLflow, or what is missing of it there.
     Track(track::TrackArgs),
-    /// Show what the servers of a fleet know.
+    /// Show what the servers of a fleet know; of a run that has ended, what its folder holds.
     Status(status::StatusArgs),
     /// Serve the live page of a fleet from this host.
     Dashboard(dashboard::DashboardArgs),
@@ -110,14 +113,14 @@ enum Command {
     Forget(data::ForgetArgs),
     /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
     Data(data::DataArgs),
-    /// List the jobs of a fleet.
+    /// List the jobs of a fleet, or the job of a run that has ended.
     Jobs(jobs::ListArgs),
     /// End a job where it is; its weights are kept as after any end.
     Stop(end::StopArgs),
     /// Delete a job with all that the servers have of it.
     Delete(end::DeleteArgs),
-    /// Show what the launcher and the workers of a job have said.
-    Logs(end::LogsArgs),
+    /// Show what the launcher, the servers and the workers of a job have said, also after its end.
+    Logs(logs::LogsArgs),
     /// Switch a running job between synchronous and asynchronous training.
     Mode(mode::ModeArgs),
     /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
@@ -194,7 +197,7 @@ fn main() {
         Command::Jobs(a) => failure::report(jobs::all(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),
-        Command::Logs(a) => failure::report(end::logs(&a)),
+        Command::Logs(a) => failure::report(logs::run(&a)),
         Command::Mode(a) => failure::report(mode::run(&a)),
         Command::Verify(a) => failure::report(verify::run(&a)),
         Command::Chaos(a) => failure::report(chaos::run(&a)),

@@ -1,7 +1,7 @@
 //! `paraft status`: what the servers of a fleet know.
 
 use crate::{
-    control,
+    control, ended,
     jobs::{self, FleetOf},
     memory,
 };
@@ -12,7 +12,7 @@ use paraft_fleet::{
     ask::{self, ask_all},
     failure::Failure,
     out, table,
-    targets::{self, addresses},
+    targets::{self, Target, addresses},
     view::{self, FleetHealth},
 };
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
@@ -27,7 +27,7 @@ use std::{
 #[derive(Args)]
 pub struct StatusArgs {
     /// A run's folder, a job file with cluster.addresses, or a server as host:port; a job's name, where --of or PARAFT_SERVERS
-    /// says which fleet.
+    /// says which fleet. Default: the newest run in runs/.
     #[arg(value_name = "FLEET|JOB")]
     pub what: Option<PathBuf>,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub struct StatusArgs {
     /// Also hash the replicated state, to compare replicas (reads all of it).
     #[arg(long)]
     pub digest: bool,
-    /// One JSON object for each server, and one for the fleet.
+    /// One JSON object for each server, and one for the fleet; one for a run that has ended.
     #[arg(long)]
     pub json: bool,
     /// Wait until the fleet serves (every shard has a leader and a majority), or until it is whole (every server answers
@@ -94,10 +94,20 @@ impl StatusArgs {
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     let job = args.job();
     let of = args.fleet.of.as_deref().or(args.what.as_deref().filter(|_| job.is_none()));
-    let addresses = addresses(of, if of.is_some() { &[] } else { &args.fleet.servers })?;
+    let servers: &[String] = if of.is_some() { &[] } else { &args.fleet.servers };
+    let of = targets::or_newest(of, servers);
     if let Some(what) = args.wait {
+        // Servers that have ended will never serve.
+        let addresses = addresses(of.as_deref(), servers)?;
         return wait(&addresses, what, Duration::from_secs(args.timeout));
     }
+    let addresses = match targets::target(of.as_deref(), servers)? {
+        Target::Servers(addresses) => addresses,
+        Target::Ended(run) => {
+            job.map_or(Ok(()), |job| run.is_of(job))?;
+            return Ok(ended::status(&run, args.json));
+        }
+    };
     if let Some(name) = job {
         return of_job(name, &addresses, args);
     }

@@ -1,6 +1,6 @@
 //! `paraft top`: the data of the live page in a terminal, with its actions on keys.
 
-use crate::dashboard::here;
+use crate::{dashboard::here, ended};
 use clap::Args;
 use paraft_dashboard::{
     LocalControl,
@@ -8,7 +8,12 @@ use paraft_dashboard::{
     facts::{self, Facts, Job},
     history::History,
 };
-use paraft_fleet::{ask, failure::Failure, faults::Fault, targets};
+use paraft_fleet::{
+    ask,
+    failure::Failure,
+    faults::Fault,
+    targets::{self, Target},
+};
 use paraft_worker::exit;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use std::{
@@ -22,7 +27,7 @@ mod drawing;
 
 #[derive(Args)]
 pub struct TopArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
+    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
     pub of: Option<PathBuf>,
     /// Servers as host:port, comma-separated; one that answers is enough.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
@@ -35,7 +40,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const KEY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
-    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
+    let of = targets::or_newest(args.of.as_deref(), &args.servers);
+    let servers = match targets::target(of.as_deref(), &args.servers)? {
+        Target::Servers(servers) => servers,
+        Target::Ended(run) => return Ok(ended::refer(&run)),
+    };
     if !std::io::stdout().is_terminal() {
         return Err(Failure::new(exit::USAGE, "this is for a terminal").help("`paraft status` prints"));
     }
@@ -45,7 +54,7 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
     // Servers given by address may belong to another run.
-    let here = here(args.of.as_deref().filter(|_| args.servers.is_empty()));
+    let here = here(of.as_deref().filter(|_| args.servers.is_empty()));
     let adds = here.clone();
     runtime.spawn(async move {
         let mut known = servers;

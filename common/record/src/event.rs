@@ -51,6 +51,8 @@ pub enum Event {
     Diverged(Diverged),
     /// A failure, an election, or an order to the fleet.
     Incident(Incident),
+    /// The training failed or was interrupted.
+    End(End),
     /// The totals of the whole run: the last line.
     Summary(Summary),
     /// A kind of a later version. Readers of the file skip it.
@@ -66,6 +68,28 @@ pub struct Diverged {
     pub wall: f64,
     /// The message of the worker that detected it first.
     pub reason: String,
+}
+
+/// Training ended before its end, without a summary. The launcher writes this line; one that was killed writes none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// How it ended.
+    pub how: EndKind,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// How training ended before its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndKind {
+    /// A process failed, and the others could not go on.
+    #[default]
+    Failed,
+    /// A user or a scheduler sent the launcher a signal.
+    Interrupted,
 }
 
 /// A worker finished a chunk of the leased sampler. If a worker dies before it reports a chunk, another

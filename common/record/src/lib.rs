@@ -32,7 +32,7 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Evaluating, Event, Incident, IncidentKind, Leave, ModeSwitch, Run, Server, Shard,
+    Diverged, End, EndKind, Eval, Evaluating, Event, Incident, IncidentKind, Leave, ModeSwitch, Run, Server, Shard,
     Staleness, Summary, SwitchedBy, Train, Wait, Worker,
 };
 pub use follow::{Follow, TENSORBOARD_FOLDER};

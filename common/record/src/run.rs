@@ -76,6 +76,7 @@ impl RunRecord {
                 | Event::Summary(_)
                 | Event::Checkpoint(_)
                 | Event::Chunk(_)
+                | Event::End(_)
                 | Event::Evaluating(_)
                 | Event::Unknown => {}
                 Event::Incident(i) => incidents.push(i),

@@ -13,7 +13,7 @@
 //!   [`notice`]: the announced end of this host.
 //! - [`existing`]: a job on an existing fleet.
 //! - [`submitted`]: a run that was submitted to an engine, by its folder. [`targets`]: the servers that
-//!   a command addresses.
+//!   a command addresses. [`ended`]: a run that has ended, by its folder.
 //! - [`ask`]: queries of servers and of the control group; [`view`]: the health of a fleet. [`orders`]:
 //!   orders to a fleet.
 //! - [`faults`]: the fault points of a fleet that was started with them.
@@ -35,6 +35,7 @@ macro_rules! out {
 pub mod again;
 pub mod ask;
 pub mod certs;
+pub mod ended;
 pub mod existing;
 pub mod failure;
 pub mod faults;

@@ -7,6 +7,7 @@ mod common;
 mod compare;
 mod crowds;
 mod dashboard;
+mod ended;
 mod engines;
 mod gpu;
 mod groups;

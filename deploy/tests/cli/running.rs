@@ -117,7 +117,7 @@ fn a_set_that_is_wrong_is_named_and_a_right_one_wins() {
     let out = run(&[&["train", path, "--run-dir", dir, "--json"][..], &sets[..]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(text(&out.stdout).contains("\"mode\":\"ssp:2\""));
-    let gone = run(&["jobs", dir]);
+    let gone = run(&["stop", "t", "--of", dir]);
     assert_eq!(gone.status.code(), Some(69));
     contains(&text(&gone.stderr), &["that run has ended, and its servers with it"]);
     let again = run(&["train", path, "--run-dir", dir]);
@@ -173,7 +173,9 @@ fn a_second_run_in_a_live_folder_is_refused() {
         left => Err(format!("{left:?}")),
     });
     let dir = run_dir.to_str().expect("utf-8");
-    for ask in [&["jobs", dir][..], &["status", dir], &["stop", "t", "--of", dir], &["dashboard", dir]] {
+    for ask in
+        [&["stop", "t", "--of", dir][..], &["status", dir, "--wait", "whole"], &["drain", "0", "--of", dir]]
+    {
         let out = run(ask);
         assert_eq!(out.status.code(), Some(69), "{ask:?}: {}", text(&out.stderr));
         contains(&text(&out.stderr), &[dir, "that run has ended, and its servers with it"]);

@@ -1,0 +1,311 @@
+//! A run that has ended, read from its folder: no server is left to answer.
+//!
+//! The record says how it ended: a summary is the end of a run that finished or was stopped, an `end` line that of one
+//! that failed or was interrupted. A launcher that was killed has written neither.
+
+use crate::{failure::Failure, files::JOB_FILE};
+use paraft_checkpoint::{Folder, MODEL_FILE, Manifest};
+use paraft_proto::{CheckpointInfo, FleetShape, JobInfo};
+use paraft_record::{EndKind, Event, METRICS_FILE, RecordError, Run, RunRecord, Summary, read_events};
+use paraft_worker::{Job, checkpoints, exit, job::SamplerKind};
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
+};
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndState {
+    /// It trained all that it was to train.
+    Finished,
+    /// It ended in order before that: by `paraft stop`, or by its rule of early stopping.
+    Stopped,
+    /// A process failed, or the loss became NaN; with the reason.
+    Failed(String),
+    /// Its launcher received a signal; with the reason.
+    Interrupted(String),
+    /// Its launcher is gone and has not recorded an end: it was killed, or its host was.
+    NoEnd,
+}
+
+impl EndState {
+    /// One word, for programs and tables.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Failed(_) => "failed",
+            Self::Interrupted(_) => "interrupted",
+            Self::NoEnd => "no-end",
+        }
+    }
+
+    /// The recorded reason.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Failed(why) | Self::Interrupted(why) => {
+                Some(why).filter(|why| !why.is_empty()).map(String::as_str)
+            }
+            Self::Finished | Self::Stopped | Self::NoEnd => None,
+        }
+    }
+
+    /// For people.
+    pub fn says(&self) -> String {
+        match (self, self.reason()) {
+            (Self::NoEnd, _) => "its launcher is gone and the record has no end".into(),
+            (Self::Stopped, _) => "stopped before its end".into(),
+            (_, Some(why)) => format!("{}: {why}", self.name()),
+            (_, None) => self.name().into(),
+        }
+    }
+}
+
+/// A run that has ended, and what lies in its folder.
+pub struct EndedRun {
+    /// The folder.
+    pub dir: PathBuf,
+    /// How it ended.
+    pub state: EndState,
+    /// The record's first line.
+    pub run: Run,
+    /// The mode in which it ended.
+    pub mode: String,
+    /// The totals.
+    pub summary: Summary,
+    /// The last recorded step of the worker that came furthest.
+    pub steps: u64,
+    /// The steps that a worker was to train; `None` if only a script knows them, or workers share the samples.
+    pub total_steps: Option<u64>,
+    /// The report, if it was written.
+    pub report: Option<PathBuf>,
+    /// The final weights, if they were written.
+    pub model: Option<PathBuf>,
+    /// The folder of checkpoints, which may lie elsewhere.
+    pub checkpoints: PathBuf,
+    /// The checkpoints with all of their files, the latest last.
+    pub saved: Vec<CheckpointInfo>,
+    /// The resolved job, if it can be read.
+    job: Option<Job>,
+}
+
+impl EndedRun {
+    /// Reads the folder of a run that has ended.
+    ///
+    /// # Errors
+    ///
+    /// The record cannot be read, or has no beginning.
+    pub fn read(dir: &Path) -> Result<Self, Failure> {
+        let path = dir.join(METRICS_FILE);
+        let events = read_events(&path).map_err(|e| unreadable(&e, dir))?;
+        let mut has_summary = false;
+        let mut end = None;
+        for event in &events {
+            match event {
+                Event::Summary(_) => has_summary = true,
+                Event::Diverged(d) => end = end.or(Some(EndState::Failed(d.reason.clone()))),
+                Event::End(e) => {
+                    let state = match e.how {
+                        EndKind::Failed => EndState::Failed(e.reason.clone()),
+                        EndKind::Interrupted => EndState::Interrupted(e.reason.clone()),
+                    };
+                    end = end.or(Some(state));
+                }
+                _ => {}
+            }
+        }
+        let of_workers = events.iter().filter_map(|e| match e {
+            Event::Train(t) => Some(t.step.0),
+            Event::Worker(w) => Some(w.steps),
+            _ => None,
+        });
+        let steps = of_workers.max().unwrap_or(0);
+        let record = RunRecord::from_events(events)
+            .ok_or_else(|| unreadable(&RecordError::NoRun { path: path.clone() }, dir))?;
+        let summary = record.summarize();
+        let job = Job::load(&dir.join(JOB_FILE), &[]).ok();
+        let total_steps = total_steps(&record.run, job.as_ref());
+        let state = match end {
+            _ if has_summary && trained_all(&record, &summary, steps, total_steps) => EndState::Finished,
+            _ if has_summary => EndState::Stopped,
+            Some(end) => end,
+            None => EndState::NoEnd,
+        };
+        let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
+        let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
+        let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());
+        Ok(Self {
+            state,
+            mode: record.switched_to().unwrap_or(&record.run.mode).to_string(),
+            summary,
+            steps,
+            total_steps,
+            report: exists(dir.join("report.html")).or_else(|| exists(report_of_comparison(dir)?)),
+            model: exists(dir.join(MODEL_FILE)),
+            saved: saved(&Folder::new(&checkpoints)),
+            checkpoints,
+            job,
+            run: record.run,
+            dir: dir.to_path_buf(),
+        })
+    }
+
+    /// Fails if a user asks for another job than this run's.
+    ///
+    /// # Errors
+    ///
+    /// The name is another job's.
+    pub fn is_of(&self, job: &str) -> Result<(), Failure> {
+        if job == self.run.name {
+            return Ok(());
+        }
+        let why = format!("{}: that run has no job `{job}`", self.dir.display());
+        Err(Failure::new(exit::CONFIG, why)
+            .help(format!("it has ended, and its job was `{}`", self.run.name)))
+    }
+
+    /// The command that continues the training; `None` if it has finished or there is no whole checkpoint.
+    pub fn resume(&self) -> Option<String> {
+        let newest = PathBuf::from(&self.saved.last()?.path);
+        if self.state == EndState::Finished {
+            return None;
+        }
+        // Given the run's folder, --resume takes the checkpoint that `latest` names.
+        let is_latest = Folder::new(&self.checkpoints).latest().as_ref() == Some(&newest);
+        let from = match is_latest && self.checkpoints == self.dir.join("checkpoints") {
+            true => self.dir.as_path(),
+            false => newest.as_path(),
+        };
+        let from = from.display();
+        Some(match (self.run.of_script(), &self.job) {
+            (true, _) => format!("paraft launch --resume={from} SCRIPT"),
+            (false, Some(_)) => format!("paraft train {} --resume {from}", self.dir.join(JOB_FILE).display()),
+            (false, None) => format!("paraft train JOB --resume {from}"),
+        })
+    }
+
+    /// The job as a control group would describe it.
+    pub fn as_job(&self) -> JobInfo {
+        let durability = self.job.as_ref().map_or(String::new(), |job| job.cluster.durability.name().into());
+        let model = self.model.as_ref().and_then(|model| fs::metadata(model).ok()).map(|m| m.len());
+        let bytes = model.or_else(|| self.saved.last().map(|c| c.bytes)).unwrap_or(0);
+        let record = fs::metadata(self.dir.join(METRICS_FILE)).and_then(|m| m.modified()).ok();
+        let ended =
+            record.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_millis() as u64);
+        JobInfo {
+            name: self.run.name.clone(),
+            mode: self.run.mode.clone(),
+            workers: self.run.workers,
+            durability: durability.clone(),
+            state: self.state.name().into(),
+            first_seen_ms: (self.run.wall * 1e3) as u64,
+            checkpoints: self.saved.clone(),
+            shape: Some(FleetShape { shards: self.run.shards, replicas: self.run.replicas, durability }),
+            released: self.model.is_none() && self.saved.is_empty(),
+            ended_ms: ended.max(1),
+            bytes,
+            run: self.dir.display().to_string(),
+            ..JobInfo::default()
+        }
+    }
+}
+
+/// Whether the record in this folder says that the run has ended. It reads only the record's last lines.
+pub fn has_end(dir: &Path) -> bool {
+    let last = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(dir.join(METRICS_FILE))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(MAX_LAST_LINES)))?;
+        let mut last = Vec::new();
+        file.read_to_end(&mut last)?;
+        Ok(last)
+    };
+    let is_end = |line: &[u8]| {
+        matches!(serde_json::from_slice(line), Ok(Event::Summary(_) | Event::End(_) | Event::Diverged(_)))
+    };
+    last().is_ok_and(|last| last.split(|byte| *byte == b'\n').rev().any(is_end))
+}
+
+/// Maximal bytes of the end line and of those that workers wrote after it.
+const MAX_LAST_LINES: u64 = 1 << 16;
+
+fn unreadable(e: &RecordError, dir: &Path) -> Failure {
+    let failure = Failure::new(exit::DATA, e);
+    match e {
+        RecordError::NoRun { .. } => failure.help(format!(
+            "its launcher ended before the training began; what its processes said is in {}: *.log, *.stderr",
+            dir.display()
+        )),
+        RecordError::DamagedLine { .. } => failure.help("remove that line; the others can be read"),
+        _ => failure.help("give the folder of a run, as `paraft train` printed it"),
+    }
+}
+
+/// The steps of a worker in the whole job.
+fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
+    let is_shared = job.is_some_and(|job| job.train.sampler == SamplerKind::Leased);
+    if run.of_script() || run.samples_budget == 0 || is_shared {
+        return None;
+    }
+    let resumed = run.resumed_step.map_or(0, |step| step.0);
+    let share = job.map_or(run.batch.saturating_mul(run.workers.into()), |job| {
+        (job.train.batch as u64).saturating_mul(job.shares().into())
+    });
+    let a_step = job.map_or(1, |job| job.local.rule().minibatches());
+    let minibatches = run.samples_budget / share.max(1);
+    Some(resumed.saturating_add(minibatches.div_ceil(a_step.max(1))))
+}
+
+/// Whether a run that ended in order trained all that it was to train.
+fn trained_all(record: &RunRecord, summary: &Summary, steps: u64, total_steps: Option<u64>) -> bool {
+    let run = &record.run;
+    // A script alone knows its end.
+    let unknown = run.samples_budget == 0;
+    let passes = run.epochs > 0 && record.evals.iter().any(|e| e.epoch >= run.epochs);
+    unknown
+        || passes
+        || summary.samples >= run.samples_budget
+        || total_steps.is_some_and(|total| steps >= total)
+}
+
+/// The report of a comparison, of which this run is a part.
+fn report_of_comparison(dir: &Path) -> Option<PathBuf> {
+    let above = dir.parent()?;
+    above.join("compare.json").is_file().then(|| above.join("report.html"))
+}
+
+/// The checkpoints whose files are all there, the latest last.
+fn saved(folder: &Folder) -> Vec<CheckpointInfo> {
+    let best = folder.best();
+    let of = |(path, manifest): (PathBuf, Option<Manifest>)| {
+        let manifest = manifest.filter(|m| is_whole(&path, m))?;
+        let versions = || manifest.buckets.iter().map(|b| b.version);
+        let best = best.as_ref().filter(|(best, _)| *best == path);
+        Some(CheckpointInfo {
+            path: path.display().to_string(),
+            step: manifest.step,
+            lowest_version: versions().min().unwrap_or(0),
+            highest_version: versions().max().unwrap_or(0),
+            bytes: manifest.files.values().map(|f| f.bytes).sum(),
+            loss: best.map(|(_, loss)| *loss),
+            written_ms: (manifest.written * 1e3) as u64,
+            best: best.is_some(),
+            ..CheckpointInfo::default()
+        })
+    };
+    folder.manifests().into_iter().rev().filter_map(of).collect()
+}
+
+/// Whether its files have their lengths; --resume compares their checksums.
+fn is_whole(path: &Path, manifest: &Manifest) -> bool {
+    let has = |(name, stamp): (&String, &paraft_checkpoint::manifest::FileStamp)| {
+        fs::metadata(path.join(name)).is_ok_and(|m| m.len() == stamp.bytes)
+    };
+    !manifest.files.is_empty() && manifest.files.iter().all(has)
+}
+
+#[cfg(test)]
+#[path = "ended_tests.rs"]
+mod tests;

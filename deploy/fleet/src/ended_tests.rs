@@ -1,0 +1,61 @@
+//! Tests of `ended`.
+
+use super::*;
+use paraft_common::{Step, WorkerId};
+use paraft_record::{Diverged, End, MetricsWriter, Train};
+
+/// A run of 100 steps with two workers, of which this many are trained, with these last lines.
+fn run_of(steps: u64, last: &[Event]) -> tempfile::TempDir {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run = Run {
+        name: "t".into(),
+        mode: "bsp".into(),
+        workers: 2,
+        batch: 16,
+        samples_budget: 100 * 16 * 2,
+        ..Run::default()
+    };
+    let train = |worker| Train {
+        worker: WorkerId(worker),
+        step: Step(steps),
+        samples: steps * 16,
+        ..Train::default()
+    };
+    let mut writer = MetricsWriter::append(scratch.path().join(METRICS_FILE)).expect("a record");
+    writer.write(&Event::Run(run)).expect("written");
+    (0..2).for_each(|worker| writer.write(&Event::Train(train(worker))).expect("written"));
+    last.iter().for_each(|event| writer.write(event).expect("written"));
+    scratch
+}
+
+#[test]
+fn the_end_of_the_record_decides_how_a_run_ended() {
+    let summary = Event::Summary(Summary::default());
+    let end = |how| Event::End(End { wall: 0.0, how, reason: "why".into() });
+    let nan = Event::Diverged(Diverged { wall: 0.0, reason: "a NaN".into() });
+    for (steps, last, state) in [
+        (100, Some(summary.clone()), EndState::Finished),
+        (40, Some(summary), EndState::Stopped),
+        (40, Some(end(EndKind::Failed)), EndState::Failed("why".into())),
+        (40, Some(end(EndKind::Interrupted)), EndState::Interrupted("why".into())),
+        (40, Some(nan), EndState::Failed("a NaN".into())),
+        (100, None, EndState::NoEnd),
+    ] {
+        let scratch = run_of(steps, last.as_slice());
+        let run = EndedRun::read(scratch.path()).expect("a run");
+        assert_eq!((run.steps, run.total_steps), (steps, Some(100)));
+        assert_eq!(has_end(scratch.path()), state != EndState::NoEnd, "{state:?}");
+        assert_eq!(run.state, state);
+        assert!(run.resume().is_none(), "there is no checkpoint");
+    }
+}
+
+#[test]
+fn a_run_without_a_beginning_is_refused_with_its_file() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    fs::write(scratch.path().join(METRICS_FILE), "").expect("an empty record");
+    assert!(!has_end(scratch.path()));
+    let failure = EndedRun::read(scratch.path()).err().expect("no run");
+    assert_eq!(failure.code(), exit::DATA);
+    assert!(failure.message().contains("metrics.jsonl: no `run` event"), "{}", failure.message());
+}
