@@ -18,6 +18,7 @@ mod memory;
 mod mode;
 mod operator;
 mod orders;
+mod paths;
 mod plan;
 mod running;
 mod scarcity;
