@@ -5,7 +5,7 @@
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
 //!   [`mod@replay`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
-//! - [`certs`]: who is let in.
+//! - [`certs`]: who is let in. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`]: the jobs of an existing fleet.
 //!
@@ -41,6 +41,7 @@ mod replay;
 mod role;
 mod save;
 mod serve;
+mod short;
 mod status;
 mod submit;
 mod top;

@@ -23,6 +23,7 @@ mod plan;
 mod running;
 mod scarcity;
 mod second_client;
+mod short;
 mod simulate;
 mod standing;
 mod sweep;
