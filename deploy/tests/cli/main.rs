@@ -11,6 +11,7 @@ mod engines;
 mod gpu;
 mod groups;
 mod hazards;
+mod help;
 mod hung;
 mod jobs;
 mod kept;
