@@ -5,6 +5,7 @@
 
 use crate::{
     role::{self, RoleArgs},
+    short::{assignment, only_once},
     train::{RunArgs, find_checkpoint, tell, train},
 };
 use clap::Args;
@@ -13,7 +14,6 @@ use paraft_engines::{HostContext, Place, PlaceFlags, Role, place, variables};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, out, run_dir::RunDir, script, task};
 use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
-use serde::Serialize;
 use std::{
     path::{self, Path, PathBuf},
     time::Duration,
@@ -237,6 +237,17 @@ fn job(args: &LaunchArgs, tasks: Option<u32>) -> Result<Job, Failure> {
     let words = words(args)?;
     script::check(&words)?;
     let mut set = vec![assignment("cluster.script", &words)?];
+    for (flag, key, is_given) in [
+        ("--workers", "train.workers", args.workers.is_some()),
+        ("--servers", "cluster.servers", args.servers.is_some()),
+        ("--replicas", "cluster.replicas", args.replicas.is_some()),
+        ("--mode", "train.mode", args.mode.is_some()),
+        ("--name", "name", args.name.is_some()),
+    ] {
+        if is_given {
+            only_once(flag, key, &args.set)?;
+        }
+    }
     let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| format!("{key}={v}")));
     flag("train.workers", args.workers.or(tasks).map(|n| n.to_string()));
     flag("train.mode", args.mode.map(|m| m.to_string()));
@@ -308,13 +319,6 @@ fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
 fn python() -> String {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name("python3"));
     beside.filter(|p| p.is_file()).map_or("python3".into(), |p| p.to_string_lossy().into_owned())
-}
-
-/// `key=["word", ...]` or `key="word"`, as `--set` reads it.
-fn assignment(key: &str, value: impl Serialize) -> Result<String, Failure> {
-    let value = serde_json::to_string(&value).map_err(|e| Failure::new(exit::USAGE, e))?;
-    // JSON strings are TOML strings, except for this character.
-    Ok(format!("{key}={}", value.replace('\u{7f}', "\\u007f")))
 }
 
 #[cfg(test)]

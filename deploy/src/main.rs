@@ -5,7 +5,7 @@
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
 //!   [`mod@replay`], [`report`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
-//! - [`certs`]: who is let in.
+//! - [`certs`]: who is let in. [`help`]: the help of all commands. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
 //!   that has ended.
@@ -13,7 +13,7 @@
 //! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
 //! and nothing else.
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, sweep, verify};
 use paraft_tls::access::As;
@@ -32,6 +32,7 @@ mod drain;
 mod end;
 mod ended;
 mod engine;
+mod help;
 mod jobs;
 mod launch;
 mod logs;
@@ -45,6 +46,7 @@ mod report;
 mod role;
 mod save;
 mod serve;
+mod short;
 mod status;
 mod submit;
 mod top;
@@ -163,7 +165,8 @@ impl Command {
 
 fn main() {
     paraft_host::allocator::set_up(paraft_host::memory::memory().is_scarce());
-    let Cli { access, command } = Cli::parse();
+    let matches = help::with_help(Cli::command()).get_matches();
+    let Cli { access, command } = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     if let Err(refused) = paraft_simd::choice() {
         let failure = Failure::new(exit::USAGE, refused).help("without it the machine's best is used");
         std::process::exit(failure::report(Err(failure)));
@@ -207,13 +210,14 @@ fn main() {
         Command::Env(a) => failure::report(doctor::env(&a)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "paraft", &mut script);
+            clap_complete::generate(shell, &mut help::with_help(Cli::command()), "paraft", &mut script);
             // A reader that closes the pipe early (`head`) is no failure.
             let _ = std::io::stdout().write_all(&script);
             exit::OK
         }
         Command::Man { out } => {
-            let written = clap_mangen::generate_to(Cli::command(), &out).map_err(|e| Failure::write(&out, e));
+            let written = clap_mangen::generate_to(help::with_help(Cli::command()), &out)
+                .map_err(|e| Failure::write(&out, e));
             failure::report(written.map(|()| exit::OK))
         }
     };

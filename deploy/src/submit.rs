@@ -6,6 +6,7 @@
 use crate::{
     engine,
     on::{EngineArgs, EngineKind, OnArgs},
+    short::ShortArgs,
 };
 use clap::Args;
 use paraft_fleet::{
@@ -25,6 +26,8 @@ use std::{
 pub struct SubmitArgs {
     /// The job file.
     pub job: PathBuf,
+    #[command(flatten)]
+    pub short: ShortArgs,
     /// A fleet that stands already: its folder, a job file with cluster.addresses, or servers as host:port,
     /// comma-separated. The workers run on this machine.
     #[arg(long, value_name = "FLEET")]
@@ -56,10 +59,10 @@ pub const LAUNCHER_LOG: &str = "launcher.log";
 const FAILURE_FILE: &str = "launcher-failure.json";
 
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
-    let (job, set, run_dir, resume) =
-        (args.job.clone(), args.set.clone(), args.run_dir.clone(), args.resume.clone());
+    let set = args.short.with(&args.set)?;
+    let (job, run_dir, resume) = (args.job.clone(), args.run_dir.clone(), args.resume.clone());
     match (&args.to, args.on) {
-        (Some(to), _) => submit_to(args, to),
+        (Some(to), _) => submit_to(args, to, &set),
         (None, Some(on)) => {
             let engine = args.engine.clone();
             engine::submit(&OnArgs { job, on, run_dir, set, resume, engine }, true)
@@ -68,9 +71,9 @@ pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
     }
 }
 
-fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
+fn submit_to(args: &SubmitArgs, to: &Path, set: &[String]) -> Result<i32, Failure> {
     Certs::can_be_told()?;
-    let job = Job::load(&args.job, &args.set)?;
+    let job = Job::load(&args.job, set)?;
     let held = RunDir::for_another(args.run_dir.as_deref(), &job.name, args.resume.is_some())?;
     let dir = held.to_path_buf();
     let log = dir.join(LAUNCHER_LOG);
@@ -85,7 +88,7 @@ fn submit_to(args: &SubmitArgs, to: &Path) -> Result<i32, Failure> {
     let mut command = Command::new(own);
     command.arg("train").arg(&args.job).arg("--detached").arg(&failure.0).arg("--to").arg(to);
     command.arg("--keep").arg(args.keep.to_string()).arg("--run-dir").arg(&dir);
-    args.set.iter().for_each(|set| _ = command.args(["--set", set]));
+    set.iter().for_each(|set| _ = command.args(["--set", set]));
     if let Some(path) = &args.resume {
         command.arg("--resume").arg(path);
     }

@@ -1,6 +1,6 @@
 //! `paraft train`: launches a fleet on this machine, trains, reports.
 
-use crate::page;
+use crate::{page, short::ShortArgs};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_engines::fleet::quoted;
@@ -30,6 +30,8 @@ use std::{
 pub struct TrainArgs {
     /// The job file.
     pub job: PathBuf,
+    #[command(flatten)]
+    pub short: ShortArgs,
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -107,7 +109,8 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
 }
 
 fn run_here(args: &TrainArgs) -> Result<i32, Failure> {
-    let mut job = Job::load(&args.job, &cli::with_group_size(&args.set, args.group_size))?;
+    let set = args.short.with(&args.set)?;
+    let mut job = Job::load(&args.job, &cli::with_group_size(&set, args.group_size))?;
     if let Some(device) = args.device {
         job.compute_on(device).map_err(|e| Failure::new(exit::CONFIG, e))?;
     }

@@ -91,10 +91,11 @@ pub struct WorkerArgs {
 pub struct AccessArgs {
     /// Certificates to speak TLS with: a folder with ca.crt, tls.crt and tls.key, or one as `paraft certs new` makes it; `-`: all
     /// three on standard input.
-    #[arg(long, global = true, value_name = "FOLDER", env = access::CERTS)]
+    #[arg(long, global = true, value_name = "FOLDER", env = access::CERTS, help_heading = "Certificates", display_order = 1000)]
     pub certs: Option<PathBuf>,
     /// Speak plain text over TCP: whoever reaches a port may read and change everything.
-    #[arg(long, global = true, env = access::INSECURE, conflicts_with = "certs", value_parser = FalseyValueParser::new())]
+    #[arg(long, global = true, env = access::INSECURE, conflicts_with = "certs", value_parser = FalseyValueParser::new(),
+        help_heading = "Certificates", display_order = 1001)]
     pub insecure: bool,
 }
 

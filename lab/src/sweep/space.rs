@@ -8,7 +8,7 @@
 //! ```
 
 use paraft_fleet::failure::Failure;
-use paraft_worker::exit;
+use paraft_worker::{exit, job::paths};
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
@@ -80,10 +80,21 @@ impl Space {
     pub fn load(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", path.display())))?;
-        Self::parse(&text).map_err(|why| {
+        Self::parse(&text).and_then(|space| space.below(path)).map_err(|why| {
             Failure::new(exit::CONFIG, format!("{}: {why}", path.display()))
                 .help("a space file has a line for each key: \"optimizer.lr\" = { min = 0.001, max = 1.0, log = true }, or \"train.batch\" = [32, 64]")
         })
+    }
+
+    /// With absolute paths: relative ones start in the folder of this space file.
+    fn below(mut self, file: &Path) -> Result<Self, String> {
+        let file = std::path::absolute(file).map_err(|e| e.to_string())?;
+        let folder = file.parent().unwrap_or(&file);
+        for axis in &mut self.axes {
+            let Values::OneOf(values) = &mut axis.values else { continue };
+            values.iter_mut().try_for_each(|value| paths::rebase(&axis.key, value, folder))?;
+        }
+        Ok(self)
     }
 
     fn parse(text: &str) -> Result<Self, String> {

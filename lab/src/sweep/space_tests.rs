@@ -77,3 +77,18 @@ fn what_is_wrong_is_said_with_its_key() {
     assert_eq!(whole(3).expect("valid").grid(), Ok(3));
     assert!(whole(4).is_err_and(|e| e.contains("`a`") && e.contains("two are 2")));
 }
+
+#[test]
+fn a_relative_path_in_a_space_file_starts_in_its_folder() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let file = scratch.path().join("space.toml");
+    let text = "[space]\n\"data.path\" = [\"a.csv\", \"/b.csv\"]\n\"train.mode\" = [\"bsp\"]\n";
+    std::fs::write(&file, text).expect("a file");
+    let space = Space::load(&file).expect("read");
+    let points: Vec<Point> = (0..2).map(|i| space.of_grid(i)).collect();
+    let words =
+        |point: &Point| point.iter().filter_map(Value::as_str).map(str::to_string).collect::<Vec<_>>();
+    let whole = scratch.path().join("a.csv").to_string_lossy().into_owned();
+    assert_eq!(words(&points[0]), [whole, "bsp".into()]);
+    assert_eq!(words(&points[1]), ["/b.csv", "bsp"]);
+}

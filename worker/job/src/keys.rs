@@ -12,7 +12,7 @@ const PROBE: &str = "?";
 const DEPTH: usize = 3;
 
 /// The refusal of a job with only this key, in a table of this kind.
-fn probe(path: &[String], kind: Option<&str>, key: &str) -> Option<Refused> {
+pub(crate) fn probe(path: &[String], kind: Option<&str>, key: &str) -> Option<Refused> {
     let mut inner = Table::from_iter([(key.to_string(), Value::String(PROBE.into()))]);
     inner.extend(kind.map(|k| (KIND.to_string(), Value::String(k.into()))));
     for above in path.iter().rev() {
@@ -22,7 +22,7 @@ fn probe(path: &[String], kind: Option<&str>, key: &str) -> Option<Refused> {
 }
 
 /// Whole keys of a job, below `path`.
-fn known(path: &[String]) -> Vec<String> {
+pub(crate) fn known(path: &[String]) -> Vec<String> {
     let whole = |key: &str| [path, &[key.to_string()]].concat().join(".");
     let mut keys = Vec::new();
     let said = match probe(path, None, KIND) {

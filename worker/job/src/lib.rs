@@ -11,7 +11,7 @@
 //! Each section has a file, with its keys and their compatibility: [`train`], [`eval`], [`checkpoint`],
 //! [`cluster`], and `sections` for those with types of other crates ([`[optimizer]`](paraft_common::optim),
 //! `[data]` ...). `local` has the compatibility of local steps, `servers` the part of a job that the servers
-//! receive, `fingerprint` the further facts on which workers must agree.
+//! receive, `fingerprint` the further facts on which workers must agree, [`paths`] the keys that are paths.
 //!
 //! Not here: what the servers read ([`paraft_common::config`]: they know no model and no data set), and how a
 //! worker executes a job.
@@ -29,6 +29,7 @@ mod keys;
 mod local;
 pub mod memory;
 pub mod parallel;
+pub mod paths;
 mod place;
 mod read;
 mod refused;
@@ -48,6 +49,7 @@ pub use memory::{MemoryConfig, Resident};
 pub use parallel::ParallelConfig;
 pub use place::line_of;
 pub use read::JobError;
+pub use set::assigns;
 pub use track::TrackConfig;
 pub use train::{Exchange, SamplerKind, TrainConfig};
 

@@ -32,7 +32,8 @@ pub struct JobError {
 }
 
 impl Job {
-    /// Reads a job file and applies `--set` assignments.
+    /// Reads a job file and applies `--set` assignments. Relative paths in the file start in its folder, those in assignments
+    /// in the working directory.
     pub fn load(path: &Path, set: &[String]) -> Result<Self, JobError> {
         let wrong = |message: String| JobError {
             file: path.to_path_buf(),
@@ -54,7 +55,8 @@ impl Job {
         Self::parse(&text, path, set)
     }
 
-    /// Like [`Self::load`], for a given text. `path` names it in messages, and relative paths start there.
+    /// Like [`Self::load`], for a given text. `path` names it in messages, and the text's relative paths start in its
+    /// folder.
     pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<Self, JobError> {
         let error = |line, message: String, remedy: Option<String>| JobError {
             file: path.to_path_buf(),

@@ -1,5 +1,6 @@
 //! `--set key=value` over a TOML file.
 
+use crate::paths;
 use toml::{Table, Value};
 
 /// A `--set` that cannot be applied.
@@ -13,19 +14,21 @@ pub struct SetError {
 }
 
 /// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); anything else is text,
-/// so `train.mode=ssp:4` needs no quotes. Missing tables are created.
+/// so `train.mode=ssp:4` needs no quotes. Missing tables are created. Relative paths start in the working directory.
 pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     let bad = |why: &str| SetError { assignment: assignment.into(), why: why.into() };
     let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
     let mut keys =
         parts(path.trim()).ok_or_else(|| bad("the key has an empty part, or a quote that does not end"))?;
+    let mut value = value(text.trim());
+    paths::from_shell(&keys, &mut value).map_err(|why| bad(&why))?;
     let last = keys.pop().ok_or_else(|| bad("there is no key"))?;
     let mut at = table;
     for key in keys {
         let next = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
         at = next.as_table_mut().ok_or_else(|| bad(&format!("`{key}` is a value, not a table")))?;
     }
-    at.insert(last.to_string(), value(text.trim()));
+    at.insert(last.to_string(), value);
     Ok(())
 }
 
@@ -57,6 +60,14 @@ fn value(text: &str) -> Value {
 pub fn is_of(assignment: &str, key: &str) -> bool {
     let path = assignment.split('=').next().unwrap_or_default().trim();
     !path.is_empty() && key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Whether this assignment gives the key a value, by itself or in a table.
+pub fn assigns(assignment: &str, key: &str) -> bool {
+    let mut table = Table::new();
+    let applied = apply(&mut table, assignment).is_ok();
+    let value = key.split('.').try_fold(&Value::Table(table), |at, part| at.as_table()?.get(part)).is_some();
+    applied && value
 }
 
 #[cfg(test)]

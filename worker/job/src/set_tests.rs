@@ -21,6 +21,19 @@ fn values_are_toml_or_text_and_tables_are_made() {
 }
 
 #[test]
+fn a_table_assigns_the_keys_in_it_and_no_others() {
+    for (assignment, key, does) in [
+        ("train.workers = 3", "train.workers", true),
+        ("train={ workers = 3 }", "train.workers", true),
+        ("train={ batch = 3 }", "train.workers", false),
+        ("train.workers", "train.workers", false),
+        ("name=a", "name", true),
+    ] {
+        assert_eq!(assigns(assignment, key), does, "{assignment}");
+    }
+}
+
+#[test]
 fn an_assignment_is_of_its_key_and_of_all_in_it() {
     assert!(is_of("train.batch = 3", "train.batch") && is_of("local={}", "local.outer.lr"));
     assert!(!is_of("train.batch=3", "train") && !is_of("train=3", "trainer.batch") && !is_of("=3", "train"));

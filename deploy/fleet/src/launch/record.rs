@@ -52,6 +52,9 @@ impl Record {
     /// The user has ended the run.
     pub(crate) fn killed(&mut self) {
         self.tracked.status = Status::Killed;
+        let (how, reason) = (event::EndKind::Interrupted, "a signal".to_string());
+        // The end counts more than that it can't be recorded.
+        let _ = self.writer.write(&Event::End(event::End { wall: wall(), how, reason }));
     }
 
     /// Stores the servers' replies from before the training.
