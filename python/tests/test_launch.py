@@ -139,6 +139,12 @@ def torchrun(rank: int, tasks: int, port: int) -> dict[str, str]:
     return {**place, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
+def open_mpi(rank: int, tasks: int, job: int) -> dict[str, str]:
+    """What Open MPI's ``mpirun`` tells a rank."""
+    place = {"RANK": str(rank), "SIZE": str(tasks), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(tasks)}
+    return {**{f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()}, "PMIX_NAMESPACE": f"prterun-n1-{job}@1"}
+
+
 def pod(rank: int, tasks: int, port: int) -> dict[str, str]:
     """What an Indexed Job tells a pod, and its manifest."""
     return {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": str(tasks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
@@ -150,7 +156,8 @@ def tasks_of(script: Path, variables: list[dict[str, str]], *flags: str) -> list
     for rank, own in enumerate(variables):
         folder = script.parent / f"task-{rank}"
         folder.mkdir(exist_ok=True)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PARAFT_RANK", "RANK", "WORLD_SIZE", "MASTER_"))}
+        outer = ("SLURM_", "OMPI_", "PMI", "PARAFT_RANK", "RANK", "WORLD_SIZE", "MASTER_")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(outer)}
         clean["PARAFT_INSECURE"] = "1"  # tasks that share no folder have no certificates
         whole = {**clean, "PYTHONPATH": conftest.import_path(), **own}
         command = [sys.executable, "-m", "paraft.launch", *flags, str(script)]
@@ -171,7 +178,7 @@ def ends(tasks: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple
 
 @pytest.mark.parametrize(
     ("engine", "variables", "servers", "hosts"),
-    [("Slurm", slurm, 3, "0011"), ("torchrun", torchrun, 1, "00"), ("an Indexed Job", pod, 3, "012")],
+    [("Slurm", slurm, 3, "0011"), ("torchrun", torchrun, 1, "00"), ("Open MPI", open_mpi, 1, "00"), ("an Indexed Job", pod, 3, "012")],
 )
 def test_the_tasks_of_an_engine_are_one_fleet(engine: str, variables: Any, servers: int, hosts: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

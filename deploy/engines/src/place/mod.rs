@@ -1,16 +1,19 @@
 //! The place of a process in an engine's job: its role, its number, the number of processes, and where
 //! they meet.
 //!
-//! It is a pure function of the engine's variables (and of two files): it queries nothing. Precedence:
-//! a flag, a `PARAFT_*` variable, then the innermost engine. An engine that runs inside another is more
-//! specific. So torchrun precedes Slurm: it may run in a Slurm step, where Slurm's variables would give
-//! all of its workers the same number. Then follow Slurm, an Indexed Job (JobSet's too),
-//! LeaderWorkerSet, `TF_CONFIG`, SkyPilot and dstack.
+//! It is a pure function of the engine's variables (and of what [`HostContext`] has): it queries nothing.
+//! Precedence: a flag, a `PARAFT_*` variable, then the innermost engine. An engine that runs inside
+//! another is more specific. So torchrun precedes MPI launchers, and these precede Slurm: they may run in
+//! a Slurm step, where Slurm's variables would give all of their ranks the same number. Then follow
+//! Slurm, Flux, an Indexed Job (JobSet's too), LeaderWorkerSet, `TF_CONFIG`, SkyPilot, dstack, and the
+//! batch systems that start one process: LSF, HTCondor, arrays of PBS and Grid Engine.
 //!
 //! Without a role, a task is a worker that may bring a server. A single task needs no engine: it
 //! launches a fleet on its machine. Several tasks must have an engine, or each would train alone.
 
+mod batch;
 mod kubernetes;
+mod mpi;
 mod others;
 mod slurm;
 #[cfg(test)]
@@ -111,6 +114,28 @@ pub struct HostContext {
     pub hostfile: String,
     /// This host's name.
     pub own: String,
+    /// The content of the file in which a batch system lists the job's hosts, if it is on this host.
+    pub allocation: String,
+    /// The process by which hydra, an MPI launcher, has started this one and its other ranks here.
+    pub proxy: Option<u32>,
+}
+
+/// The name of hydra's process on each host.
+const HYDRA_PROXY: &str = "hydra_pmi_proxy";
+
+/// The nearest process of this name above this one.
+fn ancestor(name: &str) -> Option<u32> {
+    let mut pid = std::os::unix::process::parent_id();
+    while pid > 1 {
+        // `PID (NAME) STATE PARENT ...`; a name may contain blanks and brackets.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (named, rest) = stat.rsplit_once(") ")?;
+        if named.split_once(" (").is_some_and(|(_, own)| own == name) {
+            return Some(pid);
+        }
+        pid = rest.split(' ').nth(1)?.parse().ok()?;
+    }
+    None
 }
 
 impl HostContext {
@@ -119,7 +144,10 @@ impl HostContext {
         let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
         let hostfile = hostfile.map(read).unwrap_or_default();
         let own = read(Path::new("/proc/sys/kernel/hostname")).trim().to_string();
-        Self { hosts: read(Path::new("/etc/hosts")), hostfile, own }
+        let listed = batch::HOST_FILES.iter().find_map(std::env::var_os);
+        let allocation = listed.map(|path| read(Path::new(&path))).unwrap_or_default();
+        let proxy = ancestor(HYDRA_PROXY);
+        Self { hosts: read(Path::new("/etc/hosts")), hostfile, own, allocation, proxy }
     }
 }
 
@@ -167,6 +195,11 @@ impl Env<'_> {
         self.variables.get(name).filter(|v| !v.is_empty()).cloned()
     }
 
+    /// Whether a variable is there, even if it is empty.
+    fn is_set(&self, name: &str) -> bool {
+        self.variables.contains_key(name)
+    }
+
     fn number(&self, name: &str) -> Result<Option<u32>, EngineError> {
         match self.text(name).map(|text| (text.parse::<u32>(), text)) {
             None => Ok(None),
@@ -199,7 +232,7 @@ impl Env<'_> {
 }
 
 fn needs(engine: &str, name: &str) -> EngineError {
-    EngineError::usage(format!("this is {engine}'s task, and {name} is not set")).help(format!(
+    EngineError::usage(format!("this is {engine}'s task, and {name} is not set, or empty")).help(format!(
         "set {name}, or start it without {engine}'s variables for a fleet on this machine alone"
     ))
 }
@@ -230,15 +263,21 @@ impl Place {
 type Recognise = fn(&Env<'_>) -> Result<Option<Place>, EngineError>;
 
 /// What a flag names, then the innermost first.
-const ENGINES: [Recognise; 8] = [
+const ENGINES: [Recognise; 14] = [
     others::hostfile,
     torchrun::recognise,
+    mpi::open_mpi,
+    mpi::hydra,
     slurm::recognise,
+    batch::flux,
     kubernetes::indexed_job,
     kubernetes::leader_worker_set,
     others::tf_config,
     others::skypilot,
     others::dstack,
+    batch::lsf,
+    batch::htcondor,
+    batch::array_element,
 ];
 
 /// The place of this process; `None`: it belongs to no engine, or it is the only task.
@@ -295,7 +334,7 @@ pub fn place(
     }
     if place.first.is_empty() {
         return Err(EngineError::usage(format!("nothing says where the tasks of {} meet", place.engine))
-            .help("set MASTER_ADDR and MASTER_PORT to the host of task 0 and a port there, in every task"));
+            .help("set MASTER_ADDR and MASTER_PORT to the host of task 0 and a port there, in every task; mpirun -x NAME=VALUE and mpiexec -genv NAME VALUE set them"));
     }
     if let Some(asked) = asked.workers.filter(|n| *n != place.tasks) {
         let why = format!("--workers {asked}, and {} has started {} tasks", place.engine, place.tasks);

@@ -3,7 +3,7 @@
 use super::{DEFAULT_PORT, Env, Place, Role};
 use crate::error::EngineError;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What TensorFlow's parameter servers are told, by Kubeflow's operator and by others.
 #[derive(Deserialize)]
@@ -80,7 +80,9 @@ pub(super) fn hostfile(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "--hostfile";
     let Some(path) = &env.asked.hostfile else { return Ok(None) };
     let path = path.display().to_string();
-    let hosts = hosts_of(&env.around.hostfile);
+    let (mut hosts, mut seen) = (hosts_of(&env.around.hostfile), BTreeSet::new());
+    // Batch systems list a host once for each of its slots.
+    hosts.retain(|host| seen.insert(host.clone()));
     let Some(first) = hosts.first() else {
         return Err(EngineError::usage(format!("--hostfile: {path} names no host"))
             .help("write one host in each line, as `n1` or `n1 slots=8`"));

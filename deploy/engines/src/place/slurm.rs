@@ -8,6 +8,11 @@ const ENGINE: &str = "Slurm";
 /// From here on Slurm numbers what is no step of `srun`'s: the batch script, a shell.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
+/// The step of `srun` in which this is.
+pub(super) fn step(env: &Env<'_>) -> Result<Option<u32>, EngineError> {
+    Ok(env.number("SLURM_STEP_ID")?.filter(|step| *step < FIRST_SPECIAL_STEP))
+}
+
 pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let has_role = env.asked.role.is_some();
     if has_role && let Some(element) = env.number("SLURM_ARRAY_TASK_ID")? {
@@ -17,9 +22,7 @@ pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
         let tasks = env.number("SLURM_ARRAY_TASK_MAX")?.map_or(0, |last: u32| last.saturating_add(1));
         return Ok(Some(started(env, Place::alone(ENGINE, id, element, tasks))?));
     }
-    let Some(step) = env.number("SLURM_STEP_ID")?.filter(|step| *step < FIRST_SPECIAL_STEP) else {
-        return Ok(None);
-    };
+    let Some(step) = step(env)? else { return Ok(None) };
     let of = |name: &str| env.must_number(ENGINE, name);
     let host = of("SLURM_NODEID")?;
     let job = of("SLURM_JOB_ID")?;
