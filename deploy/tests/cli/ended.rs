@@ -97,7 +97,12 @@ fn a_stopped_run_is_shown_with_the_way_to_go_on() {
     });
     // A live fleet answers itself.
     contains(&printed(&["status", at]), &["connections "]);
-    assert!(run(&["stop", "t", "--of", at]).status.success());
+    wait("the control group to know the job", || match text(&run(&["jobs", at]).stdout) {
+        jobs if jobs.contains("running") => Ok(()),
+        jobs => Err(jobs),
+    });
+    let out = run(&["stop", "t", "--of", at]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
     assert_eq!(l.output().0, Some(0));
     asked(at, "stopped", "stopped before its end");
     let goes_on = format!("paraft train {at}/job.toml --resume {at}");

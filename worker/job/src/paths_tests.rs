@@ -34,7 +34,7 @@ fn the_path_keys_are_all_keys_that_take_a_path() {
 
 #[test]
 fn a_set_path_is_the_shells_and_a_path_in_the_file_the_files() {
-    let text = "[model]\nkind = \"mlp\"\n[data]\nkind = \"csv\"\npath = \"rows.csv\"\n[cluster]\nworker_command = [\"./own\"]\n";
+    let text = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"csv\"\npath = \"rows.csv\"\n[cluster]\nworker_command = [\"./own\"]\n";
     let set = ["data.test_path=held.csv", "checkpoint={ dir = \"kept\" }", "train.init=job:first"];
     let set: Vec<String> = set.iter().map(ToString::to_string).collect();
     let job = Job::parse(text, Path::new("jobs/job.toml"), &set).expect("a job");

@@ -1,10 +1,10 @@
 //! The first Ctrl-C of a run: its job is stopped as `paraft stop` does, and its workers finish.
 
 use crate::{existing, process};
-use paraft_proto::Refused;
+use paraft_proto::{Refused, WireKind};
 use paraft_worker::Job;
 use std::{
-    thread::{Builder, JoinHandle},
+    thread::{self, Builder, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -25,6 +25,19 @@ struct Begun {
     deadline: Instant,
 }
 
+/// The control group learns of a job from its shards, a moment after the training has begun.
+fn end(servers: &[String], job: &str) -> Result<String, Refused> {
+    let began = Instant::now();
+    loop {
+        match existing::end(servers, job, false) {
+            Err(e) if e.kind() == WireKind::NoSuchJob && began.elapsed() < TIMEOUT / 4 => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            ended => return ended,
+        }
+    }
+}
+
 impl Stop {
     /// A run that every signal ends at once.
     pub(super) fn never() -> Self {
@@ -43,7 +56,7 @@ impl Stop {
             return None;
         }
         let (servers, name) = (servers.to_vec(), job.to_string());
-        let give = move || existing::end(&servers, &name, false);
+        let give = move || end(&servers, &name);
         let order = Builder::new().name("stop".into()).spawn(give).ok()?;
         self.begun = Some(Begun { order: Some(order), deadline: Instant::now() + TIMEOUT });
         Some(format!(
