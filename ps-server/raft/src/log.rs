@@ -43,30 +43,10 @@ const RECENT_BYTES: usize = 64 << 20;
 /// Bytes of durable, unapplied entries that stay in memory. If applying falls further behind, it reads them back.
 const UNAPPLIED_BYTES: usize = 256 << 20;
 
+#[derive(Clone, Default)]
 pub struct ReplicaLog {
     inner: Arc<Mutex<Inner>>,
     disk: Option<Arc<DiskLog>>,
-}
-
-impl Clone for ReplicaLog {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), disk: self.disk.clone() }
-    }
-}
-
-impl Default for ReplicaLog {
-    fn default() -> Self {
-        let inner = Inner {
-            vote: None,
-            last: None,
-            entries: BTreeMap::new(),
-            bytes: 0,
-            purged: None,
-            durable: 0,
-            applied: 0,
-        };
-        Self { inner: Arc::new(Mutex::new(inner)), disk: None }
-    }
 }
 
 /// The size of a log.
@@ -80,6 +60,7 @@ pub struct LogSize {
     pub in_memory: u64,
 }
 
+#[derive(Default)]
 struct Inner {
     vote: Option<Vote>,
     /// The id of the last entry, in memory or not.

@@ -164,15 +164,10 @@ impl RaftSnapshotBuilder<Types> for Builder {
 const MAX_RUN: usize = 16;
 
 /// Changes that are applied together, and the receivers of their outcomes.
+#[derive(Default)]
 struct Run {
     changes: Vec<Change>,
     waiting: Vec<(LogId, Option<Responder>)>,
-}
-
-impl Default for Run {
-    fn default() -> Self {
-        Self { changes: Vec::new(), waiting: Vec::new() }
-    }
 }
 
 type Responder = openraft::storage::ApplyResponder<Types>;

@@ -114,6 +114,9 @@ const LSF: &[(&str, &str)] = &[
     ("LSB_MCPU_HOSTS", "n4 2 n5 2"),
 ];
 
+/// Names and values of environment variables.
+type Variables<'v> = &'v [(&'v str, &'v str)];
+
 const HTCONDOR: &[(&str, &str)] =
     &[("_CONDOR_PROCNO", "1"), ("_CONDOR_NPROCS", "2"), ("MASTER_ADDR", "n1"), ("MASTER_PORT", "29400")];
 
@@ -371,7 +374,7 @@ fn a_launcher_that_starts_one_process_is_no_engine() {
 
 #[test]
 fn with_a_role_an_element_of_an_array_has_its_number() {
-    let elements: [(&[(&str, &str)], &str, u32, &str); 3] = [
+    let elements: [(Variables, &str, u32, &str); 3] = [
         (&[("PBS_ARRAY_ID", "12[].pbs"), ("PBS_ARRAY_INDEX", "2")], "PBS", 2, "12[].pbs"),
         (&[("LSB_JOBID", "71"), ("LSB_JOBINDEX", "3")], "LSF", 2, "71"),
         (&[("JOB_ID", "9"), ("SGE_TASK_ID", "1")], "Grid Engine", 0, "9"),
@@ -402,7 +405,7 @@ fn half_of_what_a_launcher_sets_is_refused_by_name() {
         };
         all.iter().filter_map(other).collect()
     }
-    let all: [(&[(&str, &str)], &[&str]); 5] = [
+    let all: [(Variables, &[&str]); 5] = [
         (
             OPEN_MPI,
             &[
