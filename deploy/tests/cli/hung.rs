@@ -148,3 +148,19 @@ fn a_leader_that_lives_and_is_slow_is_asked_about_and_not_left() {
     let (_, streams) = acknowledged(&acks);
     assert_eq!(streams.len(), 3, "one stream a shard, from the beginning to the end: {streams:?}");
 }
+
+/// A server takes a lane for broken after 3 s without a byte. That is no mistake of the worker's.
+#[test]
+fn a_stopped_worker_goes_on_after_seconds_on_other_streams() {
+    for transport in ["auto", "tcp"] {
+        let body = digits("bsp", 1, 60) + &format!("grace_ms = 120000\ntransport = \"{transport}\"\n");
+        let l = Launcher::training(&body, 1);
+        let worker = pid_of(&l.run_dir, "paraft worker");
+        kill(worker, Signal::SIGSTOP).expect("it is there");
+        wait("all of its threads to stand", || stands(worker));
+        std::thread::sleep(Duration::from_secs(6));
+        kill(worker, Signal::SIGCONT).expect("it is there");
+        let (code, _, said) = l.output();
+        assert_eq!(code, Some(0), "{transport}: {said}");
+    }
+}

@@ -33,7 +33,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// Bound on the replies that wait for a slow reader, besides those for each bucket.
 const REPLY_QUEUE: usize = 64;
@@ -44,9 +44,10 @@ pub(super) const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKE
 /// Pause between two checks of that bound.
 pub(super) const INIT_PAUSE: Duration = Duration::from_millis(1);
 
-/// The refusal for an unreadable message or a broken connection.
-fn unreadable(status: Status) -> RefusalKind {
-    RefusalKind::Unreadable(status.message().to_string())
+/// The refusal of a message that cannot be read; `None`: the connection is broken or its peer is silent, which is no
+/// mistake. The stream ends then, and the worker opens another.
+fn unreadable(status: &Status) -> Option<RefusalKind> {
+    (status.code() == Code::InvalidArgument).then(|| RefusalKind::Unreadable(status.message().to_string()))
 }
 
 /// What a stream answers: a refusal before it is open, or the leader's replies.
@@ -144,7 +145,10 @@ impl ShardsService {
         visitor: Option<Visitor>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
-        let first = self.opened(inbound.message()).await?.map_err(unreadable)?;
+        let first = match self.opened(inbound.message()).await? {
+            Ok(first) => first,
+            Err(status) => return unreadable(&status).map_or(Ok(()), |refusal| Err(refusal.into())),
+        };
         let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
@@ -244,9 +248,8 @@ impl ShardsService {
                 Ok(Some(m)) => m,
                 Ok(None) => break,
                 Err(status) => {
-                    // On a broken connection nothing receives the refusal.
-                    if let Some(tx) = weak.upgrade() {
-                        let _ = tx.try_send(Reply::Refused(unreadable(status).into()));
+                    if let (Some(refusal), Some(tx)) = (unreadable(&status), weak.upgrade()) {
+                        let _ = tx.try_send(Reply::Refused(refusal.into()));
                     }
                     break;
                 }

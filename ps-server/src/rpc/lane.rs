@@ -7,7 +7,9 @@ use super::{
 use crate::connections::{Lane, Visitor, watched};
 use futures::{Stream, StreamExt};
 use paraft_lanes::{
-    DENIED, LaneError, Pool, Purpose, Receiver, answer, send,
+    DENIED, LaneError, Pool, Purpose, Receiver, answer,
+    frame::FrameError,
+    send,
     shared::{ReadHalf, Shared, WriteHalf},
 };
 use paraft_proto::{Incoming, PeerRequest, ToShard, WithBulk, bulk::Bulk, limits};
@@ -91,6 +93,18 @@ impl Lanes {
         limit: usize,
     ) -> impl Stream<Item = Result<WithBulk<M>, Status>> + Send + use<M> {
         let messages = Receiver::new(read, limit, self.pool.clone());
-        messages.map(|m| m.map_err(|e| Status::unavailable(e.to_string())))
+        messages.map(|m| m.map_err(|e| status(&e)))
+    }
+}
+
+/// As gRPC has it: a message that cannot be read is the peer's mistake, the end of a connection is not.
+fn status(e: &LaneError) -> Status {
+    match e {
+        LaneError::Frame(FrameError::CutShort)
+        | LaneError::Io(_)
+        | LaneError::Silent(_)
+        | LaneError::Refused(_)
+        | LaneError::NoLanes => Status::unavailable(e.to_string()),
+        LaneError::Frame(_) => Status::invalid_argument(e.to_string()),
     }
 }
