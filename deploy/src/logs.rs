@@ -8,6 +8,7 @@ use paraft_fleet::{
     failure::Failure,
     fleet::JOB_FILE,
     out,
+    run_dir::held,
     targets::{self, Target, target},
 };
 use paraft_proto::JobInfo;
@@ -84,6 +85,8 @@ pub fn run(args: &LogsArgs) -> Result<i32, Failure> {
             Ok(job) => job.ended_ms > 0,
             // The servers that a launcher has started end with its run.
             Err(_) if own.is_some_and(has_end) => true,
+            // Its launcher has ended them and is about to write the end.
+            Err(_) if own.is_some_and(|run| held(run).is_some()) => false,
             Err(e) => return Err(e),
         };
         shown.more(&folder);

@@ -23,17 +23,25 @@ pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
     let dir = &args.run_dir;
     let file = dir.join(METRICS_FILE);
     let events = read_events(&file).map_err(|e| unreadable(e, dir))?;
-    let has_end = events.iter().any(|e| matches!(e, Event::Summary(_)));
+    let has_summary = events.iter().any(|e| matches!(e, Event::Summary(_)));
+    let end = events.iter().rev().find_map(|e| match e {
+        Event::End(end) => Some(end.reason.clone()),
+        Event::Diverged(d) => Some(d.reason.clone()),
+        _ => None,
+    });
     let record = RunRecord::from_events(events)
         .ok_or_else(|| unreadable(RecordError::NoRun { path: file.clone() }, dir))?;
     tell(&record, dir, args.json)?;
-    if !has_end {
-        let why = match held(dir) {
-            Some(_) => "the run is still going on; ask again after its end",
-            None if !record.run.founding.is_empty() => "only a launcher writes one, and this run had none",
-            None => "the launcher was killed or failed, or the run still goes on",
+    if !has_summary {
+        let why = match (held(dir), end) {
+            (Some(_), _) => "no end: the run is still going on; ask again after its end".into(),
+            (None, Some(reason)) => format!("no summary: the run was ended by: {reason}"),
+            (None, None) if !record.run.founding.is_empty() => {
+                "no end: only a launcher writes one, and this run had none".into()
+            }
+            (None, None) => "no end: the launcher was killed, or the run still goes on".to_string(),
         };
-        eprintln!("note: {}: the record has no end: {why}", file.display());
+        eprintln!("note: {}: the record has {why}", file.display());
         if record.shards.is_empty() {
             eprintln!("      what the servers count (delays, bytes, processor time) is missing");
         }

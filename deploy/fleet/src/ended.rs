@@ -20,11 +20,11 @@ use std::{
 pub enum EndState {
     /// It trained all that it was to train.
     Finished,
-    /// It ended in order before that: by `paraft stop`, or by its rule of early stopping.
+    /// It ended in order before that: by `paraft stop`, the first Ctrl-C, or its rule of early stopping.
     Stopped,
     /// A process failed, or the loss became NaN; with the reason.
     Failed(String),
-    /// Its launcher received a signal; with the reason.
+    /// A signal ended it at once; with the reason.
     Interrupted(String),
     /// Its launcher is gone and has not recorded an end: it was killed, or its host was.
     NoEnd,
@@ -101,11 +101,11 @@ impl EndedRun {
         let path = dir.join(METRICS_FILE);
         let events = read_events(&path).map_err(|e| unreadable(&e, dir))?;
         let mut has_summary = false;
-        let mut end = None;
+        let (mut end, mut diverged) = (None, None);
         for event in &events {
             match event {
                 Event::Summary(_) => has_summary = true,
-                Event::Diverged(d) => end = end.or(Some(EndState::Failed(d.reason.clone()))),
+                Event::Diverged(d) => diverged = Some(d.reason.clone()),
                 Event::End(e) => {
                     let state = match e.how {
                         EndKind::Failed => EndState::Failed(e.reason.clone()),
@@ -127,11 +127,13 @@ impl EndedRun {
         let summary = record.summarize();
         let job = Job::load(&dir.join(JOB_FILE), &[]).ok();
         let total_steps = total_steps(&record.run, job.as_ref());
-        let state = match end {
+        let state = match (diverged, end) {
+            // A comparison writes the totals of such a run too.
+            (Some(why), _) => EndState::Failed(why),
             _ if has_summary && trained_all(&record, &summary, steps, total_steps) => EndState::Finished,
             _ if has_summary => EndState::Stopped,
-            Some(end) => end,
-            None => EndState::NoEnd,
+            (None, Some(end)) => end,
+            (None, None) => EndState::NoEnd,
         };
         let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
         let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
@@ -178,10 +180,11 @@ impl EndedRun {
             true => self.dir.as_path(),
             false => newest.as_path(),
         };
-        let from = from.display();
+        let quoted = |path: &Path| paraft_engines::fleet::quoted(&path.to_string_lossy());
+        let from = quoted(from);
         Some(match (self.run.of_script(), &self.job) {
             (true, _) => format!("paraft launch --resume={from} SCRIPT"),
-            (false, Some(_)) => format!("paraft train {} --resume {from}", self.dir.join(JOB_FILE).display()),
+            (false, Some(_)) => format!("paraft train {} --resume {from}", quoted(&self.dir.join(JOB_FILE))),
             (false, None) => format!("paraft train JOB --resume {from}"),
         })
     }
@@ -263,7 +266,8 @@ fn trained_all(record: &RunRecord, summary: &Summary, steps: u64, total_steps: O
     let run = &record.run;
     // A script alone knows its end.
     let unknown = run.samples_budget == 0;
-    let passes = run.epochs > 0 && record.evals.iter().any(|e| e.epoch >= run.epochs);
+    // A stopped run is evaluated at its end too, within the epoch that it was in.
+    let passes = run.epochs > 0 && record.evals.iter().any(|e| !e.is_final && e.epoch >= run.epochs);
     unknown
         || passes
         || summary.samples >= run.samples_budget

@@ -2,7 +2,7 @@
 
 use super::*;
 use paraft_common::{Step, WorkerId};
-use paraft_record::{Diverged, End, MetricsWriter, Train};
+use paraft_record::{Diverged, End, Eval, MetricsWriter, Train};
 
 /// A run of 100 steps with two workers, of which this many are trained, with these last lines.
 fn run_of(steps: u64, last: &[Event]) -> tempfile::TempDir {
@@ -13,6 +13,7 @@ fn run_of(steps: u64, last: &[Event]) -> tempfile::TempDir {
         workers: 2,
         batch: 16,
         samples_budget: 100 * 16 * 2,
+        epochs: 1,
         ..Run::default()
     };
     let train = |worker| Train {
@@ -33,15 +34,18 @@ fn the_end_of_the_record_decides_how_a_run_ended() {
     let summary = Event::Summary(Summary::default());
     let end = |how| Event::End(End { wall: 0.0, how, reason: "why".into() });
     let nan = Event::Diverged(Diverged { wall: 0.0, reason: "a NaN".into() });
+    // What a worker evaluates at its end, in the epoch that it is in.
+    let last_eval = Event::Eval(Eval { epoch: 1, is_final: true, ..Eval::default() });
     for (steps, last, state) in [
-        (100, Some(summary.clone()), EndState::Finished),
-        (40, Some(summary), EndState::Stopped),
-        (40, Some(end(EndKind::Failed)), EndState::Failed("why".into())),
-        (40, Some(end(EndKind::Interrupted)), EndState::Interrupted("why".into())),
-        (40, Some(nan), EndState::Failed("a NaN".into())),
-        (100, None, EndState::NoEnd),
+        (100, vec![summary.clone()], EndState::Finished),
+        (40, vec![last_eval, summary.clone()], EndState::Stopped),
+        (40, vec![end(EndKind::Failed)], EndState::Failed("why".into())),
+        (40, vec![end(EndKind::Interrupted)], EndState::Interrupted("why".into())),
+        (40, vec![nan.clone()], EndState::Failed("a NaN".into())),
+        (40, vec![nan, summary], EndState::Failed("a NaN".into())),
+        (100, vec![], EndState::NoEnd),
     ] {
-        let scratch = run_of(steps, last.as_slice());
+        let scratch = run_of(steps, &last);
         let run = EndedRun::read(scratch.path()).expect("a run");
         assert_eq!((run.steps, run.total_steps), (steps, Some(100)));
         assert_eq!(has_end(scratch.path()), state != EndState::NoEnd, "{state:?}");

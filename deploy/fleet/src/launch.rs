@@ -140,7 +140,7 @@ fn run(
     quiet: bool,
     interrupted: &AtomicI32,
     extras: Extras,
-    mut stop: Stop,
+    stop: Stop,
 ) -> Result<Launched, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
@@ -158,7 +158,6 @@ fn run(
     absolute_paths(&mut resolved)?;
     script::check(&resolved.cluster.script)?;
     checkpoints::try_out(&resolved, Some(dir))?;
-    let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     // Invalid data and impossible models fail here, before any process starts.
     let mut submitted = None;
     let (told, of) = (!extras.of_many, extras.of.clone());
@@ -169,100 +168,131 @@ fn run(
         submitted = Some(s);
         Ok(())
     })?;
-    let of_many = extras.of_many;
-    if let Some(note) = resolved.oversubscribes(processors).filter(|_| !of_many) {
-        eprintln!("{note}");
+    let begun = Begun { job: &resolved, dir, resume, quiet, interrupted, stop };
+    match begun.train(extras, submitted, &mut record) {
+        Ok(interrupted) => Ok(Launched { record: record.close(dir)?, interrupted }),
+        Err(e) => {
+            record.failed(&e, dir);
+            Err(e)
+        }
     }
+}
 
-    if extras.trace.is_some() {
-        let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of an earlier run in this folder
-    }
-    let wanted = Wanted::of(&resolved, dir);
-    let mut fleet = match &submitted {
-        Some(s) => Fleet::on(&s.servers, dir, extras)?,
-        None => {
-            let fleet = Fleet::servers(&resolved, dir, extras)?;
-            pages::say(&fleet.addresses);
-            fleet
+/// A run whose record has its first line.
+struct Begun<'a> {
+    job: &'a Job,
+    dir: &'a Path,
+    resume: Option<&'a Path>,
+    quiet: bool,
+    interrupted: &'a AtomicI32,
+    stop: Stop,
+}
+
+impl Begun<'_> {
+    /// Trains up to the end of the fleet; whether the user has stopped it.
+    fn train(
+        self,
+        extras: Extras,
+        submitted: Option<Submitted>,
+        record: &mut Record,
+    ) -> Result<bool, Failure> {
+        let Self { job: resolved, dir, resume, quiet, interrupted, mut stop } = self;
+        let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+        let of_many = extras.of_many;
+        if let Some(note) = resolved.oversubscribes(processors).filter(|_| !of_many) {
+            eprintln!("{note}");
         }
-    };
-    let servers_file = dir.join(SERVERS_FILE);
-    fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
-    record.before(ask_all(&fleet.addresses, false));
-    fleet.start_workers(&resolved, resume, quiet)?;
-    if let Some(path) = resume.filter(|_| !of_many) {
-        let step = record.run.resumed_step.map_or(0, |s| s.0);
-        eprintln!("resuming from step {step}, {}", path.display());
-    }
-    let leased = resolved.train.sampler == SamplerKind::Leased;
-    // A script prints its own progress.
-    let scripts = !resolved.cluster.script.is_empty();
-    let mut progress = Progress::new(&record.run, leased, quiet || scripts);
-    let mut tail = Tail::new(dir.join(METRICS_FILE));
-    let mut watch = Watch::new(&resolved, wanted);
-    loop {
-        let number = interrupted.load(Relaxed);
-        let is_interrupt = number == Signal::SIGINT as i32;
-        let mut ends_by = None;
-        if is_interrupt && fleet.workers.iter().any(|w| w.has_terminal()) {
-            // The terminal has sent the signal to the script too, which may run a debugger: the
-            // script's end decides.
-            let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
-        } else if is_interrupt && let Some(note) = stop.begin(&fleet.addresses, &resolved.name) {
-            // The next signal is the second.
-            let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
-            progress.note(&note);
-        } else if number != 0 {
-            ends_by = Some(number);
-        } else if let Some(why) = stop.failed() {
-            progress.note(&format!("warning: {why}; everything ends at once"));
-            ends_by = Some(Signal::SIGINT as i32);
+
+        if extras.trace.is_some() {
+            let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of an earlier run in this folder
         }
-        if let Some(number) = ends_by {
-            fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
-            record.killed();
-            return Err(ended_by(number));
-        }
-        fleet.follow_faults();
-        let events = tail.poll()?;
-        watch.follow(&events);
-        progress.update(&events);
-        record.tracked.notes().iter().for_each(|note| progress.note(note));
-        match watch.look(&mut fleet, &mut record.writer, &progress) {
-            Ok(true) => break,
-            Ok(false) => {}
-            Err(e) => {
-                if e.diverged() {
-                    record.writer.write(&diverged(wall(), &e))?;
-                }
-                if stop.has_begun() {
-                    // Workers that had not joined yet are refused by a stopped job.
-                    progress.note(&format!("warning: {}", e.message()));
-                    record.killed();
-                    return Err(ended_by(Signal::SIGINT as i32));
-                }
-                return Err(e);
+        let wanted = Wanted::of(resolved, dir);
+        let mut fleet = match &submitted {
+            Some(s) => Fleet::on(&s.servers, dir, extras)?,
+            None => {
+                let fleet = Fleet::servers(resolved, dir, extras)?;
+                pages::say(&fleet.addresses);
+                fleet
             }
+        };
+        let servers_file = dir.join(SERVERS_FILE);
+        fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
+        record.before(ask_all(&fleet.addresses, false));
+        fleet.start_workers(resolved, resume, quiet)?;
+        if let Some(path) = resume.filter(|_| !of_many) {
+            let step = record.run.resumed_step.map_or(0, |s| s.0);
+            eprintln!("resuming from step {step}, {}", path.display());
         }
-        std::thread::sleep(Duration::from_millis(20));
+        let leased = resolved.train.sampler == SamplerKind::Leased;
+        // A script prints its own progress.
+        let scripts = !resolved.cluster.script.is_empty();
+        let mut progress = Progress::new(&record.run, leased, quiet || scripts);
+        let mut tail = Tail::new(dir.join(METRICS_FILE));
+        let mut watch = Watch::new(resolved, wanted);
+        loop {
+            let number = interrupted.load(Relaxed);
+            let is_interrupt = number == Signal::SIGINT as i32;
+            let mut ends_by = None;
+            if is_interrupt && fleet.workers.iter().any(|w| w.has_terminal()) {
+                // The terminal has sent the signal to the script too, which may run a debugger: the
+                // script's end decides.
+                let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
+            } else if is_interrupt && let Some(note) = stop.begin(&fleet.addresses, resolved.name) {
+                // The next signal is the second.
+                let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
+                progress.note(&note);
+            } else if number != 0 {
+                ends_by = Some(number);
+            } else if let Some(why) = stop.failed() {
+                progress.note(&format!("warning: {why}; everything ends at once"));
+                ends_by = Some(Signal::SIGINT as i32);
+            }
+            if let Some(number) = ends_by {
+                fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
+                record.killed();
+                return Err(ended_by(number));
+            }
+            fleet.follow_faults();
+            let events = tail.poll()?;
+            watch.follow(&events);
+            progress.update(&events);
+            record.tracked.notes().iter().for_each(|note| progress.note(note));
+            match watch.look(&mut fleet, &mut record.writer, &progress) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(e) => {
+                    if e.diverged() {
+                        record.writer.write(&diverged(wall(), &e))?;
+                    }
+                    if stop.has_begun() {
+                        // Workers that had not joined yet are refused by a stopped job.
+                        progress.note(&format!("warning: {}", e.message()));
+                        record.killed();
+                        return Err(ended_by(Signal::SIGINT as i32));
+                    }
+                    return Err(e);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        progress.update(&tail.poll()?);
+        progress.finish();
+        let after = ask_all(&fleet.addresses, false);
+        if let Some(why) = has_stopped(&after, resolved, stop.has_begun()).filter(|_| !quiet) {
+            progress.note(&why);
+        }
+        record.end(&after, resolved)?;
+        fleet.stop();
+        if let Some(submitted) = submitted {
+            submitted.finished();
+        }
+        // The run is over, and its results are in the record and in the weights. Logs remain for `paraft
+        // replay`.
+        if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
+            (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
+        }
+        Ok(stop.has_begun())
     }
-    progress.update(&tail.poll()?);
-    progress.finish();
-    let after = ask_all(&fleet.addresses, false);
-    if let Some(why) = has_stopped(&after, &resolved, stop.has_begun()).filter(|_| !quiet) {
-        progress.note(&why);
-    }
-    record.end(&after, &resolved)?;
-    fleet.stop();
-    if let Some(submitted) = submitted {
-        submitted.finished();
-    }
-    // The run is over, and its results are in the record and in the weights. Logs remain for `paraft
-    // replay`.
-    if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
-        (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
-    }
-    Ok(Launched { record: record.close(dir)?, interrupted: stop.has_begun() })
 }
 
 /// The reply of a server to a query.

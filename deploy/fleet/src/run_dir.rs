@@ -144,6 +144,8 @@ impl RunDir {
         if let Some(kept) = &held.aside {
             eprintln!("the record of the run so far is {}", kept.display());
         }
+        // Nothing is to be asked of the servers of the run so far.
+        let _ = fs::remove_file(dir.join(crate::files::SERVERS_FILE));
         for folder in (0..).map(|id| server_data(dir, id)).take_while(|f| f.exists()) {
             move_aside(&folder)?;
         }

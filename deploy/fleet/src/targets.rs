@@ -10,7 +10,10 @@ use crate::{
     submitted,
 };
 use paraft_common::check_address;
-use paraft_record::{METRICS_FILE, begin::LAUNCHER_LOCK};
+use paraft_record::{
+    METRICS_FILE,
+    begin::{LAUNCHER_LOCK, is_held},
+};
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -89,6 +92,11 @@ fn find(of: Option<&Path>, servers: &[String]) -> Result<Found, Failure> {
             Err(e) if e.kind() == ErrorKind::NotFound && has_ended_without_servers(of) => {
                 return Ok(Found::Ended(of.to_path_buf()));
             }
+            Err(e) if e.kind() == ErrorKind::NotFound && held(of).is_some() => {
+                let why = format!("{}: that run has no servers yet", of.display());
+                return Err(Failure::new(exit::UNAVAILABLE, why)
+                    .help("it is starting, or it is a simulation: ask again in a moment"));
+            }
             list => list.map_err(|e| {
                 Failure::new(exit::CONFIG, format!("{}: {e}", path.display()))
                     .help("that folder holds no run")
@@ -163,13 +171,15 @@ fn has_ended(run: &Path, servers: &[String]) -> bool {
     };
     let (are_its_own, has_end) = (server_log(run, 0).exists(), has_end(run));
     // Another fleet may listen on the ports of a run that ended long ago.
-    held(run).is_none() && (are_its_own && has_end || (are_its_own || has_end) && servers.iter().all(refuses))
+    // The lock of a comparison is not that of its parts, of which some may be over.
+    !is_held(run) && are_its_own && has_end
+        || held(run).is_none() && (are_its_own || has_end) && servers.iter().all(refuses)
 }
 
 /// Likewise for a run without a list of servers.
 fn has_ended_without_servers(run: &Path) -> bool {
     let had_launcher = run.join(LAUNCHER_LOCK).exists() && run.join(METRICS_FILE).exists();
-    held(run).is_none() && (had_launcher || has_end(run))
+    !is_held(run) && has_end(run) || held(run).is_none() && had_launcher
 }
 
 fn ended(run: &Path) -> Failure {

@@ -71,8 +71,9 @@ pub fn first(
     fs::write(&servers_file, part.fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     record.before(ask_all(&part.fleet.addresses, false));
     let code = part.train(interrupted, || all.all_ended()).inspect_err(|e| {
-        if interrupted.load(Relaxed) != 0 {
-            record.killed();
+        match interrupted.load(Relaxed) {
+            0 => record.failed(e, dir),
+            _ => record.killed(),
         }
         all.end(Some(e.code()));
     })?;

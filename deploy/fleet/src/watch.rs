@@ -96,27 +96,8 @@ impl<'a> Watch<'a> {
 
     /// Returns true when all workers have ended. A killed process is restarted while
     /// `cluster.max_restarts` allows it; otherwise it is lost and the others continue. A worker that
-    /// fails with an error ends the run, since the others would fail alike; the record says so.
+    /// fails with an error ends the run, since the others would fail alike.
     pub(crate) fn look(
-        &mut self,
-        fleet: &mut Fleet,
-        writer: &mut MetricsWriter,
-        progress: &Progress,
-    ) -> Result<bool, Failure> {
-        let looked = self.look_at(fleet, writer, progress);
-        // The launcher records a NaN as such.
-        if let Err(e) = &looked
-            && !e.diverged()
-        {
-            let reason = e.message().to_string();
-            // The failure itself counts more than that it can't be recorded.
-            let _ =
-                writer.write(&Event::End(event::End { wall: wall(), how: event::EndKind::Failed, reason }));
-        }
-        looked
-    }
-
-    fn look_at(
         &mut self,
         fleet: &mut Fleet,
         writer: &mut MetricsWriter,

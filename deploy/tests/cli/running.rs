@@ -358,7 +358,7 @@ fn stopping_a_run_on_its_own_fleet_stops_the_servers() {
 #[test]
 fn training_survives_a_killed_server_in_every_mode() {
     for mode in ["bsp", "ssp:2", "asp"] {
-        let l = Launcher::training(&digits(mode, 3, 60), 10);
+        let l = Launcher::training(&digits(mode, 3, 60), 25);
         let (_scratch, dir) = (l.keep(), l.run_dir.clone());
         kill(pid_of(&dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
         let (code, out, err) = l.output();

@@ -57,6 +57,16 @@ impl Record {
         let _ = self.writer.write(&Event::End(event::End { wall: wall(), how, reason }));
     }
 
+    /// The run has failed.
+    pub(crate) fn failed(&mut self, e: &Failure, dir: &Path) {
+        if crate::ended::has_end(dir) {
+            return;
+        }
+        let (how, reason) = (event::EndKind::Failed, e.message().to_string());
+        // The failure itself counts more than that it can't be recorded.
+        let _ = self.writer.write(&Event::End(event::End { wall: wall(), how, reason }));
+    }
+
     /// Stores the servers' replies from before the training.
     pub(crate) fn before(&mut self, answers: Vec<Answer>) {
         self.before = answers;
