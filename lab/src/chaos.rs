@@ -77,7 +77,10 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
         }
     }
     let target = Target::find(args)?;
-    let record = target.record().map(MetricsWriter::append).transpose()?;
+    let record = target.record().and_then(|file| {
+        let opened = MetricsWriter::append(file);
+        opened.inspect_err(|e| eprintln!("warning: the run's record will not name the faults: {e}")).ok()
+    });
     let mut chaos = Chaos {
         args,
         target,

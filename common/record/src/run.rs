@@ -251,6 +251,7 @@ impl RunRecord {
         for incident in &self.incidents {
             match incident.what {
                 IncidentKind::ServerEnded { .. } => servers_lost += 1,
+                IncidentKind::LeaderChanged { handed_over: true, .. } => {}
                 IncidentKind::LeaderChanged { stall_seconds, .. } => {
                     leaders_elected += 1;
                     longest_stall_seconds =

@@ -92,16 +92,18 @@ fn incident(what: &IncidentKind) -> Option<(MomentKind, String, String)> {
     let none = String::new;
     Some(match what {
         IncidentKind::ServerEnded { server, how, restarts, .. } => {
-            let then = if *restarts { "it is started again" } else { "it is not started again" };
+            let then = if *restarts { "it is started again" } else { "the launcher does not start it again" };
             (MomentKind::Server, format!("server {} {how}; {then}", server.0), none())
         }
         IncidentKind::ServerBack { server, seconds } => {
             (MomentKind::Server, format!("server {} is back", server.0), format!("away for {seconds:.1} s"))
         }
-        IncidentKind::LeaderChanged { shard, from, to, stall_seconds, .. } => {
-            let text = match from == to {
-                true => format!("server {} leads shard {} again", to.0, shard.0),
-                false => format!("server {} leads shard {} instead of server {}", to.0, shard.0, from.0),
+        IncidentKind::LeaderChanged { shard, from, to, stall_seconds, handed_over, .. } => {
+            let (shard, from, to) = (shard.0, from.0, to.0);
+            let text = match (from == to, handed_over) {
+                (true, _) => format!("server {to} leads shard {shard} again"),
+                (false, true) => format!("server {from} handed shard {shard} over to server {to}"),
+                (false, false) => format!("server {to} leads shard {shard} instead of server {from}"),
             };
             let cost = stall_seconds.map(|s| format!("stall of {s:.2} s"));
             (MomentKind::Leader, text, cost.unwrap_or_default())

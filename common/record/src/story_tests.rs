@@ -18,7 +18,10 @@ fn each_kind_of_incident_is_said_in_words() {
         signal: Some(9),
         restarts,
     };
-    assert_eq!(of(ended(false)).unwrap(), "server 0 was ended by SIGKILL; it is not started again");
+    assert_eq!(
+        of(ended(false)).unwrap(),
+        "server 0 was ended by SIGKILL; the launcher does not start it again"
+    );
     assert_eq!(of(ended(true)).unwrap(), "server 0 was ended by SIGKILL; it is started again");
     let back = IncidentKind::ServerBack { server, seconds: 1.25 };
     assert!(of(back).unwrap().starts_with("server 0 is back (away for 1.2"));
@@ -28,6 +31,7 @@ fn each_kind_of_incident_is_said_in_words() {
         to: ServerId(to),
         term: 3,
         stall_seconds,
+        handed_over: false,
     };
     assert_eq!(
         of(elected(1, Some(0.08))).unwrap(),
@@ -70,6 +74,7 @@ fn an_incident_is_one_flat_line_and_an_unknown_one_is_read() {
         to: ServerId(1),
         term: 3,
         stall_seconds: Some(0.08),
+        handed_over: false,
     };
     let event = Event::Incident(Incident { wall: 7.5, what });
     let line = serde_json::to_string(&event).unwrap();

@@ -172,6 +172,7 @@ fn broken() -> RunRecord {
                 to: ServerId(1),
                 term: 2,
                 stall_seconds: Some(0.08),
+                handed_over: false,
             },
         ),
         at(8.0, IncidentKind::ServerBack { server, seconds: 1.0 }),

@@ -237,7 +237,7 @@ impl Begun<'_> {
                 // The terminal has sent the signal to the script too, which may run a debugger: the
                 // script's end decides.
                 let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
-            } else if is_interrupt && let Some(note) = stop.begin(&fleet.addresses, resolved.name) {
+            } else if is_interrupt && let Some(note) = stop.begin(&fleet.addresses, &resolved.name) {
                 // The next signal is the second.
                 let _ = interrupted.compare_exchange(number, 0, Relaxed, Relaxed);
                 progress.note(&note);

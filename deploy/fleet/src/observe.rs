@@ -10,11 +10,10 @@ use paraft_record::{Incident, IncidentKind, SwitchedBy};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-/// The poll interval until all of the job's shards have leaders.
+/// The poll interval until all of the job's shards have leaders, for [`PATIENCE`] at most: a script may prepare data first.
 const FIRST: Duration = Duration::from_millis(100);
 /// The poll interval of a healthy fleet.
 const SLOW: Duration = Duration::from_secs(1);
@@ -30,9 +29,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// A job's watched servers, until drop.
 pub(crate) struct Observer {
     /// Servers whose process has ended, and when that was noticed.
-    ended: Option<Sender<(ServerId, Instant)>>,
+    ended: Sender<(ServerId, Instant)>,
     seen: Receiver<Incident>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Observer {
@@ -57,17 +55,15 @@ impl Observer {
                 }
             }
         };
-        // Without a thread the record has no elections.
-        let thread = std::thread::Builder::new().name("observer".into()).spawn(work).ok();
-        Self { ended: Some(ended), seen, thread }
+        // It ends by itself when this is dropped. Without a thread the record has no elections.
+        let _ = std::thread::Builder::new().name("observer".into()).spawn(work);
+        Self { ended, seen }
     }
 
     /// The process of this server has just ended.
     pub(crate) fn ended(&self, server: ServerId) {
-        if let Some(ended) = &self.ended {
-            // Without its thread nobody listens.
-            let _ = ended.send((server, Instant::now()));
-        }
+        // Without its thread nothing listens.
+        let _ = self.ended.send((server, Instant::now()));
     }
 
     /// Takes what it has seen since the last call.
@@ -76,22 +72,17 @@ impl Observer {
     }
 }
 
-impl Drop for Observer {
-    fn drop(&mut self) {
-        self.ended.take();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 /// What is known of a job's servers.
 struct View {
     job: String,
     /// The leader of each shard, and its term.
     leaders: BTreeMap<u32, (ServerId, u64)>,
+    began: Instant,
     /// When the latest shard got its first leader: the others follow soon.
     newest: Option<Instant>,
+    /// Since when a leader has changed whose server does not answer: its process may have ended, which the launcher is
+    /// about to notice.
+    doubted: Option<Instant>,
     /// Servers that led shards when their process ended, and those shards that have no new leader.
     mourned: BTreeMap<ServerId, (Instant, BTreeSet<u32>)>,
     /// Servers that have not answered since their process ended.
@@ -103,7 +94,8 @@ struct View {
 impl View {
     fn new(job: String) -> Self {
         let (leaders, mourned, away) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { job, leaders, newest: None, mourned, away, mode: None }
+        let (began, newest, doubted) = (Instant::now(), None, None);
+        Self { job, leaders, began, newest, doubted, mourned, away, mode: None }
     }
 
     /// The time until the next query.
@@ -111,7 +103,14 @@ impl View {
         let waits = |since: &Instant| now.duration_since(*since) < PATIENCE;
         match (self.mourned.values().any(|(since, _)| waits(since)), self.away.values().any(waits)) {
             (true, _) => FAST,
-            _ if self.newest.as_ref().is_none_or(|at| now.duration_since(*at) < SLOW) => FIRST,
+            _ if self.doubted.is_some() => FAST,
+            _ if match self.newest {
+                Some(at) => now.duration_since(at) < SLOW,
+                None => now.duration_since(self.began) < PATIENCE,
+            } =>
+            {
+                FIRST
+            }
             (false, true) => MEDIUM,
             (false, false) => SLOW,
         }
@@ -143,6 +142,8 @@ impl View {
                 }
             }
         }
+        let answers = |server: ServerId| replies.iter().any(|r| r.server == server.0);
+        let mut doubts = false;
         for (shard, (to, s)) in &led {
             let Some((from, term)) = self.leaders.insert(*shard, (*to, s.term)) else {
                 // The first leader that is seen is no change.
@@ -151,6 +152,14 @@ impl View {
             };
             if s.term <= term {
                 self.leaders.insert(*shard, (from, term));
+                continue;
+            }
+            if !answers(from)
+                && !self.mourned.contains_key(&from)
+                && now.duration_since(*self.doubted.get_or_insert(now)) < SLOW
+            {
+                self.leaders.insert(*shard, (from, term));
+                doubts = true;
                 continue;
             }
             let mourned = self.mourned.get_mut(&from).filter(|(_, shards)| shards.contains(shard));
@@ -164,7 +173,11 @@ impl View {
                 to: *to,
                 term: s.term,
                 stall_seconds,
+                handed_over: from != *to && stall_seconds.is_none() && answers(from),
             });
+        }
+        if !doubts {
+            self.doubted = None;
         }
         self.mourned.retain(|_, (_, shards)| !shards.is_empty());
         happened.extend(led.get(&0).and_then(|(_, s)| self.switched(s)));
@@ -174,6 +187,10 @@ impl View {
     /// A switch of the mode since the last reply of shard 0's leader.
     fn switched(&mut self, s: &ShardStatus) -> Option<IncidentKind> {
         let now = (s.mode_number, s.mode.clone(), s.mode_auto.clone());
+        // A deposed leader may answer alone.
+        if self.mode.as_ref().is_some_and(|(number, ..)| s.mode_number < *number) {
+            return None;
+        }
         let (number, from, rule) = self.mode.replace(now)?;
         if s.mode_number <= number {
             return None;

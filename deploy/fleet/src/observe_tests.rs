@@ -45,15 +45,28 @@ fn an_ended_servers_shards_and_return_are_seen() {
         to: ServerId(1),
         term: 2,
         stall_seconds: Some(0.08),
+        handed_over: false,
     };
     assert_eq!(view.see(&[reply(1, vec![shard(0, 2, true), shard(1, 1, true)])], at), [elected]);
     assert_eq!(view.pause(at), MEDIUM, "it is still away");
     let back = IncidentKind::ServerBack { server: ServerId(0), seconds: 2.0 };
     let replies = [reply(0, vec![shard(0, 1, true)]), reply(1, vec![shard(0, 2, true)])];
     assert_eq!(view.see(&replies, now + Duration::from_secs(2)), [back], "its old term does not count");
-    // A leader that is deposed without an end has no known stall.
-    let again = view.see(&[reply(0, vec![shard(0, 3, true)])], now + Duration::from_secs(9));
-    assert!(matches!(again[..], [IncidentKind::LeaderChanged { stall_seconds: None, .. }]), "{again:?}");
+    // A leader that is deposed without an end has no known stall. Its process may have ended, which is known later.
+    let deposed = [reply(0, vec![shard(0, 3, true)])];
+    let at = now + Duration::from_secs(9);
+    assert_eq!(view.see(&deposed, at), []);
+    assert_eq!(view.pause(at), FAST);
+    let again = view.see(&deposed, at + SLOW);
+    let is_election = |i: &IncidentKind| {
+        matches!(i, IncidentKind::LeaderChanged { stall_seconds: None, handed_over: false, .. })
+    };
+    assert!(again.len() == 1 && again.iter().all(is_election), "{again:?}");
+    assert_eq!(view.pause(at + SLOW), SLOW);
+    // One that still answers has handed the shard over.
+    let moved = [reply(0, vec![]), reply(1, vec![shard(0, 4, true)])];
+    let moved = view.see(&moved, at + SLOW);
+    assert!(matches!(moved[..], [IncidentKind::LeaderChanged { handed_over: true, .. }]), "{moved:?}");
 }
 
 #[test]

@@ -287,7 +287,9 @@ impl<'a> Watch<'a> {
     fn record_observed(&mut self, fleet: &Fleet, writer: &mut MetricsWriter) -> Result<(), Failure> {
         let start = || Observer::start(fleet.addresses.clone(), self.job.name.clone());
         let seen = self.observer.get_or_insert_with(start).take();
-        for incident in seen.into_iter().filter(|_| self.started) {
+        let started = self.started;
+        let counts = |i: &Incident| started || matches!(i.what, IncidentKind::ServerBack { .. });
+        for incident in seen.into_iter().filter(counts) {
             writer.write(&Event::Incident(incident))?;
         }
         Ok(())

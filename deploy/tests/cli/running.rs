@@ -382,7 +382,7 @@ fn shows_the_killed_server(dir: &Path, summary: &Value) {
     let elected: Vec<_> =
         incidents.iter().filter(|e| e["what"] == "leader_changed" && e["from"] == 0).collect();
     assert!(!elected.is_empty(), "{incidents:?}");
-    assert!(elected.iter().all(|e| e["to"] != 0 && e["stall_seconds"].as_f64() > Some(0.0)), "{incidents:?}");
+    assert!(elected.iter().any(|e| e["to"] != 0 && e["stall_seconds"].as_f64() > Some(0.0)), "{incidents:?}");
     assert_eq!(summary["servers_lost"], 1, "{summary}");
     assert!(summary["leaders_elected"].as_u64() >= Some(1), "{summary}");
     assert!(summary["longest_stall_seconds"].as_f64() > Some(0.0), "{summary}");

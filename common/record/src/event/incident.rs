@@ -54,6 +54,9 @@ pub enum IncidentKind {
         /// launcher noticed them (to about 0.05 s). `None`: that process has not ended.
         #[serde(default)]
         stall_seconds: Option<f64>,
+        /// The leader before still answers: it has handed the shard over.
+        #[serde(default)]
+        handed_over: bool,
     },
     /// A worker that had ended or left was started again.
     WorkerBack {
