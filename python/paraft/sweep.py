@@ -481,7 +481,7 @@ class _Sweep:
 
     def _has(self, name: str) -> bool:
         """Whether the fleet has a job of this name; true also if it cannot be asked."""
-        command = [self._paraft, "jobs", "--of", self._to, "--json"]
+        command = [self._paraft, "jobs", self._to, "--json"]
         try:
             said = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True).stdout
             return any(job.get("job") == name and not job.get("released") for job in json.loads(said)["jobs"])
