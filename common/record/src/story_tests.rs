@@ -78,7 +78,7 @@ fn an_incident_is_one_flat_line_and_an_unknown_one_is_read() {
     };
     let event = Event::Incident(Incident { wall: 7.5, what });
     let line = serde_json::to_string(&event).unwrap();
-    let wanted = r#"{"event":"incident","wall":7.5,"what":"leader_changed","shard":2,"from":0,"to":1,"term":3,"stall_seconds":0.08}"#;
+    let wanted = r#"{"event":"incident","wall":7.5,"what":"leader_changed","shard":2,"from":0,"to":1,"term":3,"stall_seconds":0.08,"handed_over":false}"#;
     assert_eq!(line, wanted);
     assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
     let later = r#"{"event":"incident","wall":7.5,"what":"meteor","size":3}"#;
