@@ -39,7 +39,7 @@ pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
             (None, None) if !record.run.founding.is_empty() => {
                 "no end: only a launcher writes one, and this run had none".into()
             }
-            (None, None) => "no end: the launcher was killed, or the run still goes on".to_string(),
+            (None, None) => "no end: the launcher was killed, or the run has not ended".to_string(),
         };
         eprintln!("note: {}: the record has {why}", file.display());
         if record.shards.is_empty() {

@@ -141,8 +141,9 @@ pub fn train(
     }
     let interrupted = launch::interrupts();
     let trace = args.trace.then_some(args.trace_steps);
-    let extras = Extras { faults: args.faults, trace, on: args.on()?, ..Extras::default() };
-    let launched = launch::launch_stoppable(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
+    let extras =
+        Extras { faults: args.faults, trace, on: args.on()?, stops_on_interrupt: true, ..Extras::default() };
+    let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also for a failed run: the trace may show the cause.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
     let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
@@ -201,7 +202,7 @@ impl End<'_> {
         }
     }
 
-    /// The command that goes on from the last whole checkpoint, if there is one.
+    /// The command that continues from the last whole checkpoint, if there is one.
     fn command(&self) -> Option<String> {
         let folder = checkpoints::folder(self.job, Some(self.dir))?;
         Folder::new(&folder).newest_whole(None)?;

@@ -93,10 +93,22 @@ pub fn launch(
     quiet: bool,
     interrupted: &AtomicI32,
 ) -> Result<RunRecord, Failure> {
-    launch_with(job, dir, resume, quiet, interrupted, Extras::default())
+    launch_with(job, dir, resume, quiet, interrupted, Extras::default()).map(|launched| launched.record)
+}
+
+/// A run that has ended in order.
+pub struct Launched {
+    /// All of it.
+    pub record: RunRecord,
+    /// The user has stopped it by Ctrl-C.
+    pub interrupted: bool,
 }
 
 /// As [`launch`], with options.
+///
+/// # Errors
+///
+/// Those of the run; the interrupt, if a signal has ended it at once.
 pub fn launch_with(
     job: &Job,
     dir: &Path,
@@ -104,43 +116,6 @@ pub fn launch_with(
     quiet: bool,
     interrupted: &AtomicI32,
     extras: Extras,
-) -> Result<RunRecord, Failure> {
-    run(job, dir, resume, quiet, interrupted, extras, Stop::never()).map(|launched| launched.record)
-}
-
-/// A run that has come to its end.
-pub struct Launched {
-    /// All of it.
-    pub record: RunRecord,
-    /// The user has interrupted it, so its job was stopped.
-    pub interrupted: bool,
-}
-
-/// As [`launch_with`]; the first Ctrl-C stops the job, as `paraft stop` does. A job of scripts ends at once, as the script
-/// hears Ctrl-C too.
-///
-/// # Errors
-///
-/// Those of [`launch_with`]; after a second Ctrl-C, or if the job does not stop, the interrupt.
-pub fn launch_stoppable(
-    job: &Job,
-    dir: &Path,
-    resume: Option<&Path>,
-    quiet: bool,
-    interrupted: &AtomicI32,
-    extras: Extras,
-) -> Result<Launched, Failure> {
-    run(job, dir, resume, quiet, interrupted, extras, Stop::on_interrupt(job))
-}
-
-fn run(
-    job: &Job,
-    dir: &Path,
-    resume: Option<&Path>,
-    quiet: bool,
-    interrupted: &AtomicI32,
-    extras: Extras,
-    stop: Stop,
 ) -> Result<Launched, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
@@ -168,6 +143,8 @@ fn run(
         submitted = Some(s);
         Ok(())
     })?;
+    // A script hears Ctrl-C itself, and decides.
+    let stop = Stop::new(extras.stops_on_interrupt && resolved.cluster.script.is_empty());
     let begun = Begun { job: &resolved, dir, resume, quiet, interrupted, stop };
     match begun.train(extras, submitted, &mut record) {
         Ok(interrupted) => Ok(Launched { record: record.close(dir)?, interrupted }),

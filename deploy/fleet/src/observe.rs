@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The poll interval until all of the job's shards have leaders, for [`PATIENCE`] at most: a script may prepare data first.
+/// The poll interval until all of the job's shards have leaders, for [`FAST_TIMEOUT`] at most: a script may prepare data first.
 const FIRST: Duration = Duration::from_millis(100);
 /// The poll interval of a healthy fleet.
 const SLOW: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const MEDIUM: Duration = Duration::from_millis(250);
 /// The poll interval while a shard of an ended server has no new leader.
 const FAST: Duration = Duration::from_millis(20);
 /// After this time without a new leader, or without the server, polls are slow again.
-const PATIENCE: Duration = Duration::from_secs(10);
+const FAST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of a query; a stopped server does not answer.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -100,19 +100,19 @@ impl View {
 
     /// The time until the next query.
     fn pause(&self, now: Instant) -> Duration {
-        let waits = |since: &Instant| now.duration_since(*since) < PATIENCE;
-        match (self.mourned.values().any(|(since, _)| waits(since)), self.away.values().any(waits)) {
-            (true, _) => FAST,
-            _ if self.doubted.is_some() => FAST,
-            _ if match self.newest {
-                Some(at) => now.duration_since(at) < SLOW,
-                None => now.duration_since(self.began) < PATIENCE,
-            } =>
-            {
-                FIRST
-            }
-            (false, true) => MEDIUM,
-            (false, false) => SLOW,
+        let waits = |since: &Instant| now.duration_since(*since) < FAST_TIMEOUT;
+        let starts = match self.newest {
+            Some(at) => now.duration_since(at) < SLOW,
+            None => waits(&self.began),
+        };
+        if self.doubted.is_some() || self.mourned.values().any(|(since, _)| waits(since)) {
+            FAST
+        } else if starts {
+            FIRST
+        } else if self.away.values().any(waits) {
+            MEDIUM
+        } else {
+            SLOW
         }
     }
 

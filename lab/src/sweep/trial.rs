@@ -120,7 +120,8 @@ impl Sweep<'_> {
             let on = ExistingFleet { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };
-            match launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras) {
+            let launched = launch::launch_with(&job, &dir, resume.as_deref(), true, interrupted, extras);
+            match launched.map(|launched| launched.record) {
                 // A run that lost a worker was another job.
                 Ok(record) if !record.leaves.is_empty() => {
                     ended.why = "a worker was lost".into();

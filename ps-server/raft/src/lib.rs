@@ -1,7 +1,7 @@
-//! Raft. Only this module uses openraft, and it does not depend on what is replicated.
+//! Raft. Only this crate uses openraft, and it does not look into what is replicated.
 //!
 //! The rest of the server sees a [`Group`]: propose in order, get the outcome, watch the leader, wait until
-//! everything before this term is applied, change the members. No other module may use an openraft type or assume
+//! everything before this term is applied, change the members. No other crate may use an openraft type or assume
 //! that a local log exists: the outcome of a proposal is all that it gets.
 //!
 //! - `types`: the type configuration.

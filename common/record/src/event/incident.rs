@@ -66,7 +66,7 @@ pub enum IncidentKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rank: Option<u32>,
     },
-    /// Somebody has asked for another number of workers.
+    /// A user has asked for another number of workers.
     WorkersWanted {
         /// The number.
         workers: u32,

@@ -21,6 +21,8 @@ pub struct Extras {
     pub between: Option<Link>,
     /// The servers belong to an existing fleet.
     pub on: Option<ExistingFleet>,
+    /// The first Ctrl-C stops the job, as `paraft stop` does; not for scripts, which hear it themselves.
+    pub stops_on_interrupt: bool,
     /// One of many runs of a command: its notes are the same each time and are omitted.
     pub of_many: bool,
     /// The sweep that this run is a trial of, for trackers.

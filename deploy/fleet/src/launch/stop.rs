@@ -2,7 +2,6 @@
 
 use crate::{existing, process};
 use paraft_proto::{Refused, WireKind};
-use paraft_worker::Job;
 use std::{
     thread::{self, Builder, JoinHandle},
     time::{Duration, Instant},
@@ -19,7 +18,7 @@ pub(super) struct Stop {
 }
 
 struct Begun {
-    /// Until the fleet has taken or refused it. On a thread: the launcher goes on to restart servers, which the order may
+    /// Until the fleet has executed or refused it. On a thread: meanwhile the launcher restarts servers, which the order may
     /// need.
     order: Option<JoinHandle<Result<String, Refused>>>,
     deadline: Instant,
@@ -39,14 +38,9 @@ fn end(servers: &[String], job: &str) -> Result<String, Refused> {
 }
 
 impl Stop {
-    /// A run that every signal ends at once.
-    pub(super) fn never() -> Self {
-        Self { on_interrupt: false, begun: None }
-    }
-
-    /// A run that the first Ctrl-C stops. A script hears the signal itself, and decides.
-    pub(super) fn on_interrupt(job: &Job) -> Self {
-        Self { on_interrupt: job.cluster.script.is_empty(), begun: None }
+    /// Of a run that the first Ctrl-C stops, or else ends at once like every other signal.
+    pub(super) fn new(on_interrupt: bool) -> Self {
+        Self { on_interrupt, begun: None }
     }
 
     /// Tells the fleet to stop the job; returns what to say to the user. `None`: this interrupt ends the fleet.
