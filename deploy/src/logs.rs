@@ -123,7 +123,7 @@ fn folder_of(job: &JobInfo, own: Option<&Path>) -> Result<PathBuf, Failure> {
         return Ok(folder);
     }
     let why = match job.run.is_empty() {
-        true => format!("nobody has said where the workers of {} write", job.name),
+        true => format!("the folder of the logs of {} is not known", job.name),
         false => {
             format!("the logs of {} are in {} on {host}, which is no folder here", job.name, folder.display())
         }

@@ -129,12 +129,7 @@ pub fn at_moments(record: &RunRecord, walls: impl Iterator<Item = f64>) -> Vec<P
         *seconds = furthest;
     }
     let place = |wall: f64| {
-        let next = lines.partition_point(|l| l.0 <= wall);
-        let seconds = match (next.checked_sub(1).map(|i| lines[i]), lines.get(next)) {
-            (Some((w0, s0)), Some((w1, s1))) => s0 + (s1 - s0) * ((wall - w0) / (w1 - w0)).clamp(0.0, 1.0),
-            (Some((_, s0)), None) => s0,
-            (None, _) => 0.0,
-        };
+        let seconds = lines.first().filter(|l| l.0 <= wall).map_or(0.0, |_| interpolated(&lines, wall));
         Place { seconds, samples: fleet.samples_at(seconds) }
     };
     walls.map(place).collect()
@@ -169,20 +164,24 @@ impl Fleet {
     /// Samples of all workers when their clocks show `seconds`, interpolated linearly between their
     /// lines.
     fn samples_at(&self, seconds: f64) -> f64 {
-        let one = |track: &Vec<(f64, f64)>| {
-            let next = track.partition_point(|p| p.0 <= seconds).max(1);
-            let (s0, n0) = track[next - 1];
-            match track.get(next) {
-                Some((s1, n1)) => n0 + (n1 - n0) * ((seconds - s0) / (s1 - s0)).clamp(0.0, 1.0),
-                None => n0,
-            }
-        };
+        let one = |track: &Vec<(f64, f64)>| interpolated(track, seconds);
         total(self.tracks.iter().map(one))
     }
 
     /// As many windows as a worker has lines, so each window has about one line of every worker.
     fn windows(&self, record: &RunRecord, most: usize) -> usize {
         (record.train.len() / self.tracks.len().max(1)).clamp(1, most)
+    }
+}
+
+/// The value at `x` on the line through these points, which ascend by the first number and are at least one; beyond an
+/// end, the value there.
+fn interpolated(points: &[(f64, f64)], x: f64) -> f64 {
+    let next = points.partition_point(|p| p.0 <= x).max(1);
+    let (x0, y0) = points[next - 1];
+    match points.get(next) {
+        Some((x1, y1)) => y0 + (y1 - y0) * ((x - x0) / (x1 - x0)).clamp(0.0, 1.0),
+        None => y0,
     }
 }
 

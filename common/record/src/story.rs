@@ -2,11 +2,9 @@
 //! checkpoint. Reports list the moments, and trackers show them.
 
 use crate::event::{Event, IncidentKind, SwitchedBy};
-use serde::Serialize;
 
-/// The kind of a moment, which decides its letter and colour on a chart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// The kind of a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MomentKind {
     /// A server ended or came back.
     Server,
@@ -18,13 +16,28 @@ pub enum MomentKind {
     Mode,
     /// Another number of workers is wanted.
     Scale,
-    /// A checkpoint was written, or failed.
+    /// A checkpoint was written.
     Checkpoint,
+    /// A checkpoint could not be written.
+    FailedCheckpoint,
     /// A fault was injected.
     Fault,
 }
 
 impl MomentKind {
+    /// Its name, which decides its colour on a chart.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Leader => "leader",
+            Self::Worker => "worker",
+            Self::Mode => "mode",
+            Self::Scale => "scale",
+            Self::Checkpoint | Self::FailedCheckpoint => "checkpoint",
+            Self::Fault => "fault",
+        }
+    }
+
     /// Its letter on a chart.
     pub fn letter(self) -> &'static str {
         match self {
@@ -33,7 +46,7 @@ impl MomentKind {
             Self::Worker => "W",
             Self::Mode => "M",
             Self::Scale => "N",
-            Self::Checkpoint => "C",
+            Self::Checkpoint | Self::FailedCheckpoint => "C",
             Self::Fault => "F",
         }
     }
@@ -76,7 +89,7 @@ pub fn moment(event: &Event) -> Option<Moment> {
         Event::Checkpoint(c) => match &c.error {
             Some(why) => {
                 let text = format!("no checkpoint of step {}: {why}", c.step.0);
-                (c.wall, MomentKind::Checkpoint, text, String::new())
+                (c.wall, MomentKind::FailedCheckpoint, text, String::new())
             }
             None => {
                 let text = format!("checkpoint of step {} in {}", c.step.0, c.path);

@@ -1,7 +1,7 @@
 //! The data of the charts, as the JSON that `assets/report.js` draws.
 
 use super::{Entry, story};
-use crate::{Eval, curve, story::MomentKind};
+use crate::{Eval, curve};
 use paraft_common::histogram::DelayHistogram;
 use serde::Serialize;
 
@@ -76,7 +76,7 @@ pub(super) struct EventMark {
     /// The line's index.
     pub run: usize,
     pub x: f64,
-    pub kind: MomentKind,
+    pub kind: &'static str,
     pub letter: &'static str,
     pub text: String,
 }
@@ -124,9 +124,10 @@ pub(super) struct Bars {
 pub(super) fn json(entries: &[Entry<'_>]) -> String {
     let mut groups = Vec::new();
     if !entries.is_empty() {
-        groups.push(loss(entries));
-        groups.extend(held_out(entries));
-        groups.push(servers(entries));
+        let events = story::marks(entries);
+        groups.push(loss(entries, &events));
+        groups.extend(held_out(entries, &events));
+        groups.push(servers(entries, &events));
     }
     encode(&Page { runs: entries.iter().map(|e| e.label.as_str()).collect(), hidden: Vec::new(), groups })
 }
@@ -137,7 +138,7 @@ pub(super) fn encode(page: &Page<'_>) -> String {
     serde_json::to_string(page).expect("strings and numbers have a JSON form").replace('<', "\\u003c")
 }
 
-fn loss(entries: &[Entry<'_>]) -> Group {
+fn loss(entries: &[Entry<'_>], events: &story::Marks) -> Group {
     let points: Vec<_> = entries.iter().map(|e| curve::train_loss(e.record)).collect();
     let log = wants_log(points.iter().flatten().map(|p| p.loss));
     let chart = |title: &str, x, place: fn(&curve::LossPoint) -> f64| {
@@ -148,7 +149,7 @@ fn loss(entries: &[Entry<'_>]) -> Group {
             x,
             lines: points.iter().map(line).collect(),
             marks,
-            events: story::marks(entries, x),
+            events: events.over(x),
             empty: "No training loss was recorded.",
             log,
             ..Lines::default()
@@ -191,7 +192,7 @@ pub(super) fn wants_log(losses: impl Iterator<Item = f64>) -> bool {
 }
 
 /// Accuracy if any run has one, else the held-out loss; `None` without evaluations.
-fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
+fn held_out(entries: &[Entry<'_>], events: &story::Marks) -> Option<Group> {
     let evals = || entries.iter().flat_map(|e| &e.record.evals);
     evals().next()?;
     let accuracy = evals().any(|e| e.accuracy.is_some());
@@ -209,7 +210,7 @@ fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
             x,
             lines: entries.iter().map(line).collect(),
             marks: marks(entries, x),
-            events: story::marks(entries, x),
+            events: events.over(x),
             empty: "No evaluation was recorded.",
             percent: accuracy,
             points: evals().count() <= 60 * entries.len(),
@@ -230,7 +231,7 @@ fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
     })
 }
 
-fn servers(entries: &[Entry<'_>]) -> Group {
+fn servers(entries: &[Entry<'_>], events: &story::Marks) -> Group {
     let rate =
         |e: &Entry<'_>| Line::new(curve::throughput(e.record).iter().map(|p| (p.seconds, p.samples_per_s)));
     let throughput = Lines {
@@ -238,7 +239,7 @@ fn servers(entries: &[Entry<'_>]) -> Group {
         x: "seconds",
         lines: entries.iter().map(rate).collect(),
         marks: marks(entries, "seconds"),
-        events: story::marks(entries, "seconds"),
+        events: events.over("seconds"),
         empty: "No progress was recorded.",
         zero: true,
         ..Lines::default()

@@ -171,21 +171,16 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
     rows.push(row("CPU-s per 1000 samples", Best::Low, &|s| {
         s.cpu_seconds_per_1000_samples.map(|c| (measured(c), c))
     }));
-    if any(|s| s.workers_lost > 0) {
-        let lost = |s: &Summary| Some((s.workers_lost.to_string(), f64::from(s.workers_lost)));
-        rows.push(row("Workers lost", Best::Neither, &lost));
-    }
-    if any(|s| s.ranks_lost > 0) {
-        let lost = |s: &Summary| Some((s.ranks_lost.to_string(), f64::from(s.ranks_lost)));
-        rows.push(row("Ranks lost", Best::Neither, &lost));
-    }
-    if any(|s| s.servers_lost > 0) {
-        let lost = |s: &Summary| Some((s.servers_lost.to_string(), f64::from(s.servers_lost)));
-        rows.push(row("Servers lost", Best::Neither, &lost));
-    }
-    if any(|s| s.leaders_elected > 0) {
-        let elected = |s: &Summary| Some((s.leaders_elected.to_string(), f64::from(s.leaders_elected)));
-        rows.push(row("Leaders elected", Best::Neither, &elected));
+    let failures: [(&str, fn(&Summary) -> u32); 4] = [
+        ("Workers lost", |s| s.workers_lost),
+        ("Ranks lost", |s| s.ranks_lost),
+        ("Servers lost", |s| s.servers_lost),
+        ("Leaders elected", |s| s.leaders_elected),
+    ];
+    for (name, of) in failures {
+        if entries.iter().any(|e| of(&e.summary) > 0) {
+            rows.push(row(name, Best::Neither, &|s| Some((of(s).to_string(), f64::from(of(s))))));
+        }
     }
     if any(|s| s.longest_stall_seconds.is_some()) {
         let stall = |s: &Summary| s.longest_stall_seconds.map(|t| (seconds(t), t));

@@ -32,7 +32,7 @@ pub(super) fn section(entries: &[Entry<'_>]) -> String {
                 html,
                 "<tr><th scope=\"row\">{:.2} s</th>{run}<td><i class=\"letter {}\">{}</i>{}</td><td>{}</td></tr>",
                 (m.wall - e.record.run.wall).max(0.0),
-                class(m.kind),
+                m.kind.name(),
                 m.kind.letter(),
                 escape(&m.text),
                 escape(&m.cost),
@@ -53,42 +53,50 @@ pub(super) fn section(entries: &[Entry<'_>]) -> String {
     html
 }
 
-/// The marks of all runs on a chart over samples or training time.
-pub(super) fn marks(entries: &[Entry<'_>], x: &str) -> Vec<EventMark> {
-    let mut marks = Vec::new();
+/// The marks of all runs, for charts over samples and over training time.
+#[derive(Default)]
+pub(super) struct Marks {
+    pub samples: Vec<EventMark>,
+    pub seconds: Vec<EventMark>,
+}
+
+/// Computes the marks once for all charts.
+pub(super) fn marks(entries: &[Entry<'_>]) -> Marks {
+    let mut marks = Marks::default();
     for (run, e) in entries.iter().enumerate() {
         // Switches of the mode have marks of their own.
         let all: Vec<_> =
             shown(e).into_iter().filter(|m| m.kind != MomentKind::Mode).take(MAX_LISTED).collect();
         let places = curve::at_moments(e.record, all.iter().map(|m| m.wall));
         for (m, at) in all.into_iter().zip(places) {
-            let x = rounded(if x == "samples" { at.samples } else { at.seconds });
-            marks.push(EventMark { run, x, kind: m.kind, letter: m.kind.letter(), text: m.line() });
+            let mark = |x| EventMark {
+                run,
+                x: rounded(x),
+                kind: m.kind.name(),
+                letter: m.kind.letter(),
+                text: m.line(),
+            };
+            marks.samples.push(mark(at.samples));
+            marks.seconds.push(mark(at.seconds));
         }
     }
     marks
 }
 
+impl Marks {
+    /// Those of a chart over `x`: `samples` or `seconds`.
+    pub(super) fn over(&self, x: &str) -> Vec<EventMark> {
+        if x == "samples" { self.samples.clone() } else { self.seconds.clone() }
+    }
+}
+
 /// The moments of a run that are shown.
 fn shown<'a>(e: &Entry<'a>) -> Vec<&'a Moment> {
     let all = &e.record.moments;
-    let made = |m: &&Moment| m.kind == MomentKind::Checkpoint && !m.cost.is_empty();
+    let made = |m: &&Moment| m.kind == MomentKind::Checkpoint;
     if all.iter().filter(made).count() <= MAX_CHECKPOINTS {
         return all.iter().collect();
     }
     let last = all.iter().rposition(|m| made(&m));
     all.iter().enumerate().filter(|(i, m)| !made(m) || Some(*i) == last).map(|(_, m)| m).collect()
-}
-
-/// The style of a kind, as its name in JSON.
-fn class(kind: MomentKind) -> &'static str {
-    match kind {
-        MomentKind::Server => "server",
-        MomentKind::Leader => "leader",
-        MomentKind::Worker => "worker",
-        MomentKind::Mode => "mode",
-        MomentKind::Scale => "scale",
-        MomentKind::Checkpoint => "checkpoint",
-        MomentKind::Fault => "fault",
-    }
 }
