@@ -145,7 +145,7 @@ impl ShardsService {
         visitor: Option<Visitor>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
-        let first = match self.opened(inbound.message()).await? {
+        let first = match self.opened(inbound.message()).await.map_err(RefusalKind::from)? {
             Ok(first) => first,
             Err(status) => return unreadable(&status).map_or(Ok(()), |refusal| Err(refusal.into())),
         };

@@ -134,27 +134,41 @@ pub(super) fn unknown_caller() -> RefusalKind {
     RefusalKind::Denied("nobody knows who asks".into())
 }
 
+/// Why a stream's first message was not received. Its client may try again: a machine with too much to do is slow to send.
+pub(super) enum Unopened {
+    TooMany,
+    Late,
+}
+
+impl From<Unopened> for RefusalKind {
+    fn from(why: Unopened) -> Self {
+        Self::Overloaded(match why {
+            Unopened::TooMany => format!("{MAX_UNOPENED_STREAMS} streams wait for their first message"),
+            Unopened::Late => {
+                format!("the stream's first message did not arrive within {} s", OPEN_TIMEOUT.as_secs())
+            }
+        })
+    }
+}
+
 impl ShardsService {
     /// Waits for a stream's first message, with a timeout and a bound on streams that wait.
-    pub(super) async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, RefusalKind> {
-        let Ok(_waits) = self.unopened.try_acquire() else {
-            let why = format!("{MAX_UNOPENED_STREAMS} streams of this server have not said what they want");
-            return Err(RefusalKind::Overloaded(why));
-        };
-        tokio::time::timeout(OPEN_TIMEOUT, says).await.map_err(|_| RefusalKind::NotOpened)
+    pub(super) async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, Unopened> {
+        let Ok(_waits) = self.unopened.try_acquire() else { return Err(Unopened::TooMany) };
+        tokio::time::timeout(OPEN_TIMEOUT, says).await.map_err(|_| Unopened::Late)
     }
 
     /// The only message of a request, or the error as a response.
     async fn only<M: bulk::Bulk>(&self, request: http::Request<Body>) -> Result<M, http::Response<Body>> {
         let only = services::only(request, limits::MAX_MESSAGE_BYTES);
-        let not_heard = |kind: RefusalKind| {
-            let status = match &kind {
-                RefusalKind::Overloaded(_) => Status::resource_exhausted,
-                _ => Status::deadline_exceeded,
+        let refused = |why: Unopened| {
+            let status = match why {
+                Unopened::TooMany => Status::resource_exhausted,
+                Unopened::Late => Status::deadline_exceeded,
             };
-            services::refuse(status(kind.to_string()))
+            services::refuse(status(RefusalKind::from(why).to_string()))
         };
-        Ok(self.opened(only).await.map_err(not_heard)??.message)
+        Ok(self.opened(only).await.map_err(refused)??.message)
     }
 
     async fn checkpoint(&self, request: CheckpointRequest, by: Option<Visitor>) -> checkpoint::Parts {

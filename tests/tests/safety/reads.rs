@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use paraft_common::{Durability, Mode, ShardId, Step};
-use paraft_proto::{FromShard, PROTOCOL, Pull, ReadRequest, WithBulk, bulk, from_shard, services, to_shard};
+use paraft_proto::{
+    FromShard, PROTOCOL, Pull, ReadRequest, ToShard, WithBulk, bulk, from_shard, services, to_shard,
+};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -129,22 +131,38 @@ fn a_reader_that_asks_for_what_is_not_there_is_told_so() -> Result<()> {
     Ok(())
 }
 
+/// A worker may try again: a machine with too much to do is slow to send.
 #[test]
-fn who_opens_a_read_and_says_nothing_is_not_waited_for_for_ever() -> Result<()> {
+fn a_stream_without_a_first_message_ends() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ask = async {
         let at = format!("http://{}", fleet.at.addresses[0]);
         let channel = tonic::transport::Endpoint::from_shared(at)?.connect().await?;
-        let nothing = futures::stream::pending::<WithBulk<ReadRequest>>();
-        let answer = bulk::call::<ReadRequest, FromShard, _>(&channel, services::READ, nothing, 1 << 20);
-        match tokio::time::timeout(DEADLINE, answer).await? {
-            Ok(_) => bail!("it is answered"),
-            Err(status) => Ok(status),
-        }
+        let silent_read = futures::stream::pending::<WithBulk<ReadRequest>>();
+        let read = bulk::call::<ReadRequest, FromShard, _>(&channel, services::READ, silent_read, 1 << 20);
+        let silent_worker = futures::stream::pending::<WithBulk<ToShard>>();
+        let exchange = async {
+            let mut answers =
+                bulk::call::<ToShard, FromShard, _>(&channel, services::EXCHANGE, silent_worker, 1 << 20)
+                    .await?;
+            answers.next().await.context("an answer")?.map_err(anyhow::Error::from)
+        };
+        tokio::time::timeout(DEADLINE, async { tokio::join!(read, exchange) })
+            .await
+            .map_err(anyhow::Error::from)
     };
-    let status = runtime.block_on(ask)?;
-    ensure!(status.code() == tonic::Code::DeadlineExceeded, "{status:?}");
+    let (read, exchange) = runtime.block_on(ask)?;
+    match read {
+        Ok(_) => bail!("the read is answered"),
+        Err(status) => ensure!(status.code() == tonic::Code::DeadlineExceeded, "{status:?}"),
+    }
+    match exchange?.message.kind {
+        Some(from_shard::Kind::Refused(r)) => {
+            ensure!(!r.is_final() && r.message.contains("first message"), "{r:?}")
+        }
+        other => bail!("{other:?}"),
+    }
     Ok(())
 }
 

@@ -171,17 +171,15 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
     rows.push(row("CPU-s per 1000 samples", Best::Low, &|s| {
         s.cpu_seconds_per_1000_samples.map(|c| (measured(c), c))
     }));
-    let failures: [(&str, fn(&Summary) -> u32); 4] = [
-        ("Workers lost", |s| s.workers_lost),
-        ("Ranks lost", |s| s.ranks_lost),
-        ("Servers lost", |s| s.servers_lost),
-        ("Leaders elected", |s| s.leaders_elected),
-    ];
-    for (name, of) in failures {
+    let mut push_failures = |name, of: &dyn Fn(&Summary) -> u32| {
         if entries.iter().any(|e| of(&e.summary) > 0) {
             rows.push(row(name, Best::Neither, &|s| Some((of(s).to_string(), f64::from(of(s))))));
         }
-    }
+    };
+    push_failures("Workers lost", &|s| s.workers_lost);
+    push_failures("Ranks lost", &|s| s.ranks_lost);
+    push_failures("Servers lost", &|s| s.servers_lost);
+    push_failures("Leaders elected", &|s| s.leaders_elected);
     if any(|s| s.longest_stall_seconds.is_some()) {
         let stall = |s: &Summary| s.longest_stall_seconds.map(|t| (seconds(t), t));
         rows.push(row("Longest stall", Best::Neither, &stall));
