@@ -53,3 +53,9 @@ pub use plan::{
 };
 pub use replica::ControlReplica;
 pub use state::{Agreed, Command, Member, Outcome, Place, Refusal, Shape, State};
+
+/// What tests of other modules need, too.
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) use super::agent::tests::an_agent;
+}

@@ -102,8 +102,11 @@ fn read(line: &str) -> Vec<String> {
             }
         }
         rest.next();
+        // Anywhere but in the program's name a `$` begins a variable, and `$$` is one.
+        let plain = word.replace("$$", "\0");
         let name = words.is_empty();
-        words.push(if name { word } else { word.replace("$$", "$") });
+        assert!(name || !plain.contains('$'), "a variable in {word}");
+        words.push(if name { word } else { plain.replace('\0', "$") });
     }
     words
 }

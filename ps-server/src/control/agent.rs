@@ -329,4 +329,4 @@ impl Agent {
 
 #[cfg(test)]
 #[path = "agent_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -14,12 +14,12 @@ use crate::{
     rpc::control::GrpcCalls,
 };
 use futures::future::BoxFuture;
-use paraft_common::Durability;
+use paraft_common::{Durability, JobId};
 use paraft_store::RealDisk;
 use std::collections::BTreeMap;
 
 /// Server 0 of a fleet of one, whose control group is not founded yet. It lives as long as the folder.
-async fn an_agent(
+pub(crate) async fn an_agent(
     scratch: &std::path::Path,
     (election, calls): (Duration, Box<dyn Calls>),
     agreed: Arc<Agreed>,
@@ -200,4 +200,34 @@ fn what_has_changed_since_a_report_makes_the_next_one_of_it() {
     assert_eq!((shards, gone.as_slice()), (vec![1, 2, 65], &[JobShard::from_number(64)][..]));
     assert_eq!(changed.clone().merged_onto(&before, &gone), now);
     assert_eq!(now.since(&now).0.replicas.len(), 0, "what is as it was is not told");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_cannot_serve_a_shard_does_not_lead_it() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (election, agreed) = (Duration::from_millis(50), Arc::<Agreed>::default());
+    let calls = Box::new(GrpcCalls::new(paraft_tls::Access::Insecure));
+    let agent = an_agent(scratch.path(), (election, calls), agreed.clone()).await;
+    // Of a job that only the agreed state knows.
+    let shard = JobShard::all(JobId(1), 1).next().expect("one");
+    agent.replicas().host(shard, 1, Durability::QuorumMemory, 7).await.expect("there is room");
+    let replica = agent.replicas().get(shard).expect("hosted");
+    let group = &replica.group;
+    group.found(&BTreeMap::from([(group.me(), "nowhere:1".to_string())])).await.expect("founded");
+    group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+    let began = Instant::now();
+    while group.unapplied() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(30), "its first entry is not applied");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let why = agent.cannot_serve(shard, &replica).expect("it knows no fleet");
+    assert!(why.contains("does not know its fleet's jobs"), "{why}");
+    agent.transfer_unservable_shards().await;
+    assert!(!group.may_lead(false), "it stands for no election already");
+    let servers = BTreeMap::from([(ServerId(0), "127.0.0.1:1".to_string())]);
+    agreed.apply(&Command::Found { fleet: 7, shape: SHAPE, servers }).expect("it is new");
+    assert_eq!(agent.cannot_serve(shard, &replica), None);
+    agent.transfer_unservable_shards().await;
+    assert!(!group.may_lead(true), "it stands again");
+    agent.replicas().shutdown().await;
 }

@@ -345,3 +345,7 @@ impl Control for ControlService {
         Ok(Response::new(all))
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

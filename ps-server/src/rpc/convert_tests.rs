@@ -27,6 +27,15 @@ fn words_of_a_worker_hold_nothing_a_terminal_obeys() {
     assert_eq!(said, ["a\u{fffd}b", "ü ok"]);
 }
 
+#[test]
+fn words_of_a_worker_have_a_bound() {
+    let long = || "a".repeat(1000);
+    let h = wire::Heartbeat { host: long(), device: long(), said: vec![long(); 1000] };
+    let WorkerInfo { host, device, said } = about(&h);
+    assert_eq!((host.len(), device.len(), said.len()), (64, 64, 20));
+    assert!(said.iter().all(|line| line.len() == 240));
+}
+
 fn a_payload() -> impl Strategy<Value = Bytes> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..40),

@@ -298,3 +298,7 @@ impl ShardsService {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

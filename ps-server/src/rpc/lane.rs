@@ -108,3 +108,7 @@ fn status(e: &LaneError) -> Status {
         LaneError::Frame(_) => Status::invalid_argument(e.to_string()),
     }
 }
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;

@@ -37,3 +37,12 @@ fn streams_of_all_certificates_together_have_a_bound() {
     let all: Vec<_> = (0..2 * MAX_STREAMS).map(|i| readers.reader(&i.to_string())).collect();
     assert_eq!(all.iter().filter(|r| r.is_ok()).count(), MAX_STREAMS);
 }
+
+#[test]
+fn copies_of_all_certificates_together_have_a_bound() {
+    let readers = Readers::default();
+    let all: Vec<Reader> = (0..4).map(|i| readers.reader(&i.to_string()).expect("there is room")).collect();
+    let asks = (0..MAX_COPY_BYTES / MAX_BUCKET_BYTES).flat_map(|_| &all);
+    let rooms: Vec<Room> = asks.filter_map(|reader| reader.room(MAX_BUCKET_BYTES).now_or_never()).collect();
+    assert_eq!(rooms.len() * MAX_BUCKET_BYTES, MAX_COPY_BYTES);
+}

@@ -268,3 +268,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &C
         ..ShardStatus::default()
     }
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -884,6 +884,32 @@ fn constraints_project_the_initial_weights_and_each_update() {
     }
 }
 
+/// Weights that an algorithm looks ahead to are held to the constraints, too.
+#[test]
+fn constraints_project_weights_that_are_ahead() {
+    let rule = Rule::Clamp { min: Some(0.0), max: None };
+    let constraints = vec![Constraint { offset: 0, values: 40, rule }];
+    let algorithm = toml::from_str("kind = \"dana-zero\"").expect("a kind");
+    let nesterov = toml::from_str("kind = \"nesterov\"").expect("a kind");
+    let free = ServerJob { algorithm, ..job(nesterov, 0) };
+    let held = ServerJob { constraints, ..free.clone() };
+    let (shard, _) = configured(&held);
+    let Outcome::Joined { session, worker } = shard.apply(&join(0).into()) else { panic!("not joined") };
+    let conf = shard.configured().expect("configured");
+    for b in &conf.buckets {
+        let (seq, step, pulled) = (Seq(1), Step(1), Version(0));
+        let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
+        let (encoding, bucket) = (Encoding::F32, b.id);
+        let command =
+            Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
+        let payload = 1.0f32.to_le_bytes().repeat(b.spec.len).into();
+        shard.apply(&Proposal { command, payload });
+        let ahead = |job: &ServerJob| b.peek(|d| d.look_ahead(job, b.spec)).expect("it looks ahead");
+        assert!(ahead(&free).iter().all(|w| *w < 0.0), "{:?}", ahead(&free));
+        assert!(ahead(&held).iter().all(|w| *w == 0.0), "{:?}", ahead(&held));
+    }
+}
+
 /// A bucket of a group is updated with the group's rate and decay, as if the job's optimizer had them.
 #[test]
 fn each_group_of_parameters_has_its_rate_and_its_decay() {

@@ -172,4 +172,15 @@ mod tests {
             assert_eq!(refused("h:1", &status).is_final(), is_final, "{status:?}");
         }
     }
+
+    #[test]
+    fn status_of_the_connection_is_never_final() {
+        for code in
+            [Code::PermissionDenied, Code::Unauthenticated, Code::Unimplemented, Code::InvalidArgument]
+        {
+            let mut status = Status::new(code, "the connection broke");
+            status.set_source(std::sync::Arc::new(std::io::Error::other("h2")));
+            assert!(!refused("h:1", &status).is_final(), "{status:?}");
+        }
+    }
 }

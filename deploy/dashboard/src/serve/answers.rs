@@ -183,3 +183,7 @@ async fn act(shared: &Shared, from: SocketAddr, body: &[u8]) -> Response {
         Err(why) => (StatusCode::CONFLICT, why).into_response(),
     }
 }
+
+#[cfg(test)]
+#[path = "answers_tests.rs"]
+mod tests;

@@ -125,3 +125,7 @@ impl AsyncWrite for BoundedStream {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+#[path = "listener_tests.rs"]
+mod tests;

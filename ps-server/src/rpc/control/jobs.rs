@@ -102,3 +102,7 @@ pub fn ending(state: &State, request: EndJobRequest, now_ms: u64) -> Result<Endi
 fn another_order() -> RefusalKind {
     RefusalKind::BadOrder("this token is another order's: draw one at random for each order".into())
 }
+
+#[cfg(test)]
+#[path = "jobs_tests.rs"]
+mod tests;
