@@ -10,11 +10,15 @@ skipped=()
 
 say() { printf '\n==> %s\n' "$*"; }
 
+# Seconds of processor time of all commands that have ended: where it is near twice a step's seconds, two cores have no more to give.
+processor() { awk '{ print int(($16 + $17) / 100) }' "/proc/$$/stat" 2>/dev/null || echo 0; }
+
 step() { # what it is for, then the command
-    local began=$SECONDS
+    local began=$SECONDS used
+    used=$(processor)
     say "$1: ${*:2}"
     "${@:2}"
-    printf '    ok, %d s\n' "$((SECONDS - began))"
+    printf '    ok, %d s, %d s of processor time\n' "$((SECONDS - began))" "$(($(processor) - used))"
 }
 
 skip() {
