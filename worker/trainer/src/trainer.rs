@@ -75,7 +75,7 @@ impl Trainer {
         self.done
     }
 
-    /// Whether the servers have stopped the job before its last step.
+    /// Whether the servers have stopped the job.
     pub fn is_stopped(&self) -> bool {
         self.stop
     }
