@@ -81,6 +81,10 @@ pub fn submit(args: &OnArgs, with_workers: bool) -> Result<i32, Failure> {
         )
         .help("take the key out: the engine decides where servers are"));
     }
+    // Without a common folder a worker that starts again would not find them.
+    if with_workers && args.on.shares_folder() {
+        job.checkpoint_by_default();
+    }
     // In pods, paths are those of the image.
     if !args.on.is_kubernetes() {
         launch::absolute_paths(&mut job)?;

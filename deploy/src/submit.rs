@@ -12,7 +12,7 @@ use clap::Args;
 use paraft_fleet::{
     certs::Certs, existing::KeepTime, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir,
 };
-use paraft_worker::{Job, exit};
+use paraft_worker::{Job, checkpoints::CHECKPOINTS, exit};
 use std::{
     fs::{self, File},
     os::unix::fs::MetadataExt,
@@ -137,6 +137,7 @@ impl Drop for FailureFile {
 
 /// Removes the folder of a run that never began: it holds nothing but the launcher's own files.
 fn remove_unused(dir: &Path) {
+    let _ = fs::remove_dir(dir.join(CHECKPOINTS)); // if it is empty
     let own = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with("launcher");
     if fs::read_dir(dir).is_ok_and(|mut all| all.all(|e| e.as_ref().is_ok_and(own))) {
         let _ = fs::remove_dir_all(dir);

@@ -114,6 +114,7 @@ fn run_here(args: &TrainArgs) -> Result<i32, Failure> {
     if let Some(device) = args.device {
         job.compute_on(device).map_err(|e| Failure::new(exit::CONFIG, e))?;
     }
+    job.checkpoint_by_default();
     // Workers report it too, but in their own logs and after the servers have started.
     if job.model.is_some() {
         let asked = job.device();
@@ -215,11 +216,12 @@ impl End<'_> {
     }
 
     fn no_checkpoint(&self) -> &'static str {
-        match self.job.checkpoint {
-            Some(_) => {
+        match (&self.job.checkpoint, self.job.checkpoints()) {
+            (_, Some(_)) => {
                 "there is no checkpoint to go on from yet; checkpoint.every_steps or checkpoint.every_epochs makes them more often"
             }
-            None => {
+            (Some(_), None) => "there is no checkpoint to go on from; checkpoint.keep = 0 turns them off",
+            (None, None) => {
                 "there is no checkpoint to go on from; checkpoint.every_epochs = 1 in the job file makes one each epoch"
             }
         }

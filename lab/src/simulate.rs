@@ -241,7 +241,7 @@ fn run_watched(
 
 /// Warns about settings of the job that have no effect here.
 fn warn(job: &Job, parameters: u64) {
-    if job.checkpoint.is_some() {
+    if job.checkpoints().is_some() {
         eprintln!("note: a simulation writes no checkpoints");
     }
     if job.track.is_some() {

@@ -7,14 +7,20 @@
 //!  lines of the record ◀──────────events──────────
 //! ```
 //!
-//! The training thread waits only before its last step, whose checkpoint is always made. The thread writes one
-//! checkpoint at a time; one more waits on the servers. Any further due checkpoint is skipped and the record says
-//! so. A third thread (`control_notifier`) reports the checkpoints to the control group.
+//! The training thread waits only before its last step, whose checkpoint is always made, and after a stop, for the
+//! checkpoint of the state at which the job has ended. The thread writes one checkpoint at a time; one more waits on
+//! the servers. Any further due checkpoint is skipped and the record says so. A third thread (`control_notifier`)
+//! reports the checkpoints to the control group.
+//!
+//! If the job names no interval, checkpoints have a least distance in time ([`CheckpointConfig::least_distance`]). Then
+//! only the worker with the first share of the evaluations asks for them, by its own clock: other workers' clocks would
+//! make images that nobody fetches. The last step's is due on all workers.
 
 mod author;
 mod checkpoint_thread;
 mod control_notifier;
 mod save;
+mod spacing;
 
 use crate::{
     Job, WorkerError,
@@ -27,9 +33,10 @@ use checkpoint_thread::{CheckpointThread, Order};
 use control_notifier::ControlNotifier;
 use paraft_checkpoint::{Folder, State};
 use paraft_client::Pulled;
-use paraft_common::{Step, WorkerId};
+use paraft_common::{Share, Step, WorkerId};
 use paraft_record::{Event, event};
 use paraft_trainer::CheckpointSteps;
+use spacing::Spacing;
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -38,17 +45,21 @@ use std::{
         mpsc,
     },
     thread,
+    time::{Duration, Instant},
 };
+
+/// The folder of the checkpoints within a run's folder, unless the job names another one.
+pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The folder of a job's checkpoints: `checkpoint.dir`, or a folder within the run's.
 pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
     let own = job.checkpoint.as_ref().and_then(|c| c.dir.as_ref());
-    own.map(|d| job.base_dir.join(d)).or_else(|| run_dir.map(|d| d.join("checkpoints")))
+    own.map(|d| job.base_dir.join(d)).or_else(|| run_dir.map(|d| d.join(CHECKPOINTS)))
 }
 
 /// Creates the checkpoints' folder, and fails if the job's checkpoints cannot be written there.
 pub fn try_out(job: &Job, run_dir: Option<&Path>) -> Result<(), WorkerError> {
-    match &job.checkpoint {
+    match job.checkpoints() {
         None => Ok(()),
         Some(_) => Ok(Folder::new(place(job, run_dir)?).try_out()?),
     }
@@ -71,6 +82,9 @@ pub fn due(config: &CheckpointConfig, plan: &Plan) -> CheckpointSteps {
 /// The training thread's handle.
 pub struct Checkpoints {
     due: CheckpointSteps,
+    spacing: Spacing,
+    /// The step of this worker's last checkpoint, or of the job's start. `None`: the job makes none by itself.
+    last: Option<Step>,
     worker: WorkerId,
     orders: Option<mpsc::Sender<Order>>,
     events: mpsc::Receiver<event::Checkpoint>,
@@ -83,19 +97,28 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the thread, if the job makes checkpoints.
+    /// Starts the thread, if the job makes checkpoints. `begun`: the step at the job's start.
     pub(crate) fn start(
         job: &Job,
         run_dir: Option<&Path>,
         plan: &Plan,
         author: Author,
+        begun: Step,
     ) -> Result<Option<Self>, WorkerError> {
-        let Some(config) = &job.checkpoint else { return Ok(None) };
-        Self::begin(due(config, plan), Some(place(job, run_dir)?), author).map(Some)
+        let Some(config) = job.checkpoints() else { return Ok(None) };
+        let place = place(job, run_dir)?;
+        let mut checkpoints = Self::begin(due(config, plan), config.least_distance(), Some(place), author)?;
+        checkpoints.last = Some(begun);
+        Ok(Some(checkpoints))
     }
 
     /// `folder`: where the checkpoints go, if anywhere.
-    fn begin(due: CheckpointSteps, folder: Option<PathBuf>, author: Author) -> Result<Self, WorkerError> {
+    fn begin(
+        due: CheckpointSteps,
+        least: Duration,
+        folder: Option<PathBuf>,
+        author: Author,
+    ) -> Result<Self, WorkerError> {
         let teller = ControlNotifier::start(author.servers.clone(), author.transport)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         let worker = author.worker;
@@ -111,6 +134,8 @@ impl Checkpoints {
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         Ok(Self {
             due,
+            spacing: Spacing::new(least),
+            last: None,
             worker,
             orders: Some(orders),
             events,
@@ -126,14 +151,35 @@ impl Checkpoints {
         self.send(Order::Epochs(step, epochs));
     }
 
-    /// Whether a checkpoint is due once `step` is done.
+    /// Whether a checkpoint is due now that `step` is done.
     pub fn due(&self, step: Step) -> bool {
-        self.due.at(step)
+        self.due.at(step) && (self.due.is_last(step) || self.spacing.allows(Instant::now()))
+    }
+
+    /// The training goes on. Returns whether this worker asks for no checkpoint for now. `share`: its share of the
+    /// evaluations; `None`: a server says who asks.
+    pub(crate) fn rests(&mut self, share: Option<Share>) -> bool {
+        let now = Instant::now();
+        self.spacing.trains(now);
+        let is_others = share.is_some_and(|share| share.place > 0);
+        self.spacing.limits() && (is_others || !self.spacing.allows(now))
+    }
+
+    /// Whether the job makes checkpoints, and this worker none at `step` or later.
+    pub(crate) fn lacks(&self, step: Step) -> bool {
+        self.last.is_some_and(|last| last < step)
+    }
+
+    /// This worker makes a checkpoint of `step`.
+    fn begins(&mut self, step: Step) {
+        self.spacing.begins(Instant::now());
+        self.last = self.last.map(|last| last.max(step));
     }
 
     /// Handles the answer to a pull with a checkpoint. Returns at once.
     pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
         if pulled.checkpoint {
+            self.begins(step);
             self.waiting.fetch_add(1, SeqCst);
             self.send(Order::Write(step, self.rates.clone()));
         } else if pulled.partial_checkpoint {
@@ -158,6 +204,7 @@ impl Checkpoints {
             self.skip(step);
             return Ok(());
         }
+        self.begins(step);
         self.waiting.fetch_add(1, SeqCst);
         self.send(Order::Own(step, Box::new(state()?), founding));
         Ok(())

@@ -6,7 +6,7 @@ use paraft_record::{
     begin::{LAUNCHER_LOCK as LOCK_FILE, is_held, set_aside},
     follow,
 };
-use paraft_worker::exit;
+use paraft_worker::{checkpoints::CHECKPOINTS, exit};
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Seek, SeekFrom},
@@ -33,6 +33,9 @@ pub struct RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
+        if self.made {
+            let _ = fs::remove_dir(self.path.join(CHECKPOINTS)); // if it is empty
+        }
         let is_lock = |e: io::Result<fs::DirEntry>| e.is_ok_and(|e| e.file_name() == LOCK_FILE);
         if self.made && fs::read_dir(&self.path).is_ok_and(|mut all| all.all(is_lock)) {
             let _ = fs::remove_file(self.path.join(LOCK_FILE));

@@ -10,6 +10,10 @@ fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
     let dir = scratch.path().join("run");
     drop(RunDir::new(Some(&dir), "t").expect("free"));
     assert!(!dir.exists(), "nothing has begun in it");
+    let refused = RunDir::new(Some(&dir), "t").expect("free");
+    fs::create_dir(dir.join(CHECKPOINTS)).expect("it was tried out");
+    drop(refused);
+    assert!(!dir.exists(), "nothing has begun in it");
     drop(RunDir::new(Some(scratch.path()), "t").expect("free"));
     assert!(scratch.path().exists(), "it is somebody's");
     let held = RunDir::new(Some(&dir), "t").expect("free");

@@ -7,14 +7,19 @@ fn interrupt(launcher: &Launcher) {
     kill(Pid::from_raw(launcher.child.id() as i32), Signal::SIGINT).expect("SIGINT");
 }
 
+/// Waits until the control group knows the job.
+fn is_known(dir: &str) {
+    wait("the control group to hear of it", || match text(&run(&["jobs", dir]).stdout) {
+        said if said.contains("running") => Ok(()),
+        said => Err(said),
+    });
+}
+
 #[test]
 fn the_first_ctrl_c_stops_the_job_and_writes_its_report() {
     let l = Launcher::training(&(digits("bsp", 3, 100_000) + "[checkpoint]\nevery_epochs = 5\n"), 2);
     let dir = l.run_dir.display().to_string();
-    wait("the control group to hear of it", || match text(&run(&["jobs", &dir]).stdout) {
-        said if said.contains("running") => Ok(()),
-        said => Err(said),
-    });
+    is_known(&dir);
     wait("a checkpoint", || match l.run_dir.join("checkpoints/latest").exists() {
         true => Ok(()),
         false => Err("none".into()),
@@ -44,13 +49,49 @@ fn the_first_ctrl_c_stops_the_job_and_writes_its_report() {
 }
 
 #[test]
+fn a_stopped_job_without_a_section_resumes_where_it_ended() {
+    let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
+    let (run_dir, scratch) = (l.run_dir.clone(), l.keep());
+    let dir = run_dir.display().to_string();
+    is_known(&dir);
+    interrupt(&l);
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(130), "{err}");
+    contains(&err, &["go on from the last checkpoint: ", &format!(" train --resume={dir} ")]);
+    let latest = fs::read_to_string(run_dir.join("checkpoints/latest")).unwrap_or_default();
+    let latest = latest.trim();
+    let step: u64 = latest.strip_prefix("step-").and_then(|s| s.parse().ok()).expect(latest);
+    let weights = |of: &str| format!("{dir}/{of}model.safetensors");
+    let same = run(&["checkpoint", "diff", &weights(&format!("checkpoints/{latest}/")), &weights("")]);
+    assert_eq!(same.status.code(), Some(0), "{}{}", text(&same.stdout), text(&same.stderr));
+
+    let (on, last) = (scratch.path().join("on"), format!("train.max_steps={}", step + 20));
+    let file = run_dir.join("job.toml");
+    let words = [file.to_str().expect("utf-8"), "--resume", &dir, "--run-dir", on.to_str().expect("utf-8")];
+    let out = run(&[&["train", "--json", "--set", &last][..], &words].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    // One worker may have been a step ahead.
+    let from = Launcher::metrics_in(&on)[0]["resumed_step"].as_u64().expect("where it goes on");
+    assert!((step.saturating_sub(1)..=step).contains(&from) && from > 0, "{from} of {step}");
+}
+
+#[test]
+fn a_stopped_job_that_keeps_no_checkpoint_leaves_none() {
+    let l = Launcher::training(&(digits("bsp", 1, 100_000) + "[checkpoint]\nkeep = 0\n"), 2);
+    let (run_dir, _scratch) = (l.run_dir.clone(), l.keep());
+    is_known(&run_dir.display().to_string());
+    interrupt(&l);
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(130), "{err}");
+    contains(&err, &["there is no checkpoint to go on from; checkpoint.keep = 0"]);
+    assert!(!run_dir.join("checkpoints").exists() && run_dir.join("model.safetensors").is_file(), "{err}");
+}
+
+#[test]
 fn a_second_ctrl_c_ends_a_run_that_does_not_stop() {
     let mut l = Launcher::training(&digits("bsp", 1, 100_000), 2);
     let dir = l.run_dir.display().to_string();
-    wait("the control group to hear of it", || match text(&run(&["jobs", &dir]).stdout) {
-        said if said.contains("running") => Ok(()),
-        said => Err(said),
-    });
+    is_known(&dir);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGSTOP).expect("SIGSTOP");
     interrupt(&l);
     // The reader stays open until the end: the launcher still writes to it.
@@ -68,7 +109,7 @@ fn a_second_ctrl_c_ends_a_run_that_does_not_stop() {
         &said,
         &[
             "error: interrupted; the fleet has ended",
-            "there is no checkpoint to go on from; checkpoint.every_epochs = 1",
+            "there is no checkpoint to go on from yet; checkpoint.every_steps or",
             &format!("paraft report {dir}"),
         ],
     );

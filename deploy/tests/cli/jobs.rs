@@ -68,7 +68,7 @@ mode = \"bsp\"
 epochs = {EPOCHS}
 [checkpoint]
 every_steps = 100
-num_to_keep = 2
+keep = 2
 [cluster]
 servers = 3
 \
@@ -114,7 +114,7 @@ election_ms = 200
             job if job["state"] == "finished" => Ok(job),
             job => Err(job.to_string()),
         });
-        assert_eq!(names(&job), on_disk, "what num_to_keep removed is not listed");
+        assert_eq!(names(&job), on_disk, "what checkpoint.keep removed is not listed");
         assert_eq!(job["latest"]["step"], STEPS, "{job}");
         assert_eq!(job["latest"]["path"], pointed("latest").as_str(), "{job}");
         assert_eq!(job["best"]["path"], pointed("best").as_str(), "{job}");

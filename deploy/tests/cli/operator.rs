@@ -207,7 +207,7 @@ fn a_failure_without_output_shows_in_the_exit_code() {
     }
 }
 
-/// A small job on the digits, in a folder; one checkpoint after each epoch.
+/// A small job on the digits, in a folder; with a checkpoint at its end.
 fn small(dir: &Path, more: &str) -> PathBuf {
     let body = "name = \"t\"\n[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nworkers = 1\n\
                 [cluster]\nservers = 1\nreplicas = 1\n[checkpoint]\n";

@@ -16,6 +16,7 @@ fn short_flags_set_their_keys_for_train() {
     assert_eq!(resolved["name"].as_str(), Some("5"));
     assert_eq!(resolved["train"]["workers"].as_integer(), Some(1));
     assert_eq!(resolved["train"]["epochs"].as_integer(), Some(1));
+    assert_eq!(resolved["checkpoint"]["keep"].as_integer(), Some(3), "checkpoints by default");
 }
 
 #[test]

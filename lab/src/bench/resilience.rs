@@ -263,7 +263,7 @@ fn restart(
     (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
     // As often as the torchrun script.
     let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
-    checkpoint.every_steps = Some(50);
+    (checkpoint.every_steps, checkpoint.keep) = (Some(50), checkpoint.keep.max(1));
     job.checkpoint = Some(checkpoint);
     let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
     // The signal that ends a launch: the user's, or this harness's after a kill.

@@ -277,7 +277,7 @@ fn a_folder_says_what_it_holds_and_what_is_gone() {
     assert!(hold(&mut state, 10, "/other", of("/other", &[2])));
     assert!(!hold(&mut state, 10, "/c", of("/c", &[1, 2, 3])), "nothing is new: nothing is proposed");
     assert_eq!(steps(&state, 10), [1, 2, 2, 3], "the latest last");
-    assert!(hold(&mut state, 10, "/c", of("/c", &[3, 4])), "as after num_to_keep = 2");
+    assert!(hold(&mut state, 10, "/c", of("/c", &[3, 4])), "as after keep = 2");
     assert_eq!(steps(&state, 10), [2, 3, 4], "the other folder's stays");
     let latest = the_job(&state, 10).latest().expect("there is one");
     assert_eq!((latest.step, latest.path.as_str()), (4, "/c/step-4"));

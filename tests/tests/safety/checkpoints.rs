@@ -52,7 +52,7 @@ fn begin(fleet: FleetOptions, dir: &Path, text: &str, set: &[&str]) -> Result<(F
     let fleet = Fleet::start(fleet)?;
     let place = format!("checkpoint.dir=\"{}\"", dir.display());
     let base = ["train.batch=16", "train.epochs=9", "train.max_steps=50", "cluster.bucket_bytes=1024"];
-    let every = ["checkpoint.every_steps=10", "checkpoint.num_to_keep=99", &place];
+    let every = ["checkpoint.every_steps=10", "checkpoint.keep=99", &place];
     let job = job(&fleet.at, text, &[&base[..], &every, set].concat())?;
     Ok((fleet, job))
 }

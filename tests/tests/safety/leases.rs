@@ -355,7 +355,7 @@ fn job_of_chunks_continues_after_an_epoch_in_every_mode() -> Result<()> {
     for mode in MODES {
         let dir = tempfile::tempdir()?;
         let place = format!("checkpoint.dir=\"{}\"", dir.path().display());
-        let every = ["checkpoint.every_epochs=1", "checkpoint.num_to_keep=9", &place];
+        let every = ["checkpoint.every_epochs=1", "checkpoint.keep=9", &place];
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let job = leased(&fleet, mode, &[&every[..], &["train.epochs=2"]].concat())?;
         let first = times(&together(&job, (0..3).map(HookedWorker::new).collect())?)?;

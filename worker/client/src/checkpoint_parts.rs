@@ -96,7 +96,8 @@ impl CheckpointParts {
     }
 
     /// Like [`Self::open`], for the current state. `step` is the caller's last step, and the caller pushes nothing
-    /// meanwhile. In BSP a shard has such an image only after it has applied this step of every worker.
+    /// meanwhile. In BSP a shard has such an image only after it has applied this step of every worker, or once all
+    /// have finished.
     pub async fn take(
         servers: &[String],
         shards: u32,

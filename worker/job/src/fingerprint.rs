@@ -32,8 +32,9 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         // servers' job. Hardware may be mixed.
         format!("[train] {}", table(Some(&one_thread), &["init", "encoding", "device", "precision"])),
         format!("[local] {:016x}", hash(&local(job))),
-        match &job.checkpoint {
-            Some(c) => format!("checkpoint every {:?} steps {:?} epochs", c.every_steps, c.epochs()),
+        match job.checkpoints() {
+            // As they are written: with neither, time decides too.
+            Some(c) => format!("checkpoint every {:?} steps {:?} epochs", c.every_steps, c.every_epochs),
             None => "no checkpoint".into(),
         },
     ];

@@ -65,7 +65,7 @@ pub struct Job {
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
-    /// Checkpoints; none are written without this table.
+    /// Checkpoints; see [`Job::checkpoints`] and [`Job::checkpoint_by_default`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointConfig>,
     /// How much of the model a worker holds.

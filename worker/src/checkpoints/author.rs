@@ -57,7 +57,7 @@ impl Author {
         note: String,
     ) -> Self {
         Self {
-            keep: job.checkpoint.clone().unwrap_or_default().num_to_keep,
+            keep: job.checkpoints().cloned().unwrap_or_default().keep,
             name: job.name.clone(),
             job: job.to_toml(),
             batch: job.train.batch as u64 * u64::from(job.train.group_size),
@@ -117,11 +117,18 @@ impl Author {
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
         }
-        let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
+        let clocks = || sections.clocks.iter();
+        let slowest = clocks().filter(|c| !c.finished).map(|c| c.step).min();
+        // The job was stopped: each worker has finished where it was.
+        let ended = clocks().map(|c| c.step).min().filter(|_| slowest.is_none());
         // Between epochs of the leased sampler no worker trains, so all workers resume from the same step in every
         // mode.
         let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
-        let resume = if together { step } else { slowest.unwrap_or(step) };
+        let resume = match ended {
+            Some(ended) => ended.min(step),
+            None if together => step,
+            None => slowest.unwrap_or(step),
+        };
         let clock = |c: &paraft_client::checkpoint_parts::ClockOf| Clock {
             shard: c.shard.0,
             worker: c.worker.0,

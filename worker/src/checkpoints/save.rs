@@ -43,26 +43,32 @@ impl Checkpoints {
         place: Option<PathBuf>,
         author: Author,
     ) -> Result<Self, WorkerError> {
-        Self::begin(due(&CheckpointConfig::default(), plan), place, author)
+        Self::begin(due(&CheckpointConfig::default(), plan), Duration::ZERO, place, author)
     }
 
     /// Writes the shards' current state, which belongs to this worker's `step`: the worker pushes nothing
     /// meanwhile. Waits until the checkpoint is on disk; returns its folder. `folder`: writes there, without a
     /// report to the fleet.
     pub(crate) fn save(
-        &self,
+        &mut self,
         step: Step,
         folder: Option<&Path>,
         rates: &[f64],
         interrupt: &dyn Interrupt,
     ) -> Result<PathBuf, WorkerError> {
         let (asker, told) = mpsc::channel();
+        let is_jobs = folder.is_none();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
         self.send(Order::Save(step, SaveTask { folder, rates: rates.to_vec(), asker }));
         loop {
             match told.recv_timeout(POLL_INTERVAL) {
-                Ok(saved) => return saved,
+                Ok(saved) => {
+                    if is_jobs && saved.is_ok() {
+                        self.begins(step);
+                    }
+                    return saved;
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) if interrupt.is_set() => {
                     return Err(WorkerError::Interrupted);
                 }

@@ -17,7 +17,7 @@ use crate::{
     recorder::{Recorder, wall},
 };
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
-use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
+use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::{Action, Trainer};
@@ -208,6 +208,7 @@ impl Driver {
                         self.waited_at_start = self.client.counters().waited;
                     }
                     self.clock.start();
+                    self.space_checkpoints();
                     return Ok(DriverAction::Begin(done));
                 }
                 Action::Gradient { step, ask_ahead, goes_on } => {
@@ -244,6 +245,7 @@ impl Driver {
                     self.note_step(s)?;
                     self.note_evaluations()?;
                     self.note_checkpoints(false)?;
+                    self.space_checkpoints();
                 }
                 Action::Evaluate { epoch, share } => {
                     self.trains = self.clock.stop();
@@ -322,6 +324,11 @@ impl Driver {
         self.client.report(epoch, e.loss_sum, e.correct, e.count);
         self.not_evaluated();
         self.note_evaluations()
+    }
+
+    /// A pull for an evaluation has brought this share of it.
+    pub fn assigned(&mut self, share: Share) {
+        self.trainer.take_share(share);
     }
 
     /// Continues without an evaluation.

@@ -64,8 +64,8 @@ pub(super) fn join(
         state.bring(&server_job, &layout, &mut beginning.initial)?;
     }
     // All workers of a job have the same initial state, whichever worker supplied it.
-    let (budget, resumed) =
-        (plan.budget(job, beginning.start.as_ref()), resume.map(|_| Step(beginning.step())));
+    let (budget, first) = (plan.budget(job, beginning.start.as_ref()), Step(beginning.step()));
+    let resumed = resume.map(|_| first);
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
     let stages = staged.as_ref().map(|s| s.here.clone());
@@ -73,7 +73,7 @@ pub(super) fn join(
     let worker = client.worker;
     recorder::try_out(options.run_dir.as_deref())?;
     let author = Author::new(job, plan, layout.tensors(), &client, note);
-    let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone())?;
+    let checkpoints = Checkpoints::start(job, options.run_dir.as_deref(), plan, author.clone(), first)?;
     // The ranks tell the leader of a group when to end.
     let interrupt = (!leads).then(|| options.interrupt.clone());
     let (mut client, mut start) = Client::join_until(client, beginning.initial, interrupt)?;
@@ -103,7 +103,7 @@ pub(super) fn join(
             batch: job.train.batch,
             evaluates: job.eval.every_epoch,
             share: own_share(job, options.rank),
-            due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, plan)),
+            due: job.checkpoints().map(|c| checkpoints::due(c, plan)),
             leased: plan.leased,
             begun,
         },

@@ -78,9 +78,9 @@ impl Plan {
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
     }
 
-    /// Whether an evaluation or a checkpoint follows this step.
+    /// Whether an evaluation or a checkpoint follows this step, or may, if only its time decides that.
     pub fn ends_at(&self, job: &Job, step: Step) -> bool {
-        let due = job.checkpoint.as_ref().is_some_and(|c| checkpoints::due(c, self).at(step));
+        let due = job.checkpoints().is_some_and(|c| checkpoints::due(c, self).at(step));
         due || step.0 >= self.steps.total || job.eval.every_epoch && self.steps.ends_epoch(step)
     }
 

@@ -117,6 +117,7 @@ impl<'a> LeaderState<'a> {
             options.run_dir.as_deref(),
             &data.plan,
             Author::new(job, &data.plan, layout.tensors(), &client, String::new()),
+            begun,
         )?;
         let (client, _) = Client::join_from(client, begin.initial)?;
         let resumed = options.resume.as_ref().map(|_| begun);
@@ -143,14 +144,14 @@ impl<'a> LeaderState<'a> {
     /// The state for a rank without one: the job's initial state or, if an earlier group of this run lost all its
     /// ranks, the latest checkpoint.
     fn state(&self, beginning: (State, Step), generation: u64) -> Result<(State, Step), WorkerError> {
-        if generation > 1 && self.job.checkpoint.is_none() {
+        if generation > 1 && self.job.checkpoints().is_none() {
             tracing::warn!(
                 step = beginning.1.0,
                 "all ranks were lost, and the job makes no checkpoints: it restarts (set checkpoint.every_epochs, say)"
             );
         }
         let folder = checkpoints::folder(self.job, self.options.run_dir.as_deref());
-        let Some(folder) = folder.filter(|_| generation > 1 && self.job.checkpoint.is_some()) else {
+        let Some(folder) = folder.filter(|_| generation > 1 && self.job.checkpoints().is_some()) else {
             return Ok(beginning);
         };
         let Some(path) = Folder::new(folder).newest_whole(None) else { return Ok(beginning) };
@@ -181,6 +182,9 @@ impl<'a> LeaderState<'a> {
         engine.share_state()?;
         let mut batches = plan.prefetch(self.job, &self.data.train, self.options.rank, done)?;
         self.clock.start();
+        if let Some(c) = &mut self.checkpoints {
+            c.rests(None); // from here on the time counts
+        }
         while done.0 < plan.total {
             if self.options.interrupt.is_set() {
                 return Err(WorkerError::Interrupted);

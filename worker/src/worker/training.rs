@@ -91,7 +91,11 @@ impl Training<'_> {
                 }
                 DriverAction::Evaluate { epoch, share } => {
                     let share = match self.engine.streams() {
-                        Some(streamed) => streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share),
+                        Some(streamed) => {
+                            let share = streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share);
+                            self.driver.assigned(share);
+                            share
+                        }
                         None => share,
                     };
                     let Self { engine, test, driver, options, .. } = self;

@@ -116,8 +116,9 @@ impl Trainer {
             }
             Next::Over { epochs, write, step } => {
                 // A job that resumes from a checkpoint passes here first, and already has that checkpoint.
-                let due = write && epochs > self.o.begun && self.o.due.is_some_and(|d| d.after(epochs));
                 let last = epochs == l.chunks.epochs;
+                let may = epochs > self.o.begun && (last || !self.rests);
+                let due = write && may && self.o.due.is_some_and(|d| d.after(epochs));
                 if due {
                     self.queue.push_back(Action::WriteAfter { step, epochs, last });
                 }

@@ -5,8 +5,9 @@ use crate::{
     leased::Leased,
     local::Local,
     options::Options,
+    steps::CheckpointSteps,
 };
-use paraft_common::Step;
+use paraft_common::{Share, Step};
 use paraft_session::{Next, Pull, Pulled};
 use std::{collections::VecDeque, mem, ops::Range};
 
@@ -44,6 +45,8 @@ pub struct Trainer {
     /// A pushed fragment that arrives with a pull of everything.
     pub(crate) rest: Option<Range<usize>>,
     pub(crate) stop: bool,
+    /// No checkpoint is due but the job's last one.
+    pub(crate) rests: bool,
     /// The epoch whose evaluation used the final weights, as far as this worker knows.
     pub(crate) evaluated: Option<u64>,
     /// Whether the last action still needs an answer.
@@ -61,6 +64,7 @@ impl Trainer {
             done: start,
             rest: None,
             stop: false,
+            rests: false,
             evaluated: None,
             unanswered: false,
         }
@@ -69,6 +73,27 @@ impl Trainer {
     /// The worker's last step.
     pub fn done(&self) -> Step {
         self.done
+    }
+
+    /// Whether the servers have stopped the job.
+    pub fn is_stopped(&self) -> bool {
+        self.stop
+    }
+
+    /// The worker's share of the next evaluation, as far as is known.
+    pub fn share(&self) -> Share {
+        self.o.share
+    }
+
+    /// A pull outside of [`Action::Pull`] has brought this share.
+    pub fn take_share(&mut self, share: Share) {
+        self.o.share = share;
+    }
+
+    /// Whether this worker asks for no checkpoint until the next call, except the job's last one. Call it only after
+    /// [`Action::Begin`] or [`Action::Stepped`]: within a step it is decided.
+    pub fn rest_checkpoints(&mut self, rests: bool) {
+        self.rests = rests;
     }
 
     /// The next action.
@@ -115,7 +140,8 @@ impl Trainer {
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {
-        self.o.leased.is_none() && self.o.due.is_some_and(|d| d.at(step))
+        let due = |d: CheckpointSteps| d.at(step) && (!self.rests || d.is_last(step));
+        self.o.leased.is_none() && self.o.due.is_some_and(due)
     }
 
     /// Everything is trained. Before the worker reports that, it evaluates its share at the final weights, if all

@@ -139,6 +139,32 @@ fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
     Options { evaluates: true, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
 }
 
+#[test]
+fn a_worker_that_rests_asks_only_for_the_last_checkpoint() {
+    // From this step on it does not rest; an epoch has four steps.
+    for (from, asked) in [(9, &[Step(8)][..]), (5, &[Step(8)]), (3, &[Step(4), Step(8)])] {
+        let steps = Steps::new(4, 1, 2, None).expect("some steps");
+        let due = Some(CheckpointSteps::new(None, Some(1), &steps, None));
+        let options = Options { due, ..Options::new(WorkerId(0), steps, LocalConfig::default(), layout()) };
+        let mut trainer = Trainer::new(options, Step(0));
+        let mut told = Vec::new();
+        loop {
+            match trainer.next_action() {
+                Action::Pull(pull) => {
+                    told.extend(pull.checkpoint.then_some(pull.done));
+                    trainer.pulled(in_order(0, &pull));
+                }
+                Action::Gradient { .. } => trainer.trained(Some((1.0, 1))),
+                Action::Begin(_) => trainer.rest_checkpoints(true),
+                Action::Stepped(s) => trainer.rest_checkpoints(s.done < Step(from)),
+                Action::End { .. } => break,
+                _ => {}
+            }
+        }
+        assert_eq!(told, asked, "from {from}");
+    }
+}
+
 proptest! {
     /// Without faults a worker trains each of the job's minibatches once, pushes every bucket once per step,
     /// evaluates each epoch once, and cuts each due checkpoint.

@@ -13,7 +13,8 @@
 //!
 //! A worker may also request a part at any step between two of its own (`now`), and fetches it at once. In BSP the
 //! part of its last finished step is exactly that step's, because no round of the next step is complete without its
-//! push.
+//! push. Once all workers have finished nothing changes any more, and the part is of the end, whatever step they say: a
+//! stopped job's workers may end a step apart.
 //!
 //! With the leased sampler only the worker that writes a checkpoint requests its sections, between two epochs,
 //! while no worker trains (`shard/chunks.rs`). So they are of one moment in every mode.
@@ -131,11 +132,12 @@ impl CheckpointSlot {
             // After a snapshot was installed meanwhile, the recorded state does not belong to these buckets.
             current.filter(|current| Arc::ptr_eq(current, conf))?;
             let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
-            Some((CheckpointImage::of(step, conf, m), level, m.in_force.mode))
+            let over = m.members.unfinished().next().is_none();
+            Some((CheckpointImage::of(step, conf, m), level, over, m.in_force.mode))
         });
-        let Some((part, level, mode)) = taken else { return };
+        let Some((part, level, over, mode)) = taken else { return };
         // The apply task may be ahead of the leader: no update beyond the step may be in flight.
-        if mode == Mode::Bsp && !(level && last_proposed.is_none_or(|last| last <= step)) {
+        if mode == Mode::Bsp && !over && !(level && last_proposed.is_none_or(|last| last <= step)) {
             tracing::warn!(shard = id, step = step.0, "no part taken: a member is not at this step");
             return;
         }

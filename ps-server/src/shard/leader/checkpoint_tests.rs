@@ -42,6 +42,16 @@ fn fetched_part_is_not_taken_again_for_later_pulls() {
     assert!(kept.is_due(Step(100), other, Some(writer)), "the next one");
 }
 
+#[test]
+fn a_part_of_an_ended_job_is_taken_for_any_step() {
+    let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
+    let conf = shard.configured().expect("configured");
+    let mut kept = CheckpointSlot::default();
+    // Another worker was stopped a step later.
+    let part = kept.fetch_now(&shard, &conf, Step(50), Some(Step(51)), Instant::now());
+    assert_eq!(part.map(|part| part.step), Some(Step(50)));
+}
+
 proptest! {
     /// One image is kept at a time. The requester of its step gets it, and gets it again only while it is
     /// complete. It gives way only if it is not being fetched and its writer has left or has been silent for

@@ -44,7 +44,31 @@ impl Driver {
         for path in own.into_iter().chain(run) {
             weights::save(&path, &self.layout, into.weights(), end.done.0)?;
         }
+        if end.first {
+            self.save_at_stop(end.done);
+        }
         self.note_checkpoints(true)
+    }
+
+    /// Writes the state at which the job was stopped, if the job makes checkpoints and none has this state: all workers
+    /// have finished, so it is that of the final weights. Not with leased samples: within an epoch nobody could resume
+    /// from it. A failure does not fail the run.
+    fn save_at_stop(&mut self, done: Step) {
+        let is_stopped = self.trainer.is_stopped() && self.plan.leased.is_none() && done.0 < self.plan.total;
+        let Some(c) = self.checkpoints.as_ref().filter(|c| is_stopped && c.lacks(done)) else { return };
+        let rates = c.rates.clone();
+        match self.save_now(None, &rates) {
+            Ok(path) => tracing::info!(path = %path.display(), "the job was stopped; its state is written"),
+            Err(e) => tracing::warn!(error = %e, "the job was stopped; its state cannot be written"),
+        }
+    }
+
+    /// Tells the trainer whether checkpoints rest, as it is between two steps.
+    pub(super) fn space_checkpoints(&mut self) {
+        let Some(c) = &mut self.checkpoints else { return };
+        // With leased samples shard 0 names the worker that writes.
+        let share = self.plan.leased.is_none().then(|| self.trainer.share());
+        self.trainer.rest_checkpoints(c.rests(share));
     }
 
     pub(super) fn clear_the_way(&self, step: Step) {
