@@ -12,7 +12,7 @@ use crate::{
     submitted,
 };
 use clap::Args;
-use paraft_common::check_address;
+use paraft_common::{check_address, config::check_name};
 use paraft_record::{
     METRICS_FILE,
     begin::{LAUNCHER_LOCK, is_held},
@@ -96,6 +96,17 @@ impl StandingArg {
     pub fn servers(&self) -> Result<Option<Vec<String>>, Failure> {
         self.fleet.as_deref().map(|fleet| FleetName::read(fleet)?.servers()).transpose()
     }
+}
+
+/// Reads a job's name, where a user may write a fleet's instead.
+///
+/// # Errors
+///
+/// The rule that the name breaks.
+pub fn job_name(text: &str) -> Result<String, String> {
+    check_name(text)
+        .map(|()| text.to_string())
+        .map_err(|why| format!("{why}. A run or a fleet is named by --fleet"))
 }
 
 /// The variable that names the fleet where no flag does, if it is set.
