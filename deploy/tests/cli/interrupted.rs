@@ -11,7 +11,7 @@ fn interrupt(launcher: &Launcher) {
 fn the_first_ctrl_c_stops_the_job_and_writes_its_report() {
     let l = Launcher::training(&(digits("bsp", 3, 100_000) + "[checkpoint]\nevery_epochs = 5\n"), 2);
     let dir = l.run_dir.display().to_string();
-    wait("the control group to hear of it", || match text(&run(&["jobs", &dir]).stdout) {
+    wait("the control group to hear of it", || match text(&run(&["jobs", "--fleet", &dir]).stdout) {
         said if said.contains("running") => Ok(()),
         said => Err(said),
     });
@@ -47,7 +47,7 @@ fn the_first_ctrl_c_stops_the_job_and_writes_its_report() {
 fn a_second_ctrl_c_ends_a_run_that_does_not_stop() {
     let mut l = Launcher::training(&digits("bsp", 1, 100_000), 2);
     let dir = l.run_dir.display().to_string();
-    wait("the control group to hear of it", || match text(&run(&["jobs", &dir]).stdout) {
+    wait("the control group to hear of it", || match text(&run(&["jobs", "--fleet", &dir]).stdout) {
         said if said.contains("running") => Ok(()),
         said => Err(said),
     });
