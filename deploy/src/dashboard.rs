@@ -9,7 +9,7 @@ use paraft_fleet::{
     faults::FAULTS_FILE,
     fleet::server_data,
     launch, submitted,
-    targets::{self, Target},
+    targets::{FleetArg, Target},
 };
 use paraft_worker::exit;
 use std::{
@@ -21,11 +21,8 @@ use std::{
 
 #[derive(Args)]
 pub struct DashboardArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
-    pub of: Option<PathBuf>,
-    /// Servers as host:port, comma-separated; one that answers is enough.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// Where it is served; port 0: any that is free.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub at: SocketAddr,
@@ -40,15 +37,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
     paraft_host::logs::on_terminal("info");
-    let of = targets::or_newest(args.of.as_deref(), &args.servers);
-    let servers = match targets::target(of.as_deref(), &args.servers)? {
+    let fleet = args.fleet.to_ask()?;
+    let servers = match fleet.target()? {
         Target::Servers(servers) => servers,
         Target::Ended(run) => return Ok(ended::refer(&run)),
     };
     // Fails with a clear error if no server answers.
     ask::jobs(&servers)?;
-    // Those that are given by address need not be that run's.
-    let mut here = here(of.as_deref().filter(|_| args.servers.is_empty()));
+    let mut here = here(fleet.folder());
     if let Some(runs) = &args.runs {
         here.runs = Some(
             std::fs::canonicalize(runs)

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use paraft_client::Order;
 use paraft_common::{JobShard, ServerId};
-use paraft_fleet::{failure::Failure, orders, out, table, targets::addresses};
+use paraft_fleet::{failure::Failure, orders, out, table, targets::FleetArg};
 use paraft_server::replicas::quarantine;
 use paraft_store::{Disk, RealDisk};
 use paraft_worker::exit;
@@ -51,9 +51,8 @@ enum What {
     Abandon {
         /// The shard: 2, or of job 7 of the fleet 7.2, as `paraft status` shows it.
         shard: JobShard,
-        /// Servers of the fleet as host:port, comma-separated.
-        #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',', required = true)]
-        servers: Vec<String>,
+        #[command(flatten)]
+        fleet: FleetArg,
         /// Without it nothing is done but to say what would be lost.
         #[arg(long)]
         accept_loss: bool,
@@ -64,12 +63,8 @@ enum What {
 pub struct ForgetArgs {
     /// The server's id: 2 or s2.
     pub server: String,
-    /// A run's folder, or a job file with cluster.addresses.
-    #[arg(long)]
-    pub of: Option<PathBuf>,
-    /// Servers of the fleet as host:port, comma-separated.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
 }
 
 fn disk() -> Arc<dyn Disk> {
@@ -93,9 +88,10 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
             out!("{name} is deleted");
             Ok(exit::OK)
         }
-        What::Abandon { shard, servers, accept_loss } => {
+        What::Abandon { shard, fleet, accept_loss } => {
+            let servers = fleet.to_change()?.servers()?;
             let order = Order::Abandon { shard: *shard, accept_loss: *accept_loss };
-            out!("given up: {}", orders::given(servers, &order)?.was);
+            out!("given up: {}", orders::given(&servers, &order)?.was);
             Ok(exit::OK)
         }
     }
@@ -162,7 +158,7 @@ pub fn forget(args: &ForgetArgs) -> Result<i32, Failure> {
             .help("write a number, as `paraft status` shows it")
     };
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
-    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let servers = args.fleet.to_change()?.servers()?;
     orders::given(&servers, &Order::Forget { server })?;
     out!("{server} is forgotten: its replicas are replaced where other servers have room");
     Ok(exit::OK)

@@ -3,24 +3,17 @@
 use clap::Args;
 use paraft_client::Order;
 use paraft_common::ServerId;
-use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, targets::addresses};
+use paraft_fleet::{ask::agreeing, failure::Failure, orders, out, targets::FleetArg};
 use paraft_proto::DescribeReply;
 use paraft_worker::exit;
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub struct DrainArgs {
     /// The server's id: 2 or s2.
     pub server: String,
-    /// A run's folder, or a job file with cluster.addresses.
-    #[arg(long)]
-    pub of: Option<PathBuf>,
-    /// Servers of the fleet as host:port, comma-separated.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// Take the draining back: the server gets leaders and replicas again.
     #[arg(long)]
     pub undo: bool,
@@ -35,7 +28,7 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
             .help("write a number, as `paraft status` shows it")
     };
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
-    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let servers = args.fleet.to_change()?.servers()?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
     orders::given(&servers, &Order::Drain { server, undo: args.undo })?;
     if args.undo {

@@ -1,8 +1,7 @@
 //! `paraft stop` and `paraft delete`: what a person does with a job of a fleet, by its name.
 
-use crate::jobs::FleetOf;
 use clap::Args;
-use paraft_fleet::{ask, ended::has_end, existing, failure::Failure, out, targets::addresses};
+use paraft_fleet::{ask, ended::has_end, existing, failure::Failure, out, targets::FleetArg};
 use paraft_proto::JobInfo;
 use paraft_worker::exit;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ pub struct StopArgs {
     /// The job's name, as `paraft jobs` shows it.
     pub job: String,
     #[command(flatten)]
-    pub fleet: FleetOf,
+    pub fleet: FleetArg,
     /// Wait at most this many seconds until its workers have finished.
     #[arg(long, default_value_t = 60)]
     pub wait: u64,
@@ -23,15 +22,16 @@ pub struct DeleteArgs {
     /// The job's name, as `paraft jobs` shows it.
     pub job: String,
     #[command(flatten)]
-    pub fleet: FleetOf,
+    pub fleet: FleetArg,
 }
 
 /// `paraft stop`: its workers finish where they are, and its weights are kept as after any end.
 pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
-    let servers = args.fleet.servers()?;
+    let fleet = args.fleet.to_change()?;
+    let servers = fleet.servers()?;
     let was = existing::end(&servers, &args.job, false)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let own = args.fleet.of.as_deref().filter(|of| of.is_dir());
+    let own = fleet.folder();
     let mut seen = was.clone();
     while matches!(seen.as_str(), "running" | "waiting") {
         if Instant::now() > deadline {
@@ -58,7 +58,7 @@ pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
 
 /// `paraft delete`: with all that the servers have of it.
 pub fn delete(args: &DeleteArgs) -> Result<i32, Failure> {
-    let was = existing::end(&args.fleet.servers()?, &args.job, true)?;
+    let was = existing::end(&args.fleet.to_change()?.servers()?, &args.job, true)?;
     out!("{} is deleted; it was {was}. Its files and its checkpoints stay where they are", args.job);
     Ok(exit::OK)
 }
@@ -67,11 +67,4 @@ pub fn delete(args: &DeleteArgs) -> Result<i32, Failure> {
 pub fn find(servers: &[String], name: &str) -> Result<Option<JobInfo>, Failure> {
     let jobs = ask::jobs(servers)?;
     Ok(jobs.into_iter().filter(|j| j.name == name).max_by_key(|j| j.job))
-}
-
-impl FleetOf {
-    /// Its servers.
-    pub fn servers(&self) -> Result<Vec<String>, Failure> {
-        addresses(self.of.as_deref(), &self.servers)
-    }
 }

@@ -18,7 +18,7 @@ pub fn status(run: &EndedRun, json: bool) -> i32 {
 pub fn refer(run: &EndedRun) -> i32 {
     let dir = run.dir.display();
     out!("{dir}: this run has ended: {}", run.state.says());
-    out!("`paraft status {dir}` shows what it left");
+    out!("`paraft status --fleet {dir}` shows what it left");
     if let Some(report) = &run.report {
         out!("report       {}", report.display());
     }
@@ -50,7 +50,7 @@ fn print(run: &EndedRun) {
     if let Some(command) = run.resume() {
         line("to go on", command);
     }
-    line("logs", format!("paraft logs {}", run.dir.display()));
+    line("logs", format!("paraft logs --fleet {}", run.dir.display()));
 }
 
 fn steps(run: &EndedRun) -> String {

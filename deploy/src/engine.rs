@@ -19,6 +19,7 @@ use paraft_fleet::{
     shared::{Folder, JobEnd},
     submitted::{self, Submitted},
 };
+use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use std::{
     collections::BTreeMap,
@@ -157,7 +158,7 @@ pub fn fleet(args: &FleetArgs) -> Result<i32, Failure> {
 fn status(run: &Path) -> Result<i32, Failure> {
     let run_there = submitted::of(run)?;
     let folder = Folder::of(run)?;
-    certs::take(run)?;
+    certs::take(run, As::Admin)?;
     let Submitted { engine, handle } = &run_there;
     let members = engine.members(handle, run)?;
     let servers = run_there.servers(run)?;

@@ -7,47 +7,26 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     out, table,
-    targets::{Target, or_newest, target},
+    targets::{FleetArg, Target},
 };
 use paraft_host::clock::unix_ms;
 use paraft_proto::{CheckpointInfo, JobInfo, ShardStatus};
 use paraft_worker::exit;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
-
-/// Which fleet.
-#[derive(Args)]
-pub struct FleetOf {
-    /// A run's or a fleet's folder, a job file with cluster.addresses, or servers as host:port, comma-separated.
-    #[arg(long, value_name = "FLEET")]
-    pub of: Option<PathBuf>,
-    /// Servers as host:port, comma-separated; one that answers is enough.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
-}
+use std::{collections::BTreeMap, time::Duration};
 
 #[derive(Args)]
 pub struct ListArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
-    pub of: Option<PathBuf>,
-    /// Servers as host:port, comma-separated; one that answers is enough.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// One JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
 }
 
-impl ListArgs {
-    /// What answers.
-    fn target(&self) -> Result<Target, Failure> {
-        target(or_newest(self.of.as_deref(), &self.servers).as_deref(), &self.servers)
-    }
-}
-
 /// `paraft jobs`.
 pub fn all(args: &ListArgs) -> Result<i32, Failure> {
-    let (jobs, modes) = match args.target()? {
+    let (jobs, modes) = match args.fleet.to_ask()?.target()? {
         Target::Servers(servers) => (ask::jobs(&servers)?, modes(&servers)),
         Target::Ended(run) => {
             let job = run.as_job();
@@ -65,7 +44,7 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
     }
     let named: Vec<&JobInfo> = jobs.iter().filter(|j| !j.name.is_empty()).collect();
     if named.is_empty() {
-        out!("this fleet has no jobs: `paraft submit JOB --to FLEET` gives it one");
+        out!("this fleet has no jobs: `paraft submit JOB --fleet FLEET` gives it one");
         return Ok(exit::OK);
     }
     let mut t = Table::new();
@@ -119,7 +98,7 @@ fn kept(job: &JobInfo) -> String {
 
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
-    let jobs = match args.target()? {
+    let jobs = match args.fleet.to_ask()?.target()? {
         Target::Servers(servers) => ask::jobs(&servers).map_err(|none| {
             none.help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers")
         })?,

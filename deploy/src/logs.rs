@@ -1,6 +1,6 @@
 //! `paraft logs`: what the launcher, the servers and the workers of a job have said, where their folder is in reach.
 
-use crate::{end::find, jobs::FleetOf, submit::LAUNCHER_LOG};
+use crate::{end::find, submit::LAUNCHER_LOG};
 use clap::Args;
 use paraft_fleet::{
     ask,
@@ -9,7 +9,7 @@ use paraft_fleet::{
     fleet::JOB_FILE,
     out,
     run_dir::held,
-    targets::{self, Target, target},
+    targets::{FleetArg, Target, job_name},
 };
 use paraft_proto::JobInfo;
 use paraft_record::METRICS_FILE;
@@ -26,12 +26,11 @@ mod line;
 
 #[derive(Args)]
 pub struct LogsArgs {
-    /// The job's name, as `paraft jobs` shows it, or a run's folder. Default: the job of the run or fleet; the newest run
-    /// in runs/.
-    #[arg(value_name = "JOB|RUN")]
+    /// The job's name, as `paraft jobs` shows it. Default: the job of the run, or the only one of the fleet.
+    #[arg(value_parser = job_name)]
     pub job: Option<String>,
     #[command(flatten)]
-    pub fleet: FleetOf,
+    pub fleet: FleetArg,
     /// The last lines of each log; 0: all of it.
     #[arg(long, short = 'n', default_value_t = 10)]
     pub lines: usize,
@@ -45,13 +44,10 @@ pub struct LogsArgs {
 
 /// `paraft logs`.
 pub fn run(args: &LogsArgs) -> Result<i32, Failure> {
-    let folder = args.job.as_deref().map(Path::new).filter(|p| args.fleet.of.is_none() && targets::is_run(p));
-    let name = args.job.as_deref().filter(|_| folder.is_none());
-    // A folder says more than the variable PARAFT_SERVERS.
-    let servers: &[String] = if folder.is_some() { &[] } else { &args.fleet.servers };
-    let of = targets::or_newest(folder.or(args.fleet.of.as_deref()), servers);
+    let fleet = args.fleet.to_ask()?;
+    let name = args.job.as_deref();
     let mut shown = Shown { lines: args.lines, raw: args.json, follows: args.follow, read: BTreeMap::new() };
-    let servers = match target(of.as_deref(), servers)? {
+    let servers = match fleet.target()? {
         Target::Servers(servers) => servers,
         Target::Ended(run) => {
             name.map_or(Ok(()), |name| run.is_of(name))?;
@@ -64,7 +60,7 @@ pub fn run(args: &LogsArgs) -> Result<i32, Failure> {
             return Ok(exit::OK);
         }
     };
-    let own = of.as_deref().filter(|of| of.is_dir());
+    let own = fleet.folder();
     let name = match name {
         Some(name) => name.to_string(),
         None => only_job(own, &servers)?,
@@ -107,9 +103,9 @@ fn only_job(own: Option<&Path>, servers: &[String]) -> Result<String, Failure> {
     match names[..] {
         [name] => Ok(name.to_string()),
         [] => Err(Failure::new(exit::CONFIG, "this fleet has no jobs")
-            .help("`paraft submit JOB --to FLEET` gives it one")),
+            .help("`paraft submit JOB --fleet FLEET` gives it one")),
         _ => Err(Failure::new(exit::USAGE, format!("which job? This fleet has {}", names.join(", ")))
-            .help("give one of these names before --of")),
+            .help("give one of these names: paraft logs JOB")),
     }
 }
 

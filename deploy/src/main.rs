@@ -1,6 +1,6 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
+//! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], [`worker`]: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
@@ -53,6 +53,7 @@ mod top;
 mod trace;
 mod track;
 mod train;
+mod worker;
 
 /// docs/benchmarks.md has the difference.
 #[global_allocator]
@@ -76,7 +77,7 @@ enum Command {
     Train(train::TrainArgs),
     /// Launch a fleet on this machine whose workers are a script of yours: paraft launch train.py
     Launch(launch::LaunchArgs),
-    /// Give a job to a fleet that stands already (--to FLEET), or with a fleet of its own to an engine (--on slurm), and come
+    /// Give a job to a fleet that stands already (--fleet FLEET), or with a fleet of its own to an engine (--on slurm), and come
     /// back at once.
     Submit(Box<submit::SubmitArgs>),
     /// Start, end, ask and resize a fleet that an engine runs.
@@ -184,7 +185,7 @@ fn main() {
         Command::Simulate(a) => failure::report(simulate::run(&a)),
         Command::Plan(a) => failure::report(plan::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
-        Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::on_device),
+        Command::Worker(a) => worker::run(&a),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),

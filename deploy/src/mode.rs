@@ -2,9 +2,9 @@
 
 use clap::Args;
 use paraft_common::ModeChoice;
-use paraft_fleet::{failure::Failure, orders, out, targets};
+use paraft_fleet::{failure::Failure, orders, out, targets::FleetArg};
 use paraft_worker::exit;
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 #[derive(Args)]
 pub struct ModeArgs {
@@ -12,19 +12,15 @@ pub struct ModeArgs {
     pub job: String,
     /// The mode in which it goes on: bsp, ssp:S, asp, or auto (a rule chooses the staleness bound).
     pub mode: ModeChoice,
-    /// A run's folder, or a job file with cluster.addresses.
-    #[arg(long)]
-    pub of: Option<PathBuf>,
-    /// Servers of the fleet as host:port, comma-separated.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// Wait at most this many seconds until every shard has switched.
     #[arg(long, default_value_t = 30)]
     pub wait: u64,
 }
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
-    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = args.fleet.to_change()?.servers()?;
     let within = Duration::from_secs(args.wait);
     let now = orders::block_on(orders::switch(&servers, &args.job, args.mode, within))?;
     let by = if args.mode == ModeChoice::Auto { ", and a rule chooses from here on" } else { "" };

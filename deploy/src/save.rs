@@ -4,11 +4,10 @@
 //! complete checkpoint to the control group.
 
 use clap::Args;
-use paraft_fleet::{ask, failure::Failure, orders, out, targets};
+use paraft_fleet::{ask, failure::Failure, orders, out, targets::FleetArg};
 use paraft_proto::CheckpointInfo;
 use paraft_worker::exit;
 use std::{
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -17,12 +16,8 @@ use std::{
 pub struct SaveArgs {
     /// The job's name, as `paraft status` shows it.
     pub job: String,
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
-    #[arg(long)]
-    pub of: Option<PathBuf>,
-    /// Servers of the fleet as host:port, comma-separated.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// Wait at most this many seconds until it is on the disk.
     #[arg(long, default_value_t = 60)]
     pub wait: u64,
@@ -32,7 +27,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub fn run(args: &SaveArgs) -> Result<i32, Failure> {
-    let servers = targets::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = args.fleet.to_change()?.servers()?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let began = Instant::now();
     let before = loop {

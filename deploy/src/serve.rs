@@ -5,7 +5,7 @@ use folder::{closed_to_others, meant, without_colons};
 use hooks::{CONTINUES, watched};
 use paraft_common::ServerId;
 use paraft_dashboard::LocalControl;
-use paraft_fleet::{failure::Failure, faults::process};
+use paraft_fleet::{failure::Failure, faults::process, targets};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
     Server, ServerError, ServerOptions, Shape, Timeouts,
@@ -45,7 +45,20 @@ const REPLACE_AFTER: Duration = Duration::from_secs(10);
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
-    serve(args, None)
+    if !args.join && args.fleet.fleet.is_some() {
+        return Err(Failure::new(
+            exit::USAGE,
+            "--fleet names the fleet that a new server joins: it needs --join",
+        )
+        .help("--servers lists the servers of the fleet that this one belongs to"));
+    }
+    let mut args = args.clone();
+    // Not clap's: a server that joins takes the variable for its fleet.
+    if !args.join && args.servers.is_empty() {
+        let all = targets::variable();
+        args.servers.extend(all.iter().flat_map(|all| all.split(',')).map(|a| a.trim().to_string()));
+    }
+    serve(&args, None)
 }
 
 /// Runs a server until a signal, its launcher or its `ServerHooks` ends it.
@@ -54,6 +67,11 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
     memory::enough_to_start()?;
+    // A run's folder has certificates too.
+    let fleet = match args.join {
+        true => args.fleet.to_change()?.servers_for(As::Peer)?,
+        false => Vec::new(),
+    };
     match Access::ours() {
         Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
             Failure::new(exit::CONFIG, format!("--certs: {why}"))
@@ -75,7 +93,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
     let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
     let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
     let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
-    if listed.is_empty() && !args.supervised && args.join.is_empty() && conduct.is_none() {
+    if listed.is_empty() && !args.supervised && !args.join && conduct.is_none() {
         return Err(Failure::new(exit::USAGE, "no servers are named")
             .help("give --servers host:port,host:port,host:port, or a job file with cluster.addresses"));
     }
@@ -95,9 +113,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         let usual = || PathBuf::from("paraft-data").join(without_colons(address));
         args.data.clone().unwrap_or_else(usual)
     };
-    if let Some(own) =
-        own.as_deref().filter(|_| args.join.is_empty() && !args.supervised && conduct.is_none())
-    {
+    if let Some(own) = own.as_deref().filter(|_| !args.join && !args.supervised && conduct.is_none()) {
         // Check before binding the port: in a list of another order, this port belongs to another
         // server.
         settings::compare(&folder(own), ServerId(id), &listed, shape(listed.len())).map_err(failure)?;
@@ -126,17 +142,17 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         let JoinPlan { place, address, servers } = match met {
             Some(met) => met,
             None => {
-                let address = match args.join.is_empty() {
-                    true => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
-                    false => args.advertise.clone().unwrap_or_else(|| bound.clone()),
+                let address = match args.join {
+                    true => args.advertise.clone().unwrap_or_else(|| bound.clone()),
+                    false => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
                 };
-                if !args.join.is_empty() && address.starts_with("0.0.0.0") {
+                if args.join && address.starts_with("0.0.0.0") {
                     return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
                         .help("add --advertise host:port"));
                 }
-                let place = match args.join.is_empty() {
-                    true => Place::Listed(ServerId(id)),
-                    false => Place::Joins(args.join.clone()),
+                let place = match args.join {
+                    true => Place::Joins(fleet),
+                    false => Place::Listed(ServerId(id)),
                 };
                 JoinPlan { place, address, servers }
             }
@@ -281,10 +297,13 @@ fn end_with(pid: u32) -> Result<(), Failure> {
 
 fn failure(e: ServerError) -> Failure {
     match e {
-        ServerError::Options(_) | ServerError::Data(_) | ServerError::Settings(_) => Failure::new(exit::CONFIG, e),
+        ServerError::Options(_) | ServerError::Data(_) | ServerError::Settings(_) => {
+            Failure::new(exit::CONFIG, e)
+        }
         ServerError::Storage(_) => Failure::new(exit::IO, e),
-        ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
-            .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
+        ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e).help(
+            "name the fleet with --fleet; `paraft status --fleet FLEET` shows whether its servers answer",
+        ),
         _ => Failure::new(exit::FAILED, e),
     }
 }

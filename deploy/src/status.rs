@@ -1,10 +1,6 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{
-    control, ended,
-    jobs::{self, FleetOf},
-    memory,
-};
+use crate::{control, ended, jobs, memory};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -12,7 +8,7 @@ use paraft_fleet::{
     ask::{self, ask_all},
     failure::Failure,
     out, table,
-    targets::{self, Target, addresses},
+    targets::{FleetArg, Target, job_name},
     view::{self, FleetHealth},
 };
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
@@ -20,18 +16,16 @@ use paraft_worker::exit;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run's folder, a job file with cluster.addresses, or a server as host:port; a job's name, where --of or PARAFT_SERVERS
-    /// says which fleet. Default: the newest run in runs/.
-    #[arg(value_name = "FLEET|JOB")]
-    pub what: Option<PathBuf>,
+    /// Show this job alone, by its name.
+    #[arg(value_parser = job_name)]
+    pub job: Option<String>,
     #[command(flatten)]
-    pub fleet: FleetOf,
+    pub fleet: FleetArg,
     /// Also hash the replicated state, to compare replicas (reads all of it).
     #[arg(long)]
     pub digest: bool,
@@ -83,25 +77,14 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
     }
 }
 
-impl StatusArgs {
-    /// The job that is asked for, where it is one job.
-    fn job(&self) -> Option<&str> {
-        let elsewhere = |p: &&Path| !self.fleet.servers.is_empty() && !targets::names_a_fleet(p);
-        self.what.as_deref().filter(|p| self.fleet.of.is_some() || elsewhere(p)).and_then(Path::to_str)
-    }
-}
-
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
-    let job = args.job();
-    let of = args.fleet.of.as_deref().or(args.what.as_deref().filter(|_| job.is_none()));
-    let servers: &[String] = if of.is_some() { &[] } else { &args.fleet.servers };
-    let of = targets::or_newest(of, servers);
+    let job = args.job.as_deref();
+    let fleet = args.fleet.to_ask()?;
     if let Some(what) = args.wait {
         // Servers that have ended will never serve.
-        let addresses = addresses(of.as_deref(), servers)?;
-        return wait(&addresses, what, Duration::from_secs(args.timeout));
+        return wait(&fleet.servers()?, what, Duration::from_secs(args.timeout));
     }
-    let addresses = match targets::target(of.as_deref(), servers)? {
+    let addresses = match fleet.target()? {
         Target::Servers(addresses) => addresses,
         Target::Ended(run) => {
             job.map_or(Ok(()), |job| run.is_of(job))?;
@@ -184,7 +167,8 @@ fn of_job(name: &str, addresses: &[String], args: &StatusArgs) -> Result<i32, Fa
         true => Ok(exit::OK),
         false => {
             let why = format!("no leader is seen of shard {} of job {name}", without.join(", "));
-            Err(Failure::new(exit::UNAVAILABLE, why).help("`paraft status FLEET` shows its servers"))
+            Err(Failure::new(exit::UNAVAILABLE, why)
+                .help("`paraft status` without the job shows the servers"))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `paraft submit`: submits a job to an existing fleet or to an engine, and returns without waiting.
 //!
-//! `engine` implements `--on`. `--to` starts `paraft train --to` in the background, which launches the
+//! `engine` implements `--on`. `--fleet` starts `paraft train --fleet` in the background, which launches the
 //! workers on this machine and holds the run's folder.
 
 use crate::{
@@ -10,7 +10,13 @@ use crate::{
 };
 use clap::Args;
 use paraft_fleet::{
-    certs::Certs, existing::KeepTime, failure::Failure, fleet::JOB_FILE, out, run_dir::RunDir,
+    certs::Certs,
+    existing::KeepTime,
+    failure::Failure,
+    fleet::JOB_FILE,
+    out,
+    run_dir::RunDir,
+    targets::{self, StandingArg},
 };
 use paraft_worker::{Job, checkpoints::CHECKPOINTS, exit};
 use std::{
@@ -22,23 +28,21 @@ use std::{
 };
 
 #[derive(Args)]
-#[command(group = clap::ArgGroup::new("where").required(true).args(["to", "on"]))]
+#[command(group = clap::ArgGroup::new("where").args(["fleet", "on"]))]
 pub struct SubmitArgs {
     /// The job file.
     pub job: PathBuf,
     #[command(flatten)]
     pub short: ShortArgs,
-    /// A fleet that stands already: its folder, a job file with cluster.addresses, or servers as host:port,
-    /// comma-separated. The workers run on this machine.
-    #[arg(long, value_name = "FLEET")]
-    pub to: Option<PathBuf>,
-    /// An engine, which starts servers and workers.
+    #[command(flatten)]
+    pub standing: StandingArg,
+    /// An engine, which starts servers and workers. Without --on and --fleet: PARAFT_SERVERS names the fleet.
     #[arg(long)]
     pub on: Option<EngineKind>,
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
+    /// On a running fleet: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
     #[arg(long, value_name = "TIME", default_value = "1h", conflicts_with = "on")]
     pub keep: KeepTime,
     /// Go on from a checkpoint, as in `paraft train`.
@@ -61,17 +65,17 @@ const FAILURE_FILE: &str = "launcher-failure.json";
 pub fn run(args: &SubmitArgs) -> Result<i32, Failure> {
     let set = args.short.with(&args.set)?;
     let (job, run_dir, resume) = (args.job.clone(), args.run_dir.clone(), args.resume.clone());
-    match (&args.to, args.on) {
-        (Some(to), _) => submit_to(args, to, &set),
-        (None, Some(on)) => {
-            let engine = args.engine.clone();
-            engine::submit(&OnArgs { job, on, run_dir, set, resume, engine }, true)
-        }
-        (None, None) => Err(Failure::new(exit::USAGE, "where to? --to FLEET or --on ENGINE")),
+    if let Some(on) = args.on {
+        let engine = args.engine.clone();
+        return engine::submit(&OnArgs { job, on, run_dir, set, resume, engine }, true);
     }
+    // The servers of a run end with it: none is the default.
+    let fleet = args.standing.fleet.clone().or_else(targets::variable);
+    let none = || Failure::new(exit::USAGE, "where to? Give --fleet FLEET or --on ENGINE");
+    submit_to(args, &fleet.ok_or_else(none)?, &set)
 }
 
-fn submit_to(args: &SubmitArgs, to: &Path, set: &[String]) -> Result<i32, Failure> {
+fn submit_to(args: &SubmitArgs, fleet: &str, set: &[String]) -> Result<i32, Failure> {
     Certs::can_be_told()?;
     let job = Job::load(&args.job, set)?;
     let held = RunDir::for_another(args.run_dir.as_deref(), &job.name, args.resume.is_some())?;
@@ -86,7 +90,7 @@ fn submit_to(args: &SubmitArgs, to: &Path, set: &[String]) -> Result<i32, Failur
     let before = identity(&file);
     let own = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
     let mut command = Command::new(own);
-    command.arg("train").arg(&args.job).arg("--detached").arg(&failure.0).arg("--to").arg(to);
+    command.arg("train").arg(&args.job).arg("--detached").arg(&failure.0).arg("--fleet").arg(fleet);
     command.arg("--keep").arg(args.keep.to_string()).arg("--run-dir").arg(&dir);
     set.iter().for_each(|set| _ = command.args(["--set", set]));
     if let Some(path) = &args.resume {

@@ -12,13 +12,12 @@ use paraft_fleet::{
     ask,
     failure::Failure,
     faults::Fault,
-    targets::{self, Target},
+    targets::{FleetArg, Target},
 };
 use paraft_worker::exit;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use std::{
     io::IsTerminal,
-    path::PathBuf,
     sync::mpsc::{self, Receiver},
     time::Duration,
 };
@@ -27,11 +26,8 @@ mod drawing;
 
 #[derive(Args)]
 pub struct TopArgs {
-    /// A run's folder, a job file with cluster.addresses, or any server as host:port. Default: the newest run in runs/.
-    pub of: Option<PathBuf>,
-    /// Servers as host:port, comma-separated; one that answers is enough.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub fleet: FleetArg,
 }
 
 /// The poll interval.
@@ -40,8 +36,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const KEY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn run(args: &TopArgs) -> Result<i32, Failure> {
-    let of = targets::or_newest(args.of.as_deref(), &args.servers);
-    let servers = match targets::target(of.as_deref(), &args.servers)? {
+    let fleet = args.fleet.to_ask()?;
+    let servers = match fleet.target()? {
         Target::Servers(servers) => servers,
         Target::Ended(run) => return Ok(ended::refer(&run)),
     };
@@ -53,8 +49,7 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let (tell, told) = mpsc::channel();
-    // Servers given by address may belong to another run.
-    let here = here(of.as_deref().filter(|_| args.servers.is_empty()));
+    let here = here(fleet.folder());
     let adds = here.clone();
     runtime.spawn(async move {
         let mut known = servers;

@@ -11,7 +11,7 @@ use paraft_fleet::{
     fleet::Extras,
     launch, out,
     run_dir::RunDir,
-    targets::addresses,
+    targets::StandingArg,
 };
 use paraft_record::{METRICS_FILE, RunRecord};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -61,7 +61,7 @@ pub struct RunArgs {
     pub run_dir: Option<PathBuf>,
     /// Give the fleet fault points: servers and workers meet through proxies over TCP, and `paraft chaos`
     /// can cut links and fill disks. Slower; not for production.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fleet")]
     pub faults: bool,
     /// Record what happens to each bucket on its way, and write it as trace.json into the run's folder, for
     /// ui.perfetto.dev or chrome://tracing.
@@ -71,12 +71,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
         value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
     pub trace_steps: u64,
-    /// Train on a fleet that stands already instead of one of the job's own: its folder, a job file with
-    /// cluster.addresses, or servers as host:port, comma-separated.
-    #[arg(long, value_name = "FLEET", conflicts_with = "faults")]
-    pub to: Option<PathBuf>,
-    /// With --to: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
-    #[arg(long, value_name = "TIME", default_value = "1h", requires = "to")]
+    #[command(flatten)]
+    pub standing: StandingArg,
+    /// With --fleet: so long after the job's end the servers keep its weights, as 90s, 30min, 12h, 7d or forever.
+    #[arg(long, value_name = "TIME", default_value = "1h", requires = "fleet")]
     pub keep: KeepTime,
     /// Serve no live page.
     #[arg(long)]
@@ -89,9 +87,8 @@ pub struct RunArgs {
 impl RunArgs {
     /// The existing fleet for the job, if one is given.
     pub fn on(&self) -> Result<Option<ExistingFleet>, Failure> {
-        let Some(to) = &self.to else { return Ok(None) };
-        let servers = addresses(Some(to), &[])?;
-        Ok(Some(ExistingFleet { servers, keep: self.keep.0, delete: false, remember: false }))
+        let on = |servers| ExistingFleet { servers, keep: self.keep.0, delete: false, remember: false };
+        Ok(self.standing.servers()?.map(on))
     }
 }
 

@@ -16,12 +16,12 @@ use paraft_fleet::{
     failure::Failure,
     faults::{Fault, Faults},
     launch, orders,
+    targets::FleetArg,
 };
 use paraft_record::{Event, Incident, IncidentKind, MetricsWriter};
 use paraft_worker::exit;
 use restart::Restart;
 use std::{
-    path::PathBuf,
     process::Child,
     sync::atomic::{AtomicI32, Ordering::Relaxed},
     time::{Duration, Instant},
@@ -34,12 +34,8 @@ mod target;
 /// Which faults, on which fleet, for how long.
 #[derive(Args)]
 pub struct ChaosArgs {
-    /// The folder of a run of `paraft train` on this machine.
-    #[arg(long, required_unless_present = "servers", conflicts_with = "servers")]
-    pub run_dir: Option<PathBuf>,
-    /// Servers that were started by hand on this machine, as host:port, comma-separated.
-    #[arg(long, value_delimiter = ',')]
-    pub servers: Vec<String>,
+    #[command(flatten)]
+    pub(crate) fleet: FleetArg,
     /// The same seed draws the same faults in the same order.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

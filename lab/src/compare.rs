@@ -17,7 +17,7 @@ use matrix::{Algorithm, Axes, Planned, Seeds};
 use paraft_common::ModeChoice;
 use paraft_fleet::{
     again, existing::ExistingFleet, failure::Failure, faults::link::Link, launch, run_dir::RunDir, table,
-    targets::addresses,
+    targets::StandingArg,
 };
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;
@@ -56,14 +56,14 @@ pub struct CompareArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Hold back what passes between a worker and a server, each way, by a proxy.
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, conflicts_with = "fleet")]
     pub delay_ms: f64,
     /// What a connection between a worker and a server carries each way, by a proxy. Default: no bound.
-    #[arg(long, value_name = "MBIT/S")]
+    #[arg(long, value_name = "MBIT/S", conflicts_with = "fleet")]
     pub bandwidth: Option<f64>,
     /// Simulate every run instead (docs/simulator.md). The flags below say what the fleet is like; of them --slow and --straggle are also for
     /// real runs.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fleet")]
     pub simulate: bool,
     /// With --simulate: take the times from a run of this machine.
     #[arg(long, value_name = "RUN_DIR", requires = "simulate")]
@@ -76,10 +76,8 @@ pub struct CompareArgs {
     /// Let runs that go at the same time share cores all the same. The report says so: their times are worth little.
     #[arg(long)]
     pub share_cores: bool,
-    /// Train every run as a job of a fleet that stands already, which is deleted there when it has ended: the fleet's folder, a job file with
-    /// cluster.addresses, or servers as host:port, comma-separated.
-    #[arg(long, value_name = "FLEET", conflicts_with_all = ["simulate", "delay_ms", "bandwidth"])]
-    pub to: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) standing: StandingArg,
     /// Where the runs' files go. A comparison that was ended goes on in its folder. Default: runs/NAME-compare-N, the first N
     /// that is free.
     #[arg(long)]
@@ -195,8 +193,12 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
     if slow.len() < args.fleet.slow.len() {
         return usage("--slow names a worker twice".into());
     }
-    let servers = args.to.as_deref().map(|to| addresses(Some(to), &[])).transpose()?;
-    let on = servers.map(|servers| ExistingFleet { servers, keep: None, delete: true, remember: true });
+    let on = args.standing.servers()?.map(|servers| ExistingFleet {
+        servers,
+        keep: None,
+        delete: true,
+        remember: true,
+    });
     Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link), on })
 }
 

@@ -29,7 +29,6 @@ use paraft_fleet::{
     fleet::{Fleet, SERVERS_FILE},
     launch,
     run_dir::RunDir,
-    targets::addresses,
     track,
 };
 use paraft_worker::{Job, exit};
@@ -309,7 +308,7 @@ impl Sweep<'_> {
     /// Deletes the jobs that trials left on a shared fleet, after a kill or while the fleet was
     /// unreachable.
     fn clear(&self) {
-        let servers = self.args.to.as_deref().and_then(|to| addresses(Some(to), &[]).ok());
+        let servers = self.args.standing.servers().ok().flatten();
         for trial in 0..self.points.len() {
             for dir in (0..self.rungs.len()).map(|rung| self.dir.join(self.trial_dir(trial, rung))) {
                 if let Err(e) = existing::clear(&dir, servers.as_deref().unwrap_or_default()) {
@@ -322,8 +321,8 @@ impl Sweep<'_> {
 
     /// The servers of a shared fleet, or of a fleet that belongs to the sweep and ends with it.
     fn fleet(&self, job: &Job) -> Result<(Option<Fleet>, Vec<String>), Failure> {
-        if let Some(to) = &self.args.to {
-            return Ok((None, addresses(Some(to), &[])?));
+        if let Some(servers) = self.args.standing.servers()? {
+            return Ok((None, servers));
         }
         let dir = self.dir.join("fleet");
         // Server data of an earlier attempt is useless: trials resume from their checkpoints.

@@ -79,7 +79,7 @@ def optimize(
         space: a space file, as for ``paraft sweep`` (docs/sweeps.md), or a function from the trial to its settings:
             ``lambda trial: {"optimizer.lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``.
         n_trials: the number of new trials.
-        fleet: a standing fleet: its folder, a job file with ``cluster.addresses``, servers as comma-separated
+        fleet: a standing fleet, as ``--fleet`` takes it: a run's folder, a job file, servers as comma-separated
             ``host:port``, or a fleet of :func:`paraft.local`. Default: the sweep's own servers on this machine, as
             many as ``cluster.servers``.
         parallel: concurrent trials. Default: as many as have their own cores.
@@ -309,11 +309,11 @@ class _Sweep:
         self._paraft = program()
         self._env = dict(os.environ)
         if isinstance(fleet, Fleet):
-            self._to = ",".join(fleet.servers)
+            self._fleet = ",".join(fleet.servers)
             if fleet.certs is not None:
                 self._env["PARAFT_CERTS"] = fleet.certs
         else:
-            self._to = os.fspath(fleet)
+            self._fleet = os.fspath(fleet)
         self.stop = threading.Event()
         self.failed: Optional[BaseException] = None
         #: Guards the following fields, and ``failed``.
@@ -404,7 +404,7 @@ class _Sweep:
         if self.stop.is_set():
             raise _Interrupted
         settings = {**settings, "name": f"{self._name}-trial-{watch.trial.number}"}
-        command = [self._paraft, "train", str(self._job), "--to", self._to, "--run-dir", str(run), "--json", "--no-dashboard"]
+        command = [self._paraft, "train", str(self._job), "--fleet", self._fleet, "--run-dir", str(run), "--json", "--no-dashboard"]
         for key, value in settings.items():
             command += ["--set", _assignment(key, value)]
         with_parent = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
@@ -469,7 +469,7 @@ class _Sweep:
             name = str(read_toml(run / "job.toml")["name"])
         except (ParaftError, KeyError):
             return  # the fleet has never had it
-        command = [self._paraft, "delete", name, "--of", self._to]
+        command = [self._paraft, "delete", name, "--fleet", self._fleet]
         try:
             done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS)
             why = done.stderr.strip() if done.returncode else ""
@@ -481,7 +481,7 @@ class _Sweep:
 
     def _has(self, name: str) -> bool:
         """Whether the fleet has a job of this name; true also if it cannot be asked."""
-        command = [self._paraft, "jobs", self._to, "--json"]
+        command = [self._paraft, "jobs", "--fleet", self._fleet, "--json"]
         try:
             said = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True).stdout
             return any(job.get("job") == name and not job.get("released") for job in json.loads(said)["jobs"])

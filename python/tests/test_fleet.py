@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 
 def ask(fleet: paraft.Fleet, *command: str) -> str:
     """Runs a command of the program on this fleet; returns its output."""
-    done = subprocess.run([program(), *command, "--servers", ",".join(fleet.servers)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program(), *command, "--fleet", ",".join(fleet.servers)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -129,7 +129,7 @@ def test_workers_of_python_and_of_rust_are_one_job(fleet: Any, start_workers: An
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
     job = tmp_path / "job.toml"
     job.write_text(MIXED)
-    command = [program(), "worker", str(job), "--rank", "0", "--servers", ",".join(fleet.servers)]
+    command = [program(), "worker", str(job), "--rank", "0", "--fleet", ",".join(fleet.servers)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as rust:
         try:
             env = {"PARAFT_RANK": "1", "PARAFT_WORKERS": "2"}

@@ -146,7 +146,7 @@ def test_a_page_is_followed_until_the_run_has_ended(train: Any, capsys: Any) -> 
     assert "training" in page.charts()["Loss"] and "%" in page.charts()["Held-out accuracy"]
     assert "digits-b" in page.said
     # Its exit code is no matter: the fleet may be gone before it could ask whether the job has ended.
-    subprocess.run([program(), "stop", "digits-b", "--of", str(training.run)], capture_output=True, timeout=60)
+    subprocess.run([program(), "stop", "digits-b", "--fleet", str(training.run)], capture_output=True, timeout=60)
     assert training.process.wait(60) == 0
     assert watch.wait(30), watch.text
     assert re.search(r"digits-b was (running|stopping|finished) .*nobody answers at .* any more", watch.text)

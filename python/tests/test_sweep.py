@@ -82,7 +82,7 @@ def study(**options: Any) -> Any:
 def jobs(fleet: paraft.Fleet) -> list[str]:
     """The names of the jobs that the fleet has."""
     env = {**os.environ, "PARAFT_CERTS": fleet.certs or ""}
-    said = subprocess.run([program(), "jobs", "--json", "--servers", ",".join(fleet.servers)], env=env, capture_output=True, text=True)
+    said = subprocess.run([program(), "jobs", "--json", "--fleet", ",".join(fleet.servers)], env=env, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     return [j["job"] for line in said.stdout.splitlines() for j in json.loads(line)["jobs"]]
 
@@ -246,7 +246,7 @@ except KeyboardInterrupt:
         assert jobs(standing) == []
     else:
         assert jobs(standing) == ["digits-trial-0"]  # no process was left to delete it
-        subprocess.run([program(), "delete", "digits-trial-0", "--of", ",".join(standing.servers)], env=env, check=True)
+        subprocess.run([program(), "delete", "digits-trial-0", "--fleet", ",".join(standing.servers)], env=env, check=True)
 
 
 def test_what_is_wrong_is_said_before_a_trial_begins(job: Path, standing: paraft.Fleet) -> None:

@@ -41,9 +41,10 @@ pub struct WorkerArgs {
     /// Ranks of each worker: processes that average their gradients among themselves. Default: train.group_size.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub group_size: Option<u32>,
-    /// Servers as host:port, comma-separated: one that answers is enough. Default: cluster.addresses.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
-    pub servers: Vec<String>,
+    /// The fleet: servers as host:port, comma-separated (one that answers is enough); to `paraft worker` also a run's folder,
+    /// or a job file. Default: cluster.addresses.
+    #[arg(long, env = "PARAFT_SERVERS", value_name = "FLEET")]
+    pub fleet: Option<String>,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -217,10 +218,11 @@ fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Res
 fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, WorkerOptions), (String, i32)> {
     let set = with_group_size(&args.set, args.group_size);
     let job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
-    let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
+    let list = |fleet: &str| fleet.split(',').map(|a| a.trim().to_string()).collect::<Vec<_>>();
+    let servers = args.fleet.as_deref().map_or_else(|| job.cluster.addresses.clone(), list);
     servers.iter().try_for_each(|server| check_address(server)).map_err(|why| (why, exit::USAGE))?;
     if servers.is_empty() {
-        let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
+        let why = "no servers are named; give --fleet host:port,... or cluster.addresses in the job file";
         return Err((why.into(), exit::USAGE));
     }
     // First the run folder: the checkpoint folder may lie in it, and an error should name the right folder.

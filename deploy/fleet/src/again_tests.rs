@@ -17,7 +17,11 @@ fn a_flag_is_set_or_replaced_before_the_scripts_own() {
         ("paraft launch --resume a.py", Some("latest"), "paraft launch --resume=runs/t-1 a.py"),
         ("paraft launch --resume=x a.py", Some("x"), "paraft launch --resume=runs/t-1 a.py"),
         ("paraft launch a.py --resume y", None, "paraft launch --resume=runs/t-1 a.py --resume y"),
-        ("paraft train a.toml --detached /f --to b", None, "paraft train --resume=runs/t-1 a.toml --to b"),
+        (
+            "paraft train a.toml --detached /f --fleet b",
+            None,
+            "paraft train --resume=runs/t-1 a.toml --fleet b",
+        ),
     ] {
         assert_eq!(again(line, "--resume", given), now);
     }

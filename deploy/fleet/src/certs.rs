@@ -148,10 +148,10 @@ fn make(authority: &Authority, certs: &Path, job: &str) -> Result<Issued, Failur
 }
 
 /// Makes this process use the certificates of this folder's fleet, unless it was given others.
-pub fn take(dir: &Path) -> Result<(), Failure> {
+pub fn take(dir: &Path, shows: As) -> Result<(), Failure> {
     let certs = dir.join(FOLDER);
     if !matches!(Access::ours(), Access::Closed) || !certs.is_dir() {
         return Ok(());
     }
-    of(&certs, As::Admin).map(Access::set)
+    of(&certs, shows).map(Access::set)
 }

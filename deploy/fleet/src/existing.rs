@@ -231,7 +231,7 @@ impl LeftoverJob {
                     "warning: an earlier try may have left job {} on the fleet at {servers}, which is not reached",
                     self.name
                 );
-                eprintln!("  help: where it stands again: paraft delete {} --servers {servers}", self.name);
+                eprintln!("  help: where it stands again: paraft delete {} --fleet {servers}", self.name);
                 Ok(None)
             }
         }

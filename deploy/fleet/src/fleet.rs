@@ -207,7 +207,7 @@ impl Fleet {
             command.args(["--id", &id.to_string()]);
         } else {
             let own = self.fault_points.as_ref().map(|d| d.proxies.addresses()[id as usize].clone());
-            command.args(["--join", &self.addresses.join(","), "--place", &id.to_string()]);
+            command.args(["--join", "--fleet", &self.addresses.join(","), "--place", &id.to_string()]);
             own.into_iter().for_each(|own| _ = command.args(["--advertise", &own]));
         }
         command.arg("--log-file").arg(server_log(&self.run_dir, id));
@@ -317,7 +317,7 @@ impl Fleet {
         let dir = &self.run_dir;
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
         self.certs.tell(&mut command);
-        command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
+        command.arg("--fleet").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
         command.args(["--metrics", "127.0.0.1:0"]);
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);

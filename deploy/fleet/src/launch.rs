@@ -126,7 +126,7 @@ pub fn launch_with(
             exit::CONFIG,
             format!("train.init = \"job:{name}\": a fleet of its own has no other job"),
         )
-        .help("train it on that job's fleet with --to FLEET, or give a file"));
+        .help("train it on that job's fleet with --fleet FLEET, or give a file"));
     }
     let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
     let mut resolved = job.clone();

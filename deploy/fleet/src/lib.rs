@@ -12,8 +12,8 @@
 //! - [`shared`]: the shared state of processes that an engine starts one by one: bootstrap or join.
 //!   [`notice`]: the announced end of this host.
 //! - [`existing`]: a job on an existing fleet.
-//! - [`submitted`]: a run that was submitted to an engine, by its folder. [`targets`]: the servers that
-//!   a command addresses. [`ended`]: a run that has ended, by its folder.
+//! - [`submitted`]: a run that was submitted to an engine, by its folder. [`targets`]: the fleet that
+//!   a command asks or changes (`--fleet`). [`ended`]: a run that has ended, by its folder.
 //! - [`ask`]: queries of servers and of the control group; [`view`]: the health of a fleet. [`orders`]:
 //!   orders to a fleet.
 //! - [`faults`]: the fault points of a fleet that was started with them.

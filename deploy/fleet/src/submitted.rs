@@ -24,7 +24,8 @@ pub struct Submitted {
     pub handle: Handle,
 }
 
-fn file(dir: &Path) -> PathBuf {
+/// Exists in the folder of a submitted run.
+pub(crate) fn file(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 

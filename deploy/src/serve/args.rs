@@ -2,6 +2,7 @@
 
 use clap::Args;
 use paraft_common::{Durability, need::Bytes};
+use paraft_fleet::targets::FleetArg;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -12,9 +13,11 @@ pub struct ServerArgs {
     /// This server's place in the list of servers, from 0.
     #[arg(long, required_unless_present = "join")]
     pub id: Option<u64>,
-    /// Join a running fleet as a new server: addresses of servers of it, comma-separated. Needs --listen.
-    #[arg(long, value_delimiter = ',', requires = "listen", conflicts_with_all = ["id", "servers", "job"])]
-    pub join: Vec<String>,
+    /// Join a running fleet (--fleet) as a new server. Needs --listen.
+    #[arg(long, requires = "listen", conflicts_with_all = ["id", "servers", "job"])]
+    pub join: bool,
+    #[command(flatten)]
+    pub fleet: FleetArg,
     /// Where to listen. Default: its own address of the list. Port 0: any.
     #[arg(long)]
     pub listen: Option<String>,
@@ -25,8 +28,9 @@ pub struct ServerArgs {
     /// log. Default: paraft-data/HOST-PORT.
     #[arg(long)]
     pub data: Option<PathBuf>,
-    /// All servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
-    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    /// All servers as host:port, comma-separated, in the order of their ids. Default: PARAFT_SERVERS, else
+    /// cluster.addresses.
+    #[arg(long, value_delimiter = ',')]
     pub servers: Vec<String>,
     /// Raft groups that share the model, the same number on each server.
     #[arg(long)]

@@ -80,7 +80,7 @@ fn a_worker_with_half_a_job_file_learns_what_it_lacks() {
         fs::write(&path, half).expect("job file");
         let list = fleet.list();
         *second = paraft();
-        second.arg("worker").arg(&path).args(["--rank", "1", "--servers", &list, "--set", "name=t"]);
+        second.arg("worker").arg(&path).args(["--rank", "1", "--fleet", &list, "--set", "name=t"]);
     });
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["use the same job file", "there `", "epochs 3", "here `", "epochs 1"]);

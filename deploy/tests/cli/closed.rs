@@ -26,7 +26,7 @@ impl Closed {
             fleet._servers.push(Process::start(format!("server-{id}"), c, folder).expect("server"));
         }
         wait("the fleet to stand", || {
-            match fleet.say(Some("certs"), &["status", fleet.any(), "--wait", "whole"]) {
+            match fleet.say(Some("certs"), &["status", "--fleet", fleet.any(), "--wait", "whole"]) {
                 (Some(0), _) => Ok(()),
                 (_, said) => Err(said),
             }
@@ -78,30 +78,30 @@ fn a_certificate_covers_its_own_jobs_and_acts_are_audited() {
     fleet.issue("alice", &["submit:alice-*", "--name", "Alice"]);
     fleet.issue("bob", &["submit:bob"]);
     fleet.issue("looks", &["reader:alice-1"]);
-    fleet.done(Some("alice"), &["train", file, "--to", &any, "--set", "name=alice-1"]);
-    contains(&fleet.done(Some("looks"), &["jobs", &any]), &["alice-1"]);
-    contains(&fleet.done(Some("bob"), &["jobs", &any]), &["no jobs"]);
+    fleet.done(Some("alice"), &["train", file, "--fleet", &any, "--set", "name=alice-1"]);
+    contains(&fleet.done(Some("looks"), &["jobs", "--fleet", &any]), &["alice-1"]);
+    contains(&fleet.done(Some("bob"), &["jobs", "--fleet", &any]), &["no jobs"]);
     for (who, args, words) in [
-        ("alice", &["train", file, "--to", &any, "--set", "name=bob"][..], "not for that"),
-        ("bob", &["delete", "alice-1", "--of", &any], "not for that"),
-        ("bob", &["mode", "asp", "--servers", &any], ""),
-        ("bob", &["drain", "1", "--servers", &any], "not for that"),
-        ("looks", &["delete", "alice-1", "--of", &any], "not for that"),
-        ("certs/worker", &["drain", "1", "--servers", &any], "not for that"),
+        ("alice", &["train", file, "--fleet", &any, "--set", "name=bob"][..], "not for that"),
+        ("bob", &["delete", "alice-1", "--fleet", &any], "not for that"),
+        ("bob", &["mode", "asp", "--fleet", &any], ""),
+        ("bob", &["drain", "1", "--fleet", &any], "not for that"),
+        ("looks", &["delete", "alice-1", "--fleet", &any], "not for that"),
+        ("certs/worker", &["drain", "1", "--fleet", &any], "not for that"),
     ] {
         fleet.fails(Some(who), args, &[words]);
     }
     // By hand, as a worker of a job that is another's.
-    let worker = ["worker", file, "--rank", "0", "--servers", &any, "--set", "name=alice-1"];
+    let worker = ["worker", file, "--rank", "0", "--fleet", &any, "--set", "name=alice-1"];
     fleet.fails(Some("bob"), &worker, &["not for that"]);
-    fleet.fails(None, &["jobs", &any], &["--certs"]);
-    fleet.fails(Some("certs"), &["--insecure", "jobs", &any], &["cannot be used with"]);
-    fleet.fails(None, &["--insecure", "jobs", &any], &[&any]);
+    fleet.fails(None, &["jobs", "--fleet", &any], &["--certs"]);
+    fleet.fails(Some("certs"), &["--insecure", "jobs", "--fleet", &any], &["cannot be used with"]);
+    fleet.fails(None, &["--insecure", "jobs", "--fleet", &any], &[&any]);
     let lanes = [&["--insecure"], &worker[..]].concat();
     fleet.fails(None, &lanes, &["TLS only"]);
     fleet.done(None, &["certs", "new", "theirs"]);
-    fleet.fails(Some("theirs"), &["jobs", &any], &["certificate"]);
-    fleet.done(Some("alice"), &["delete", "alice-1", "--of", &any]);
+    fleet.fails(Some("theirs"), &["jobs", "--fleet", &any], &["certificate"]);
+    fleet.done(Some("alice"), &["delete", "alice-1", "--fleet", &any]);
     let audit: String = (0..3)
         .map(|id| fs::read_to_string(scratch.path().join(format!("s{id}/audit.jsonl"))).unwrap_or_default())
         .collect();
@@ -123,9 +123,9 @@ fn an_authority_is_replaced_during_a_job() {
     let file = file.to_str().expect("utf-8");
     let fleet = Closed::start(scratch.path());
     let any = fleet.any().to_string();
-    fleet.done(Some("certs"), &["submit", file, "--to", &any]);
+    fleet.done(Some("certs"), &["submit", file, "--fleet", &any]);
     let samples = || {
-        let said = fleet.done(Some("certs"), &["status", &any, "--json"]);
+        let said = fleet.done(Some("certs"), &["status", "--fleet", &any, "--json"]);
         let all = said.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
         let shards = all.flat_map(|v| v["shards"].as_array().cloned().unwrap_or_default());
         shards.filter_map(|s| s["pushes"].as_u64()).max().unwrap_or(0)
@@ -152,10 +152,10 @@ fn an_authority_is_replaced_during_a_job() {
         fs::copy(from, scratch.path().join("old").join(name)).expect("copied");
     }
     renew(&[]);
-    fleet.done(Some("old"), &["jobs", &any]);
+    fleet.done(Some("old"), &["jobs", "--fleet", &any]);
     renew(&["--drop-old"]);
-    fleet.fails(Some("old"), &["jobs", &any], &["certificate"]);
-    fleet.done(Some("certs"), &["stop", "t", "--of", &any]);
+    fleet.fails(Some("old"), &["jobs", "--fleet", &any], &["certificate"]);
+    fleet.done(Some("certs"), &["stop", "t", "--fleet", &any]);
     let log = scratch.path().join("runs/t-1/report.html");
     wait("its launcher to end", || {
         if log.exists() {
@@ -244,10 +244,10 @@ fn wrong_certificates_are_told_with_a_remedy() {
     fails(&["certs", "issue", "certs", "reader:x", "--out", "certs"], 2, &["authority's own folder"]);
     fails(&["certs", "issue", "certs", "reader:x", "--for", "forever"], 2, &["has an end"]);
     fails(&["certs", "show", "nowhere"], 74, &["nowhere"]);
-    fails(&["--certs", "nowhere", "jobs", "127.0.0.1:1"], 78, &["nowhere"]);
+    fails(&["--certs", "nowhere", "jobs", "--fleet", "127.0.0.1:1"], 78, &["nowhere"]);
     let key = scratch.path().join("certs/admin/tls.key");
     fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("set");
-    fails(&["--certs", "certs", "jobs", "127.0.0.1:1"], 78, &["others may read", "chmod 600"]);
+    fails(&["--certs", "certs", "jobs", "--fleet", "127.0.0.1:1"], 78, &["others may read", "chmod 600"]);
     let (code, said) = say(&["certs", "show", "certs"]);
     assert_eq!(code, Some(0), "{said}");
     contains(&said, &["certs/peer: peer", "worker:*", "ends in 89 days"]);

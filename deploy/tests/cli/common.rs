@@ -229,7 +229,7 @@ impl Fleet {
     }
 
     pub fn ask(&self, args: &[&str]) -> Output {
-        paraft().args(args).args(["--servers", &self.list()]).output().expect("paraft starts")
+        paraft().args(args).args(["--fleet", &self.list()]).output().expect("paraft starts")
     }
 
     /// Waits until every shard is in this state.

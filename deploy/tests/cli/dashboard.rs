@@ -373,7 +373,7 @@ fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     fs::write(run.join("engine.json"), handle.to_string()).expect("written");
 
     let mut command = paraft();
-    command.arg("dashboard").arg(&run).env("PATH", systemctl.first_in_path());
+    command.arg("dashboard").arg("--fleet").arg(&run).env("PATH", systemctl.first_in_path());
     let page = Page::of_command(command, tempfile::tempdir().expect("scratch"));
     let job = page.hears(&page.address, "it to train", trains);
     assert_eq!(job["most"], 2, "{job}");
@@ -389,7 +389,7 @@ fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     assert_eq!(systemctl.told(), "");
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
     assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
-    let status = paraft().arg("status").arg(&run).output().expect("paraft starts");
+    let status = paraft().args(["status", "--fleet"]).arg(&run).output().expect("paraft starts");
     contains(&text(&status.stdout), &["asp"]);
     // The server logs refusals and actions.
     let wrong = "Authorization: Bearer 0123456789abcdef0123456789abcdef";

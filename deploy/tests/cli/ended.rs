@@ -27,38 +27,41 @@ fn finished(scratch: &Path) -> PathBuf {
 
 /// All commands that ask an ended run, and the state that each shows.
 fn asked(dir: &str, state: &str, words: &str) {
-    contains(&printed(&["status", dir]), &[dir, "t, 2 workers, bsp", words]);
-    let one = object(&["status", dir, "--json"]);
+    contains(&printed(&["status", "--fleet", dir]), &[dir, "t, 2 workers, bsp", words]);
+    let one = object(&["status", "--fleet", dir, "--json"]);
     assert_eq!(
         (&one["state"], &one["job"], &one["workers"]),
         (&state.into(), &"t".into(), &2.into()),
         "{one}"
     );
-    assert_eq!(object(&["status", "t", "--of", dir, "--json"]), one);
-    let another = run(&["status", "another", "--of", dir]);
+    assert_eq!(object(&["status", "t", "--fleet", dir, "--json"]), one);
+    let another = run(&["status", "another", "--fleet", dir]);
     assert_eq!(another.status.code(), Some(78));
     contains(&text(&another.stderr), &["no job `another`", "its job was `t`"]);
 
-    contains(&printed(&["jobs", dir]), &["t ", state, "bsp", dir]);
-    let jobs = object(&["jobs", dir, "--json"]);
+    contains(&printed(&["jobs", "--fleet", dir]), &["t ", state, "bsp", dir]);
+    let jobs = object(&["jobs", "--fleet", dir, "--json"]);
     assert_eq!(
         (&jobs["jobs"][0]["state"], &jobs["jobs"][0]["mode_in_force"]),
         (&state.into(), &"bsp".into())
     );
 
-    let list = printed(&["checkpoint", "list", dir]);
+    let list = printed(&["checkpoint", "list", "--fleet", dir]);
     contains(&list, &[&format!("job t  {state}"), "latest", &format!("{dir}/checkpoints/step-")]);
-    let list = object(&["checkpoint", "list", dir, "--json"]);
+    let list = object(&["checkpoint", "list", "--fleet", dir, "--json"]);
     assert_eq!(list["jobs"][0]["latest"]["step"], one["latest"]["step"], "{list}");
 
-    let logs = printed(&["logs", "t", "--of", dir, "-n", "0"]);
+    let logs = printed(&["logs", "t", "--fleet", dir, "-n", "0"]);
     contains(&logs, &["==> server-0.log <==", "==> worker-0.log <==", "==> worker-1.log <==", " INFO "]);
     assert!(!logs.contains("\"timestamp\""), "lines are for people: {logs}");
-    assert_eq!(printed(&["logs", dir, "-n", "0", "--follow"]), logs, "a folder names the run too");
-    assert!(printed(&["logs", dir, "--json"]).contains("\"timestamp\""));
+    assert_eq!(printed(&["logs", "--fleet", dir, "-n", "0", "--follow"]), logs, "it is of the run's job");
+    assert!(printed(&["logs", "--fleet", dir, "--json"]).contains("\"timestamp\""));
 
     for live in ["top", "dashboard"] {
-        contains(&printed(&[live, dir]), &[dir, "has ended", words, &format!("paraft status {dir}")]);
+        contains(
+            &printed(&[live, "--fleet", dir]),
+            &[dir, "has ended", words, &format!("paraft status --fleet {dir}")],
+        );
     }
 }
 
@@ -68,10 +71,10 @@ fn a_finished_run_is_shown_from_its_folder() {
     let dir = finished(scratch.path());
     let at = dir.to_str().expect("utf-8");
     asked(at, "finished", "finished");
-    let said = printed(&["status", at]);
+    let said = printed(&["status", "--fleet", at]);
     contains(&said, &["44 of 44", "loss ", "accuracy ", "report.html", "model.safetensors", "checkpoints"]);
     assert!(!said.contains("--resume"), "nothing is left to train: {said}");
-    let one = object(&["status", at, "--json"]);
+    let one = object(&["status", "--fleet", at, "--json"]);
     assert_eq!((&one["steps"], &one["steps_total"], &one["resume"]), (&44.into(), &44.into(), &Value::Null));
 
     // Without an argument it is the newest run.
@@ -83,7 +86,14 @@ fn a_finished_run_is_shown_from_its_folder() {
     let elsewhere = tempfile::tempdir().expect("scratch");
     let out = paraft().current_dir(elsewhere.path()).arg("status").output().expect("paraft starts");
     assert_eq!(out.status.code(), Some(2));
-    contains(&text(&out.stderr), &["which servers?"]);
+    contains(&text(&out.stderr), &["which fleet?", "--fleet takes"]);
+    // An ended run is nothing to change, and a folder is no job.
+    let out = paraft().current_dir(scratch.path()).args(["stop", "t"]).output().expect("paraft starts");
+    assert_eq!(out.status.code(), Some(2));
+    contains(&text(&out.stderr), &["No run in runs/ is going on", "--fleet takes"]);
+    let out = run(&["status", at]);
+    assert_eq!(out.status.code(), Some(2));
+    contains(&text(&out.stderr), &["cannot be a job's name", "--fleet"]);
 }
 
 #[test]
@@ -96,18 +106,18 @@ fn a_stopped_run_is_shown_with_the_way_to_go_on() {
         false => Err("none yet".into()),
     });
     // A live fleet answers itself.
-    contains(&printed(&["status", at]), &["connections "]);
-    wait("the control group to know the job", || match text(&run(&["jobs", at]).stdout) {
+    contains(&printed(&["status", "--fleet", at]), &["connections "]);
+    wait("the control group to know the job", || match text(&run(&["jobs", "--fleet", at]).stdout) {
         jobs if jobs.contains("running") => Ok(()),
         jobs => Err(jobs),
     });
-    let out = run(&["stop", "t", "--of", at]);
+    let out = run(&["stop", "t", "--fleet", at]);
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert_eq!(l.output().0, Some(0));
     asked(at, "stopped", "stopped before its end");
     let goes_on = format!("paraft train {at}/job.toml --resume {at}");
-    contains(&printed(&["status", at]), &["report.html", &goes_on]);
-    assert_eq!(object(&["status", at, "--json"])["resume"], goes_on.as_str());
+    contains(&printed(&["status", "--fleet", at]), &["report.html", &goes_on]);
+    assert_eq!(object(&["status", "--fleet", at, "--json"])["resume"], goes_on.as_str());
     let on = scratch.path().join("on");
     let mut words: Vec<&str> = goes_on.split(' ').skip(1).collect();
     words.extend(["--run-dir", on.to_str().expect("utf-8"), "--json", "--set", "train.max_steps=1"]);
@@ -133,9 +143,9 @@ fn a_run_whose_launcher_was_killed_is_shown_without_an_end() {
         left => Err(format!("{left:?}")),
     });
     asked(at, "no-end", "its launcher is gone and the record has no end");
-    contains(&printed(&["status", at]), &[&format!("paraft train {at}/job.toml --resume {at}")]);
+    contains(&printed(&["status", "--fleet", at]), &[&format!("paraft train {at}/job.toml --resume {at}")]);
     // Its fleet will never be whole.
-    let out = run(&["status", at, "--wait", "whole"]);
+    let out = run(&["status", "--fleet", at, "--wait", "whole"]);
     assert_eq!(out.status.code(), Some(69), "{}", text(&out.stderr));
 }
 
@@ -143,7 +153,7 @@ fn a_run_whose_launcher_was_killed_is_shown_without_an_end() {
 fn a_folder_without_a_readable_record_is_refused_by_name() {
     let scratch = tempfile::tempdir().expect("scratch");
     let none = scratch.path().to_str().expect("utf-8");
-    let out = run(&["status", none]);
+    let out = run(&["status", "--fleet", none]);
     assert_eq!(out.status.code(), Some(78));
     contains(&text(&out.stderr), &[none, "holds no run"]);
 
@@ -152,7 +162,7 @@ fn a_folder_without_a_readable_record_is_refused_by_name() {
     let whole = fs::read(&record).expect("a record");
     // A last line that was cut is no end.
     fs::write(&record, &whole[..whole.len() - 9]).expect("cut");
-    let one = object(&["status", at, "--json"]);
+    let one = object(&["status", "--fleet", at, "--json"]);
     assert_eq!((&one["state"], &one["steps"]), (&"no-end".into(), &44.into()), "{one}");
 
     let damaged = [&b"{}\n"[..], &whole[..]].concat();
@@ -160,9 +170,13 @@ fn a_folder_without_a_readable_record_is_refused_by_name() {
         [(&b""[..], ["no `run` event", "*.log"]), (&damaged[..], ["metrics.jsonl:1", "remove that line"])]
     {
         fs::write(&record, bytes).expect("written");
-        for ask in
-            [&["status", at][..], &["jobs", at], &["checkpoint", "list", at], &["logs", at], &["top", at]]
-        {
+        for ask in [
+            &["status", "--fleet", at][..],
+            &["jobs", "--fleet", at],
+            &["checkpoint", "list", "--fleet", at],
+            &["logs", "--fleet", at],
+            &["top", "--fleet", at],
+        ] {
             let out = run(ask);
             let err = text(&out.stderr);
             assert_eq!(out.status.code(), Some(65), "{ask:?}: {err}");

@@ -84,7 +84,7 @@ fn ranks_rejoin_and_the_former_leader_leads() {
     stands(&l.run_dir, "worker-0-rank-0", "[0, 1]");
     // The other worker's leader was killed: its follower leads, and remains the leader.
     stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
-    let out = run(&["status", l.run_dir.to_str().expect("utf-8"), "--json"]);
+    let out = run(&["status", "--fleet", l.run_dir.to_str().expect("utf-8"), "--json"]);
     let said = text(&out.stdout);
     let groups: Vec<Value> = said
         .lines()
@@ -304,7 +304,7 @@ fn groups_that_cannot_be_are_refused_with_the_reason() {
         contains(&said, words);
     }
     let out = paraft()
-        .args(["worker", path, "--rank", "4", "--group-size", "2", "--servers", "127.0.0.1:1"])
+        .args(["worker", path, "--rank", "4", "--group-size", "2", "--fleet", "127.0.0.1:1"])
         .output()
         .expect("paraft starts");
     let said = text(&out.stderr);

@@ -9,7 +9,7 @@ fn interrupt(launcher: &Launcher) {
 
 /// Waits until the control group knows the job.
 fn is_known(dir: &str) {
-    wait("the control group to hear of it", || match text(&run(&["jobs", dir]).stdout) {
+    wait("the control group to hear of it", || match text(&run(&["jobs", "--fleet", dir]).stdout) {
         said if said.contains("running") => Ok(()),
         said => Err(said),
     });

@@ -16,7 +16,7 @@ fn printed(args: &[&str]) -> String {
 
 /// What the control group knows, asked at one server: the last line of its status.
 fn known(address: &str) -> Result<Value, String> {
-    let out = paraft().args(["status", address, "--json"]).output().expect("paraft starts");
+    let out = paraft().args(["status", "--fleet", address, "--json"]).output().expect("paraft starts");
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let last = text.lines().next_back().unwrap_or_default();
     let line: Value = serde_json::from_str(last).map_err(|e| format!("{e}: {text}"))?;
@@ -121,15 +121,16 @@ election_ms = 200
         assert!(job["best"]["loss"].as_f64().is_some_and(|l| l > 0.0 && l < 1.0), "{job}");
         assert!(job["latest"]["worker"].is_u64() && job["latest"]["bytes"].as_u64() > Some(1000), "{job}");
         assert_eq!(job["latest"]["versions"], serde_json::json!([STEPS, STEPS]), "{job}");
-        let text = printed(&["status", address]);
+        let text = printed(&["status", "--fleet", address]);
         let shown = format!("latest: step {STEPS}");
         let both = format!("latest, best: step {STEPS}");
         assert!(text.contains("job t  finished  begun in bsp  2 workers"), "{text}");
         assert!(text.contains(&shown) || text.contains(&both), "{text}");
-        let list = printed(&["checkpoint", "list", address]);
+        let list = printed(&["checkpoint", "list", "--fleet", address]);
         assert!(on_disk.iter().all(|path| list.contains(path)), "{list}");
         let list: Value =
-            serde_json::from_str(&printed(&["checkpoint", "list", address, "--json"])).expect("json");
+            serde_json::from_str(&printed(&["checkpoint", "list", "--fleet", address, "--json"]))
+                .expect("json");
         assert_eq!(list["jobs"][0], job);
     }
 

@@ -185,7 +185,7 @@ fn a_requested_checkpoint_resumes_with_the_same_bits() {
     let l = Launcher::training(&digits("bsp", 3, 150), 2);
     let (keep, run_dir) = (l.keep(), l.run_dir.clone());
     let dir = run_dir.to_str().expect("utf-8");
-    let save = |job: &str| run(&["checkpoint", "save", job, "--of", dir]);
+    let save = |job: &str| run(&["checkpoint", "save", job, "--fleet", dir]);
     let out = save("t");
     assert!(out.status.success(), "{}", text(&out.stderr));
     let said = text(&out.stdout);

@@ -251,7 +251,7 @@ fn a_server_with_limited_address_space_says_so() {
     contains(&text(&out.stderr), &["ulimit -v", "MiB", "help"]);
     let _server = Held(start(4 << 20));
     let memory = wait("the server to answer", || {
-        let out = run(&["status", "--json", "--servers", &address]);
+        let out = run(&["status", "--json", "--fleet", &address]);
         let all = text(&out.stdout);
         let first = all.lines().find_map(|l| serde_json::from_str::<Value>(l).ok());
         let memory = first.map(|r| r["memory"].clone()).filter(Value::is_object);

@@ -13,7 +13,7 @@ fn a_running_job_switches_its_mode_and_records_it() {
     let mut seen = 0;
     for (number, mode) in (1..).zip(["asp", "ssp:3", "bsp"]) {
         // Each time another server, which knows the others.
-        let out = run(&["mode", "t", mode, "--servers", given.next().expect("three"), "--certs", certs]);
+        let out = run(&["mode", "t", mode, "--fleet", given.next().expect("three"), "--certs", certs]);
         assert!(out.status.success(), "{}", text(&out.stderr));
         contains(&text(&out.stdout), &[&format!("-> {mode} (switch {number})"), "switched"]);
         wait("both workers to write it down", || {
@@ -23,12 +23,12 @@ fn a_running_job_switches_its_mode_and_records_it() {
             seen = of.count();
             if seen == 2 { Ok(()) } else { Err(format!("{seen} lines of {mode}")) }
         });
-        let status = run(&["status", dir, "--json"]);
+        let status = run(&["status", "--fleet", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
         // The control group learns of a job a moment after its start.
         let mut jobs = String::new();
         wait("the job to be listed with its mode", || {
-            jobs = text(&run(&["jobs", dir, "--json"]).stdout);
+            jobs = text(&run(&["jobs", "--fleet", dir, "--json"]).stdout);
             let begun = jobs.contains("\"mode\":\"bsp\"");
             let now = jobs.contains(&format!("\"mode_in_force\":\"{mode}\""));
             if begun && now { Ok(()) } else { Err(jobs.clone()) }
@@ -39,11 +39,14 @@ fn a_running_job_switches_its_mode_and_records_it() {
         ("auto", "-> ssp:1 (switch 4), and a rule", "\"mode_auto\":\"asp\""),
         ("asp", "-> asp (switch", "\"mode_auto\":\"\""),
     ] {
-        let out = run(&["mode", "t", mode, "--of", dir]);
+        let out = run(&["mode", "t", mode, "--fleet", dir]);
         contains(&text(&out.stdout), &[says]);
-        let status = run(&["status", dir, "--json"]);
+        let status = run(&["status", "--fleet", dir, "--json"]);
         contains(&text(&status.stdout), &[json]);
-        assert_eq!(mode == "auto", text(&run(&["status", dir]).stdout).contains("(auto, up to asp)"));
+        assert_eq!(
+            mode == "auto",
+            text(&run(&["status", "--fleet", dir]).stdout).contains("(auto, up to asp)")
+        );
     }
     let before = l.metrics().len();
     wait("training to go on", || {
@@ -61,12 +64,12 @@ fn a_switch_that_cannot_be_is_refused_and_changes_nothing() {
         (["mode", "other", "asp"], 78, &["`other`", "`t`"]),
         (["mode", "t", "sync"], 2, &["sync", "ssp:S"]),
     ] {
-        let out = run(&[&args[..], &["--of", dir][..]].concat());
+        let out = run(&[&args[..], &["--fleet", dir][..]].concat());
         let err = text(&out.stderr);
         assert_eq!(out.status.code(), Some(code), "{args:?}: {err}");
         contains(&err, words);
     }
-    let out = run(&["mode", "t", "asp", "--servers", "127.0.0.1:1", "--wait", "1"]);
+    let out = run(&["mode", "t", "asp", "--fleet", "127.0.0.1:1", "--wait", "1"]);
     assert_eq!(out.status.code(), Some(69), "{}", text(&out.stderr));
     contains(&text(&out.stderr), &["no server answered", "nothing has changed"]);
     assert!(!l.metrics().iter().any(|e| e["event"] == "mode"), "nobody has heard of a switch");

@@ -45,7 +45,7 @@ fn the_same_job_runs_by_hand() {
     let lines = fs::read_to_string(scratch.path().join("metrics.jsonl")).expect("record");
     assert!(lines.contains("\"final\":true"), "one of them evaluated the final weights");
 
-    let out = run(&["status", path.to_str().expect("utf-8"), "--json", "--digest"]);
+    let out = run(&["status", "--fleet", path.to_str().expect("utf-8"), "--json", "--digest"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
     let replies: Vec<Value> =
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
@@ -137,7 +137,7 @@ fn a_control_group_without_majority_is_explained() {
     let mut joins = paraft();
     joins
         .env("PARAFT_INSECURE", "1")
-        .args(["server", "--listen", "127.0.0.1:0", "--join", &fleet.list(), "--data"])
+        .args(["server", "--listen", "127.0.0.1:0", "--join", "--fleet", &fleet.list(), "--data"])
         .arg(fleet.data(3));
     let mut joins = Held(joins.stderr(Stdio::piped()).spawn().expect("server"));
     let (tell, said) = mpsc::channel();
@@ -175,7 +175,7 @@ fn an_order_reaches_a_leader_outside_the_given_servers() {
     for (order, said) in
         [(&["drain", "s2"][..], "It can be stopped"), (&["drain", "s2", "--undo"], "takes part")]
     {
-        let out = run(&[order, &["--servers", given]].concat());
+        let out = run(&[order, &["--fleet", given]].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));
         contains(&text(&out.stdout), &[said]);
     }
@@ -198,7 +198,7 @@ fn draining_a_second_server_names_the_combined_loss() {
 #[test]
 fn a_failure_without_output_shows_in_the_exit_code() {
     for (args, code) in
-        [(&["worker", "missing.toml", "--rank", "0"][..], 78), (&["status", "127.0.0.1:1"], 69)]
+        [(&["worker", "missing.toml", "--rank", "0"][..], 78), (&["status", "--fleet", "127.0.0.1:1"], 69)]
     {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("every Linux has it");
         let ended =
@@ -230,7 +230,7 @@ fn an_unwritable_checkpoint_folder_is_refused_at_the_start() {
         );
         // No server listens there: a worker that tries to train reports that, with another code.
         let mut worker = paraft();
-        worker.arg("worker").arg(&job).args(["--rank", "0", "--servers", "127.0.0.1:1"]);
+        worker.arg("worker").arg(&job).args(["--rank", "0", "--fleet", "127.0.0.1:1"]);
         for out in [train, worker.output().expect("paraft starts")] {
             let err = text(&out.stderr);
             assert_eq!(out.status.code(), Some(74), "{dir}: {err}");
@@ -353,7 +353,7 @@ fn a_worker_says_which_folder_it_cannot_make() {
     fs::write(scratch.path().join("file"), "").expect("a file");
     let run = scratch.path().join("file/run");
     let mut worker = paraft();
-    worker.arg("worker").arg(&job).args(["--rank", "0", "--servers", "127.0.0.1:1", "--run-dir"]).arg(&run);
+    worker.arg("worker").arg(&job).args(["--rank", "0", "--fleet", "127.0.0.1:1", "--run-dir"]).arg(&run);
     let out = worker.output().expect("paraft starts");
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(74), "{err}");

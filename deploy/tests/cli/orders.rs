@@ -104,10 +104,10 @@ fn jobs_end_once_while_leaders_die() {
     for n in 0..tries() {
         let name = format!("t{n}");
         t.submitted(&name);
-        if let (true, said) = t.give("stop", &["stop", &name, "--servers", &any]) {
+        if let (true, said) = t.give("stop", &["stop", &name, "--fleet", &any]) {
             assert_eq!(t.state_of(&name).as_deref(), Some("stopped"), "{said}");
         }
-        if let (true, said) = t.give("delete", &["delete", &name, "--servers", &any]) {
+        if let (true, said) = t.give("delete", &["delete", &name, "--fleet", &any]) {
             contains(&said, &[&format!("{name} is deleted")]);
             assert_eq!(t.state_of(&name), None, "{said}");
         }
@@ -123,14 +123,14 @@ fn jobs_are_submitted_once_while_leaders_die() {
     let any = t.fleet.addresses.join(",");
     for n in 0..tries() {
         let name = format!("name=t{n}");
-        let submit = ["submit", &file, "--to", &any, "--set", &name, "--set", "train.workers=1"];
+        let submit = ["submit", &file, "--fleet", &any, "--set", &name, "--set", "train.workers=1"];
         let (done, said) = t.give("submit", &submit);
         let of_it = |j: &&paraft_proto::JobInfo| j.name.starts_with(&name["name=".len()..]);
         let jobs = t.seen().jobs;
         let jobs: Vec<_> = jobs.iter().filter(of_it).collect();
         assert!(jobs.len() == 1 || !done && jobs.is_empty(), "{said}: {jobs:?}");
         for job in jobs {
-            t.fleet.done(&["delete", &job.name, "--servers", &any]);
+            t.fleet.done(&["delete", &job.name, "--fleet", &any]);
         }
     }
 }
@@ -143,13 +143,13 @@ fn servers_drain_once_while_leaders_die() {
     for n in 0..tries() {
         let server = n as u64 % 3;
         let id = server.to_string();
-        if let (true, said) = t.give("drain", &["drain", &id, "--servers", &any]) {
+        if let (true, said) = t.give("drain", &["drain", &id, "--fleet", &any]) {
             assert!(t.draining(server), "{said}");
         }
-        if let (true, said) = t.give("undo", &["drain", &id, "--undo", "--servers", &any]) {
+        if let (true, said) = t.give("undo", &["drain", &id, "--undo", "--fleet", &any]) {
             assert!(!t.draining(server), "{said}");
         }
-        t.fleet.done(&["drain", &id, "--undo", "--servers", &any]);
+        t.fleet.done(&["drain", &id, "--undo", "--fleet", &any]);
     }
 }
 
@@ -168,7 +168,7 @@ fn servers_are_forgotten_once_while_leaders_die() {
         });
         drop(joined);
         // It has ended a moment ago, which the control group does not know yet.
-        let args = ["forget", &id.to_string(), "--servers", &any];
+        let args = ["forget", &id.to_string(), "--fleet", &any];
         if let (true, said) = t.give("forget", &args) {
             assert!(t.seen().servers.iter().all(|s| s.server != id), "{said}");
         }
@@ -183,17 +183,17 @@ fn modes_and_checkpoints_are_exact_while_leaders_die() {
     let body = digits("asp", 3, 100_000) + "[checkpoint]\nevery_steps = 1000000\n";
     let file = job(scratch.path(), &body);
     let any = t.fleet.addresses.join(",");
-    t.fleet.done(&["submit", file.to_str().expect("utf-8"), "--to", &any, "--run-dir", "run"]);
+    t.fleet.done(&["submit", file.to_str().expect("utf-8"), "--fleet", &any, "--run-dir", "run"]);
     wait("it to train", || match t.state_of("t").as_deref() {
         Some("running") => Ok(()),
         other => Err(format!("{other:?}")),
     });
     for n in 0..tries() {
         let mode = ["bsp", "ssp:3", "asp"][n % 3];
-        if let (true, said) = t.give("mode", &["mode", "t", mode, "--servers", &any]) {
+        if let (true, said) = t.give("mode", &["mode", "t", mode, "--fleet", &any]) {
             contains(&said, &[&format!("-> {mode} "), "switched"]);
             let in_force = wait("its leader to be seen", || {
-                let (code, said) = t.fleet.say(&["status", "t", "--of", &any, "--json"]);
+                let (code, said) = t.fleet.say(&["status", "t", "--fleet", &any, "--json"]);
                 let one: Value =
                     serde_json::from_str(said.lines().next().unwrap_or_default()).unwrap_or_default();
                 let leaders = one["leaders"].as_array().filter(|l| !l.is_empty() && code == Some(0));
@@ -203,10 +203,10 @@ fn modes_and_checkpoints_are_exact_while_leaders_die() {
             });
             assert!(in_force, "{said}");
         }
-        if let (true, said) = t.give("save", &["checkpoint", "save", "t", "--servers", &any]) {
+        if let (true, said) = t.give("save", &["checkpoint", "save", "t", "--fleet", &any]) {
             let path = said.lines().next().and_then(|l| l.split_once("  ")).expect("step N  PATH").1;
             assert!(Path::new(path).join("checkpoint.json").exists(), "{said}");
         }
     }
-    t.fleet.done(&["delete", "t", "--servers", &any]);
+    t.fleet.done(&["delete", "t", "--fleet", &any]);
 }

@@ -117,7 +117,7 @@ fn a_set_that_is_wrong_is_named_and_a_right_one_wins() {
     let out = run(&[&["train", path, "--run-dir", dir, "--json"][..], &sets[..]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(text(&out.stdout).contains("\"mode\":\"ssp:2\""));
-    let gone = run(&["stop", "t", "--of", dir]);
+    let gone = run(&["stop", "t", "--fleet", dir]);
     assert_eq!(gone.status.code(), Some(69));
     contains(&text(&gone.stderr), &["that run has ended, and its servers with it"]);
     let again = run(&["train", path, "--run-dir", dir]);
@@ -173,9 +173,11 @@ fn a_second_run_in_a_live_folder_is_refused() {
         left => Err(format!("{left:?}")),
     });
     let dir = run_dir.to_str().expect("utf-8");
-    for ask in
-        [&["stop", "t", "--of", dir][..], &["status", dir, "--wait", "whole"], &["drain", "0", "--of", dir]]
-    {
+    for ask in [
+        &["stop", "t", "--fleet", dir][..],
+        &["status", "--fleet", dir, "--wait", "whole"],
+        &["drain", "0", "--fleet", dir],
+    ] {
         let out = run(ask);
         assert_eq!(out.status.code(), Some(69), "{ask:?}: {}", text(&out.stderr));
         contains(&text(&out.stderr), &[dir, "that run has ended, and its servers with it"]);
@@ -342,13 +344,13 @@ fn other_workers_train_the_rest_of_a_killed_workers_epoch() {
 fn stopping_a_run_on_its_own_fleet_stops_the_servers() {
     let l = Launcher::training(&digits("asp", 3, 100_000), 2);
     let dir = l.run_dir.to_str().expect("utf-8");
-    wait("the control group to hear of it", || match text(&run(&["jobs", dir]).stdout) {
+    wait("the control group to hear of it", || match text(&run(&["jobs", "--fleet", dir]).stdout) {
         said if said.contains("running") => Ok(()),
         said => Err(said),
     });
-    let out = run(&["logs", "t", "--of", dir]);
+    let out = run(&["logs", "t", "--fleet", dir]);
     contains(&text(&out.stdout), &["==> worker-0.log <==", "==> worker-1.log <=="]);
-    let out = run(&["stop", "t", "--of", dir]);
+    let out = run(&["stop", "t", "--fleet", dir]);
     assert!(out.status.success(), "{}", text(&out.stderr));
     contains(&text(&out.stdout), &["t is stopped"]);
     let (code, _, err) = l.output();

@@ -118,9 +118,10 @@ fn a_server_with_other_settings_exits_78_and_names_them() {
     fleet.serve(0);
     assert!(status_waits(&fleet, "whole").status.success());
     // No server may join at a running server's address, or under its number.
-    for (name, place) in
-        [("joins", ["--join", b, "--advertise", a]), ("is", ["--id", "0", "--servers", &list])]
-    {
+    for (name, place) in [
+        ("joins", &["--join", "--fleet", b, "--advertise", a][..]),
+        ("is", &["--id", "0", "--servers", &list]),
+    ] {
         let log = scratch.path().join(format!("{name}.log"));
         let mut command = paraft();
         command

@@ -19,9 +19,11 @@ impl Standing {
         assert!(out.status.success(), "{}", text(&out.stderr));
         let mut fleet = Self { addresses, folder: folder.into(), servers: vec![None, None, None] };
         (0..3).for_each(|id| fleet.serve(id));
-        wait("the fleet to stand", || match fleet.say(&["status", fleet.any(), "--wait", "whole"]) {
-            (Some(0), _) => Ok(()),
-            (_, said) => Err(said),
+        wait("the fleet to stand", || {
+            match fleet.say(&["status", "--fleet", fleet.any(), "--wait", "whole"]) {
+                (Some(0), _) => Ok(()),
+                (_, said) => Err(said),
+            }
         });
         fleet
     }
@@ -42,7 +44,16 @@ impl Standing {
     pub fn joining(&self, n: usize) -> Process {
         let mut c = paraft();
         c.arg("--certs").arg(self.folder.join("certs"));
-        c.args(["server", "--election-ms", "200", "--join", self.any(), "--listen", &free_addresses(1)[0]]);
+        c.args([
+            "server",
+            "--election-ms",
+            "200",
+            "--join",
+            "--fleet",
+            self.any(),
+            "--listen",
+            &free_addresses(1)[0],
+        ]);
         c.arg("--data").arg(self.folder.join(format!("more-{n}")));
         Process::start(format!("more-{n}"), c, &self.folder).expect("server")
     }
@@ -77,7 +88,7 @@ impl Standing {
     /// The jobs by name: state, and whether servers hold their data.
     fn jobs(&self) -> BTreeMap<String, (String, bool)> {
         let said: Value =
-            serde_json::from_str(&self.done(&["jobs", self.any(), "--json"])).expect("an object");
+            serde_json::from_str(&self.done(&["jobs", "--fleet", self.any(), "--json"])).expect("an object");
         let jobs = said["jobs"].as_array().expect("a list");
         let word = |j: &Value, key: &str| j[key].as_str().expect("a word").to_string();
         jobs.iter().map(|j| (word(j, "job"), (word(j, "state"), j["bytes"] != 0))).collect()
@@ -99,14 +110,14 @@ fn a_job_on_a_shared_fleet_learns_the_same_bits() {
     fleet.done(&[
         "submit",
         file,
-        "--to",
+        "--fleet",
         fleet.any(),
         "--set",
         "train.epochs=100000",
         "--set",
         "train.mode=asp",
     ]);
-    fleet.done(&["train", file, "--to", fleet.any(), "--run-dir", "theirs"]);
+    fleet.done(&["train", file, "--fleet", fleet.any(), "--run-dir", "theirs"]);
     let [own, theirs] = ["own", "theirs"].map(|run| weights(&scratch.path().join(run)));
     assert!(own == theirs, "other bits");
     // Its name was taken. What has become of it is reported in a moment.
@@ -115,7 +126,7 @@ fn a_job_on_a_shared_fleet_learns_the_same_bits() {
         jobs if states.iter().all(|(name, state)| jobs[*name] == (state.to_string(), true)) => Ok(()),
         jobs => Err(format!("{jobs:?}")),
     });
-    fleet.done(&["delete", "t", "--servers", fleet.any()]);
+    fleet.done(&["delete", "t", "--fleet", fleet.any()]);
 }
 
 #[test]
@@ -125,56 +136,61 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name() {
     let file = job(scratch.path(), &body);
     let file = file.to_str().expect("utf-8");
     let mut fleet = Standing::start(scratch.path());
-    contains(&fleet.done(&["jobs", fleet.any()]), &["no jobs", "paraft submit"]);
+    contains(&fleet.done(&["jobs", "--fleet", fleet.any()]), &["no jobs", "paraft submit"]);
     for n in ["t", "t-2"] {
-        let said = fleet.done(&["submit", file, "--to", fleet.any(), "--keep", "forever"]);
+        let said = fleet.done(&["submit", file, "--fleet", fleet.any(), "--keep", "forever"]);
         contains(&said, &[&format!("job {n} is submitted"), "runs/t-"]);
     }
     wait("both to train", || match fleet.jobs() {
         jobs if jobs.values().all(|j| j.0 == "running") => Ok(()),
         jobs => Err(format!("{jobs:?}")),
     });
-    contains(&fleet.done(&["logs", "t-2", "--of", fleet.any()]), &["worker-0.log", "connected"]);
+    let (code, said) = fleet.say(&["stop", "t"]);
+    assert_eq!(code, Some(2), "{said}");
+    contains(&said, &["which fleet?", "runs/t-1", "runs/t-2", "are going on"]);
+    contains(&fleet.done(&["logs", "t-2", "--fleet", fleet.any()]), &["worker-0.log", "connected"]);
     assert!(fleet.data(0).join("shard-1-0").is_dir(), "job 1's first shard, on its disk");
     // A new leader may not be visible yet, and one worker may join later than the other.
-    let said =
-        wait("all of its leaders to be seen", || match fleet.say(&["status", "t-2", "--of", fleet.any()]) {
+    let said = wait("all of its leaders to be seen", || {
+        match fleet.say(&["status", "t-2", "--fleet", fleet.any()]) {
             (Some(0), said) if ["w0(", "w1("].iter().all(|w| said.contains(w)) => Ok(said),
             (_, said) => Err(said),
-        });
+        }
+    });
     contains(&said, &["job t-2", "running", "1.0", "1.1", "runs/t-2"]);
     assert!(!said.contains("job t "), "of the other job nothing: {said}");
-    let one: Value = serde_json::from_str(&fleet.done(&["status", "t-2", "--of", fleet.any(), "--json"]))
+    let one: Value = serde_json::from_str(&fleet.done(&["status", "t-2", "--fleet", fleet.any(), "--json"]))
         .expect("an object");
     assert_eq!((&one["job"], &one["leaderless"]), (&json!("t-2"), &json!([])));
     assert!(
         one["leaders"].as_array().is_some_and(|l| !l.is_empty() && l.iter().all(|s| s["job"] == 1)),
         "{one}"
     );
-    let (code, said) = fleet.say(&["status", "t-3", "--of", fleet.any()]);
+    let (code, said) = fleet.say(&["status", "t-3", "--fleet", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `t-3`", "paraft jobs"]);
     // A server dies and restarts with its data of both jobs.
     fleet.servers[0] = None;
     fleet.serve(0);
-    contains(&fleet.done(&["stop", "t", "--of", fleet.any()]), &["t is stopped"]);
+    contains(&fleet.done(&["stop", "t", "--fleet", fleet.any()]), &["t is stopped"]);
     let run = scratch.path().join("runs/t-1");
     wait("its launcher to end", || match run.join("report.html").exists() {
         true => Ok(()),
         false => Err(fs::read_to_string(run.join("launcher.log")).unwrap_or_default()),
     });
     assert!(!weights(&run).is_empty());
-    contains(&fleet.done(&["stop", "t", "--of", fleet.any()]), &["already"]);
-    contains(&fleet.done(&["delete", "t-2", "--of", fleet.any()]), &["deleted", "running"]);
+    let said = fleet.done(&["stop", "t"]);
+    contains(&said, &["runs/t-2, the only run in runs/ that is going on", "already"]);
+    contains(&fleet.done(&["delete", "t-2", "--fleet", fleet.any()]), &["deleted", "running"]);
     wait("its files to go", || {
         let left: Vec<_> = (0..3).map(|id| fleet.data(id).join("shard-1-0")).filter(|d| d.exists()).collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     });
     assert_eq!(fleet.jobs(), BTreeMap::from([("t".to_string(), ("stopped".to_string(), true))]));
-    let (code, said) = fleet.say(&["logs", "t-2", "--of", fleet.any()]);
+    let (code, said) = fleet.say(&["logs", "t-2", "--fleet", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `t-2`"]);
-    let (code, said) = fleet.say(&["delete", "nobody", "--of", fleet.any()]);
+    let (code, said) = fleet.say(&["delete", "nobody", "--fleet", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `nobody`", "`t`"]);
     // Its launcher logs why it has ended.
@@ -192,12 +208,12 @@ fn what_cannot_be_submitted_is_said_at_once() {
     let file = file.to_str().expect("utf-8");
     let fleet = Standing::start(scratch.path());
     let cases = [
-        (vec!["submit", file, "--to", fleet.any()], 78, vec!["5 replicas", "this fleet has 3"]),
-        (vec!["submit", file, "--to", "127.0.0.1:1"], 69, vec!["127.0.0.1:1"]),
-        (vec!["submit", file], 2, vec!["--to", "--on"]),
-        (vec!["submit", file, "--to", fleet.any(), "--keep", "1w"], 2, vec!["1w", "12h"]),
-        (vec!["train", file, "--to", fleet.any(), "--faults"], 2, vec!["--faults"]),
-        (vec!["train", file, "--set", "train.init=job:t"], 78, vec!["job:t", "--to FLEET"]),
+        (vec!["submit", file, "--fleet", fleet.any()], 78, vec!["5 replicas", "this fleet has 3"]),
+        (vec!["submit", file, "--fleet", "127.0.0.1:1"], 69, vec!["127.0.0.1:1"]),
+        (vec!["submit", file], 2, vec!["--fleet", "--on"]),
+        (vec!["submit", file, "--fleet", fleet.any(), "--keep", "1w"], 2, vec!["1w", "12h"]),
+        (vec!["train", file, "--fleet", fleet.any(), "--faults"], 2, vec!["--faults"]),
+        (vec!["train", file, "--set", "train.init=job:t"], 78, vec!["job:t", "--fleet FLEET"]),
         (vec!["train", file, "--set", "train.init=job:"], 78, vec!["train.init", "job:NAME"]),
         (vec!["simulate", file, "--set", "train.init=job:t"], 78, vec!["train.init"]),
     ];
@@ -209,15 +225,15 @@ fn what_cannot_be_submitted_is_said_at_once() {
     assert_eq!(fleet.jobs(), BTreeMap::new(), "nothing is left of those");
     let large =
         ["--set", "model.hidden=[16384, 2048]", "--set", "cluster.servers=3", "--set", "cluster.replicas=3"];
-    let (ended, said) = fleet.say(&[&["train", file, "--to", fleet.any()], &large[..]].concat());
+    let (ended, said) = fleet.say(&[&["train", file, "--fleet", fleet.any()], &large[..]].concat());
     assert_eq!(ended, Some(78), "{said}");
     contains(&said, &["where a job may have 512.0 MiB (--job-memory)"]);
     // Files of an earlier run stay.
     let small = ["--set", "cluster.servers=3", "--set", "cluster.replicas=3", "--set", "train.max_steps=1"];
-    fleet.done(&[&["train", file, "--to", fleet.any(), "--run-dir", "once"], &small[..]].concat());
+    fleet.done(&[&["train", file, "--fleet", fleet.any(), "--run-dir", "once"], &small[..]].concat());
     let job_file = scratch.path().join("once/job.toml");
     let before = std::fs::read_to_string(&job_file).expect("the job that was trained");
-    let resume = ["submit", file, "--to", fleet.any(), "--run-dir", "once", "--resume"];
+    let resume = ["submit", file, "--fleet", fleet.any(), "--run-dir", "once", "--resume"];
     let (ended, said) = fleet.say(&[&resume[..], &small[..]].concat());
     assert!(ended != Some(0), "{said}");
     assert_eq!(std::fs::read_to_string(&job_file).ok(), Some(before), "{said}");
@@ -230,14 +246,14 @@ fn a_comparison_leaves_no_jobs_on_a_shared_fleet() {
     let file = file.to_str().expect("utf-8");
     let fleet = Standing::start(scratch.path());
     // Whose name the runs cannot have.
-    fleet.done(&["train", file, "--to", fleet.any(), "--run-dir", "first"]);
-    let compare = ["compare", file, "--modes", "bsp,asp", "--to", fleet.any(), "--run-dir", "both"];
+    fleet.done(&["train", file, "--fleet", fleet.any(), "--run-dir", "first"]);
+    let compare = ["compare", file, "--modes", "bsp,asp", "--fleet", fleet.any(), "--run-dir", "both"];
     contains(&fleet.done(&compare), &["bsp", "asp", "report"]);
     let [first, bsp] = ["first", "both/bsp"].map(|run| weights(&scratch.path().join(run)));
     assert!(first == bsp, "other bits");
     assert_eq!(fleet.jobs(), BTreeMap::from([("t".to_string(), ("finished".to_string(), true))]));
     // What is there is known again.
     contains(&fleet.done(&compare), &["2 of 2 runs are complete already"]);
-    let (code, said) = fleet.say(&["compare", file, "--to", fleet.any(), "--delay-ms", "3"]);
+    let (code, said) = fleet.say(&["compare", file, "--fleet", fleet.any(), "--delay-ms", "3"]);
     assert_eq!(code, Some(2), "{said}");
 }

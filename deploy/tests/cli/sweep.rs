@@ -144,7 +144,7 @@ fn sweep_to(scratch: &Path, fleet: &Standing, epochs: u64) -> Command {
         "--run-dir",
     ]);
     c.arg(scratch.join("swept"))
-        .arg("--to")
+        .arg("--fleet")
         .arg(fleet.any())
         .stderr(fs::File::create(scratch.join("said")).expect("file"))
         .stdout(Stdio::piped());
@@ -153,7 +153,8 @@ fn sweep_to(scratch: &Path, fleet: &Standing, epochs: u64) -> Command {
 
 /// The jobs that servers still hold, as name and number.
 fn held(fleet: &Standing) -> Vec<(String, u64)> {
-    let said: Value = serde_json::from_str(&fleet.done(&["jobs", fleet.any(), "--json"])).expect("an object");
+    let said: Value =
+        serde_json::from_str(&fleet.done(&["jobs", "--fleet", fleet.any(), "--json"])).expect("an object");
     let jobs = said["jobs"].as_array().expect("a list").iter().filter(|j| j["released"] == false);
     jobs.map(|j| (j["job"].as_str().unwrap_or_default().into(), j["number"].as_u64().unwrap_or(0))).collect()
 }
@@ -170,7 +171,7 @@ fn a_resumed_sweep_deletes_only_its_own_leftover_jobs() {
     fleet.done(&[
         "train",
         theirs.to_str().expect("utf-8"),
-        "--to",
+        "--fleet",
         fleet.any(),
         "--keep",
         "forever",
@@ -214,8 +215,8 @@ fn trials_beside_another_job_of_the_machine_say_so() {
     let theirs = dir.join("job.toml");
     let theirs = theirs.to_str().expect("utf-8");
     let long = ["--run-dir", "other", "--set", "train.epochs=100000", "--set", "name=other"];
-    fleet.done(&[&["submit", theirs, "--to", fleet.any()], &long[..]].concat());
-    wait("the other job to train", || match fleet.done(&["jobs", fleet.any()]) {
+    fleet.done(&[&["submit", theirs, "--fleet", fleet.any()], &long[..]].concat());
+    wait("the other job to train", || match fleet.done(&["jobs", "--fleet", fleet.any()]) {
         said if said.contains("running") => Ok(()),
         said => Err(said),
     });
@@ -225,7 +226,7 @@ fn trials_beside_another_job_of_the_machine_say_so() {
     contains(&said, &["trial 0: job other trains on this machine too", "trial 1: job other"]);
     let report = fs::read_to_string(dir.join("swept/report.html")).expect("a report");
     contains(&report, &["Jobs trained on this machine at the same time (other): the times of 2 trials"]);
-    fleet.done(&["stop", "other", "--servers", fleet.any()]);
+    fleet.done(&["stop", "other", "--fleet", fleet.any()]);
     wait("its launcher to end", || match processes(&dir.join("other")) {
         none if none.is_empty() => Ok(()),
         some => Err(format!("{some:?}")),

@@ -159,7 +159,7 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
     let run_dir = dir.path().join("run");
     let args = [
         "chaos",
-        "--run-dir",
+        "--fleet",
         run_dir.to_str().expect("a path"),
         "--rate",
         "120",
@@ -258,7 +258,7 @@ fn only_named_servers_get_faults_and_the_job_continues() {
 
     let (named, other) = (fleet.addresses[..2].join(","), &fleet.addresses[2]);
     let args = ["--rate", "120", "--lasting", "0.5", "--restart-after", "0.2", "--duration", "8"];
-    let out = run(&[&["chaos", "--servers", &named], &args[..]].concat());
+    let out = run(&[&["chaos", "--fleet", &named], &args[..]].concat());
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
     let lines = |what: &str| {
@@ -285,7 +285,7 @@ fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
     let dir = tempfile::tempdir().expect("a folder");
     let _training = train(dir.path(), 100_000, false);
     let run_dir = dir.path().join("run");
-    let out = run(&["chaos", "--run-dir", run_dir.to_str().expect("a path"), "--faults", "kill,partition"]);
+    let out = run(&["chaos", "--fleet", run_dir.to_str().expect("a path"), "--faults", "kill,partition"]);
     assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("no fault points for partition"), "{}", text(&out.stderr));
     assert_eq!(servers(&run_dir), 3);

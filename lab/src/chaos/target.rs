@@ -5,11 +5,13 @@ use crate::{fault_schedule::Kind, health};
 use paraft_fleet::{
     failure::Failure,
     faults::{FAULTS_FILE, process},
-    targets,
 };
 use paraft_record::METRICS_FILE;
 use paraft_worker::exit;
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// A fleet of this machine.
 pub struct Target {
@@ -22,13 +24,14 @@ pub struct Target {
 impl Target {
     /// The fleet of these flags, if all of its servers may be signalled and the faults can be injected.
     pub fn find(args: &ChaosArgs) -> Result<Self, Failure> {
-        let run_dir = match &args.run_dir {
-            None => None,
-            Some(dir) => Some(fs::canonicalize(dir).map_err(|e| {
+        let fleet = args.fleet.to_change()?;
+        let addresses = fleet.servers()?;
+        let whole = |dir: &Path| {
+            fs::canonicalize(dir).map_err(|e| {
                 Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
-            })?),
+            })
         };
-        let addresses = targets::addresses(run_dir.as_deref(), &args.servers)?;
+        let run_dir = fleet.folder().map(whole).transpose()?;
         let target = Self { run_dir, addresses };
         let points = target.fault_points();
         if let Some(kind) =

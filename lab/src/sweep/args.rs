@@ -2,6 +2,7 @@
 
 use super::search::Rule;
 use clap::{Args, ValueEnum};
+use paraft_fleet::targets::StandingArg;
 use std::{net::SocketAddr, path::PathBuf};
 
 /// How settings are searched.
@@ -57,10 +58,8 @@ pub struct SweepArgs {
     /// Let trials that go at the same time share cores.
     #[arg(long)]
     pub share_cores: bool,
-    /// Train on a fleet that stands already instead of one of the sweep's own: its folder, a job file with cluster.addresses, or servers as
-    /// host:port, comma-separated.
-    #[arg(long, value_name = "FLEET")]
-    pub to: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) standing: StandingArg,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

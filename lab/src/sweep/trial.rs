@@ -66,7 +66,7 @@ impl Sweep<'_> {
 
     /// Another job that trains on this machine now, according to the shared fleet.
     fn beside(&self, servers: &[String]) -> Option<String> {
-        self.args.to.as_ref()?;
+        self.args.standing.fleet.as_ref()?;
         let own = fs::canonicalize(&self.dir).ok()?;
         let is_others = |job: &JobInfo| {
             let run = job.run.split_once(':').filter(|(host, _)| *host == paraft_host::name());
@@ -117,7 +117,7 @@ impl Sweep<'_> {
                 false => RunDir::new(Some(&path), &job.name)?,
             };
             // The sweep's own servers, and their jobs, end with it.
-            let remember = self.args.to.is_some();
+            let remember = self.args.standing.fleet.is_some();
             let on = ExistingFleet { servers: servers.to_vec(), keep: None, delete: true, remember };
             let of = self.tracked.clone();
             let extras = Extras { on: Some(on), of_many: true, of, ..Extras::default() };

@@ -143,7 +143,7 @@ impl Agent {
                 let away = away.map(|s| s.to_string()).collect::<Vec<_>>().join(", ");
                 let why = format!(
                     "{shard} has {left} of {} replicas without it, which is no majority: {}start servers, or give up what the shard \
-                     held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
+                     held first (`paraft data abandon {} --fleet HOST:PORT --accept-loss`)",
                     place.voters.len(),
                     if away.is_empty() {
                         String::new()

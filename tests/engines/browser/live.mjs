@@ -15,7 +15,7 @@ const startServer = (id) => {
 };
 const train = (job) => start("train-" + job, ["train", "digits.toml", "--set", "name=" + job, "--set", "eval.every_epoch=true", "--to", servers, "--run-dir", "run-" + job]);
 const status = async () => {
-  const lines = (await run("status", "--servers", servers, "--json")).trim().split("\n").map((l) => JSON.parse(l));
+  const lines = (await run("status", "--fleet", servers, "--json")).trim().split("\n").map((l) => JSON.parse(l));
   return { ...lines.find((l) => l.jobs), replies: lines.filter((l) => l.shards && !l.jobs) };
 };
 const jobOf = async (name) => (await status()).jobs.find((j) => j.job === name);
@@ -95,7 +95,7 @@ await main(async (browser) => {
   await own.ended;
 
   [0, 1, 2, 3].forEach(startServer);
-  await run("status", "--servers", servers, "--wait", "whole", "--timeout", "60");
+  await run("status", "--fleet", servers, "--wait", "whole", "--timeout", "60");
   for (const job of ["digits", "other"]) train(job);
   let page = await open(browser, address(0));
   await live(page);
@@ -186,7 +186,7 @@ await main(async (browser) => {
   await until("asp on every shard", isIn("asp"));
   await until("the page to say so", async () => (await page.textContent(".facts")).includes("asp"));
   await until("the event", async () => (await page.locator(".events li").allTextContents()).some((t) => t.includes("digits goes on in asp") && t.includes("127.0.0.1")));
-  await until("the command to switch back", () => run("mode", "digits", "bsp", "--servers", servers).then(() => true));
+  await until("the command to switch back", () => run("mode", "digits", "bsp", "--fleet", servers).then(() => true));
   await until("bsp on the page", async () => /mode\s*bsp/.test(await page.textContent(".facts")));
   say("switch mode: as `paraft mode`");
 
@@ -268,7 +268,7 @@ await main(async (browser) => {
   await moved(pages[hangs]);
   say("the server of the page hung; the page doubted it after " + ((doubted - stopped) / 1000).toFixed(1) + " s, and another one served it after " + ((Date.now() - stopped) / 1000).toFixed(1) + " s");
   fleet[hangs].child.kill("SIGCONT");
-  await run("status", "--servers", servers, "--wait", "whole", "--timeout", "90");
+  await run("status", "--fleet", servers, "--wait", "whole", "--timeout", "90");
 
   // ---- the server that serves the page dies ----
   const victim = (await until("a leader of shard 0", async () => (await status()).placement.find((s) => s.job === Number(id) && s.shard === 0 && s.leader != null))).leader;
@@ -301,7 +301,7 @@ await main(async (browser) => {
   check(events.length === 2, "");
   say("the kill and the election after it are among its events");
   startServer(victim);
-  await run("status", "--servers", servers, "--wait", "whole", "--timeout", "90");
+  await run("status", "--fleet", servers, "--wait", "whole", "--timeout", "90");
   await go(page, "fleet", VIEWS.fleet);
   await until("it to be back", async () => (await page.locator(".scroll[aria-label=Servers] tbody tr", { hasText: "s" + victim }).textContent()).includes("up"));
   say("it is back, on the page too");
@@ -312,14 +312,14 @@ await main(async (browser) => {
   await yes(page, "Stop digits?");
   await until("digits to be stopped", async () => (await jobOf("digits")).state === "stopped");
   await page.locator("button:text-is('delete')").waitFor();
-  await run("stop", "other", "--servers", servers, "--wait", "60");
+  await run("stop", "other", "--fleet", servers, "--wait", "60");
   const states = (await status()).jobs.map((j) => j.state);
   check(states.every((s) => s === "stopped"), "the page's stop and the command's: " + states);
   await page.click("button:text-is('delete')");
   await yes(page, "Delete digits?");
   await until("digits to be gone", async () => !(await status()).jobs.some((j) => j.job === "digits"));
   await page.locator("h1:has-text('No such job')").waitFor();
-  await until("other to be deleted by the command", () => run("delete", "other", "--servers", servers).then(() => true));
+  await until("other to be deleted by the command", () => run("delete", "other", "--fleet", servers).then(() => true));
   await go(page, "fleet", ["text=This fleet has no jobs."]);
   say("stop, delete: as `paraft stop`, `paraft delete`");
 });

@@ -1,6 +1,6 @@
 //! The shared state of a fleet's processes that an engine starts one by one: how they find each other
 //! before any server runs. There are two ways: the run's folder on a shared file system ([`Folder`]),
-//! or names that are known in advance (`--servers`, DNS). The second needs only a server's own
+//! or names that are known in advance (`--addresses`, DNS). The second needs only a server's own
 //! [`Lock`].
 //!
 //! The fleet's agreement is the control group's. Once a server is in its fleet, only processes that
