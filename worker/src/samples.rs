@@ -21,6 +21,10 @@ pub fn shape_of(data: &Dataset) -> DataShape {
 /// If an index is not below the data set's length.
 pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) -> Result<(), DataError> {
     data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels)?;
+    batch.targets.clear();
+    if data.has_targets() {
+        batch.targets.extend(batch.labels.drain(..).map(f32::from_bits));
+    }
     batch.n = indices.len();
     Ok(())
 }

@@ -30,5 +30,6 @@ mod short;
 mod simulate;
 mod standing;
 mod sweep;
+mod tables;
 mod trace;
 mod verify;

@@ -713,6 +713,9 @@ fn data() {
     write("csv", "last", &seed(1 | 8 | 32).part(table).0);
     write("csv", "first-no-header", &seed(4 | 16 | 32).part(b"1,0.5\n0,0.25\n1,3\n").0);
     write("csv", "test-file", &seed(1 | 8 | 32 | 64).part(table).rest(table).0);
+    let names = b"\"id\",a,kind\r\n7, 2.5 ,\"pear, ripe\"\r\n8,1e3,fig\r\n9,7,fig\r\n";
+    write("csv", "names", &seed(1 | 8 | 32).part(names).0);
+    write("csv", "numbers", &seed(1 | 8 | 32 | 128).part(table).0);
     write("csv", "gzip", &seed(1 | 8 | 32).part(&gz(table)).0);
     let text = "Grüße, 世界! to be or not to be";
     write("text", "bytes", &seed(0).byte(4).rest(text.as_bytes()).0);

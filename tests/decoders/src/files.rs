@@ -9,7 +9,9 @@ use paraft_checkpoint::{
     weights::{self, Precision},
 };
 use paraft_common::{Layout, TensorSpec};
-use paraft_data::{CsvOptions, Dataset, Header, LabelColumn, TextCorpus, TextVocab, read_csv, read_idx_pair};
+use paraft_data::{
+    Column, CsvOptions, Dataset, Header, LabelColumn, Task, TextCorpus, TextVocab, read_csv, read_idx_pair,
+};
 use std::{
     cell::OnceCell,
     path::{Path, PathBuf},
@@ -172,7 +174,10 @@ fn batches(d: &Dataset) {
     for i in 0..d.len().min(100) as u32 {
         d.fill(&[i], &mut inputs, &mut Vec::new(), &mut labels).expect("it is there");
         assert_eq!(inputs.len(), d.input_len());
-        assert!(labels.iter().all(|l| (*l as usize) < d.classes().unwrap_or(0)));
+        assert!(labels.iter().all(|l| match d.classes() {
+            Some(classes) => (*l as usize) < classes,
+            None => f32::from_bits(*l).is_finite(),
+        }));
     }
 }
 
@@ -195,7 +200,9 @@ pub fn csv(data: &[u8]) {
     let label = [LabelColumn::First, LabelColumn::Last, LabelColumn::None, LabelColumn::Index(1)];
     let header = [Header::Yes, Header::No, Header::Auto, Header::Auto];
     let options = CsvOptions {
-        label: label[usize::from(how & 3)],
+        label: label[usize::from(how & 3)].clone(),
+        task: if how & 128 > 0 { Task::Regression } else { Task::Classification },
+        ignore: if how & 3 == 3 { vec![Column::Index(2)] } else { Vec::new() },
         header: header[usize::from(how >> 2 & 3)],
         test_fraction: (how & 16 > 0).then_some(0.5),
         scale: if how & 32 > 0 { 0.5 } else { 1e30 },

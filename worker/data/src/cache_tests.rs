@@ -6,7 +6,7 @@ use crate::{Dataset, TextCorpus, TextVocab};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-fn splits() -> [Split; 3] {
+fn splits() -> [Split; 4] {
     let bytes = |n: u32| {
         let values = (0..6 * n).map(|i| (i * 7) as u8).collect();
         let labels = (0..n).map(|i| i % 5).collect();
@@ -16,12 +16,21 @@ fn splits() -> [Split; 3] {
         let values = (0..4 * n).map(|i| 1.0 / (i as f32 + 0.3)).collect();
         Dataset::new(Samples::Floats(values), vec![4], None)
     };
+    let numbers = |n: u16| {
+        let targets: Vec<f32> = (0..n).map(|i| f32::from(i) - 3.5).collect();
+        Dataset::with_targets(Samples::Floats(vec![1.5; 2 * targets.len()]), vec![2], &targets)
+    };
     let text = |n| TextCorpus::new(&"so it goes. ".repeat(n), TextVocab::Char, 9).and_then(Dataset::text);
     let split = |train: Result<Dataset, DataError>, test: Result<Dataset, DataError>| Split {
         train: train.expect("fits"),
         test: test.expect("fits"),
     };
-    [split(bytes(100), bytes(7)), split(floats(1000), floats(1)), split(text(50), text(4))]
+    [
+        split(bytes(100), bytes(7)),
+        split(floats(1000), floats(1)),
+        split(numbers(20), numbers(3)),
+        split(text(50), text(4)),
+    ]
 }
 
 fn batch(data: &Dataset) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
@@ -35,8 +44,8 @@ fn same(a: &Split, b: &Split) {
     for (a, b) in [(&a.train, &b.train), (&a.test, &b.test)] {
         assert_eq!(batch(a), batch(b));
         assert_eq!(
-            (a.shape(), a.classes(), a.vocab(), a.len()),
-            (b.shape(), b.classes(), b.vocab(), b.len())
+            (a.shape(), a.classes(), a.has_targets(), a.vocab(), a.len()),
+            (b.shape(), b.classes(), b.has_targets(), b.vocab(), b.len())
         );
         assert_eq!(a.labels(), b.labels());
     }
@@ -163,7 +172,7 @@ fn an_unused_file_is_removed_when_another_is_made() {
 
 #[test]
 fn removed_or_replaced_cache_file_stays_readable() {
-    let [made, other, _] = splits();
+    let [made, other, ..] = splits();
     let dir = tempfile::tempdir().expect("temp dir");
     let (source, folder) = (source(dir.path()), dir.path().join("cache"));
     let cache = Cache::at(&folder);

@@ -1,6 +1,6 @@
 //! The `[data]` table of a job.
 
-use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
+use crate::csv_file::{self, Column, CsvOptions, Header, LabelColumn, Task};
 use crate::text::{TextCorpus, TextVocab};
 use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
 use paraft_common::kind::NoOptions;
@@ -26,15 +26,20 @@ pub enum DataConfig {
         /// The folder with the four files.
         path: PathBuf,
     },
-    /// A table of numbers, see [`crate::read_csv`].
+    /// A table, see [`crate::read_csv`].
     Csv {
         /// The file.
         path: PathBuf,
         /// The file to evaluate on. Default: a part of `path`.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_path: Option<PathBuf>,
-        /// The label's column: `first`, `last` (default), `none` or an index from 0.
+        /// The label's column: its name or index from 0, `first`, `last` (default) or `none`.
         label: LabelColumn,
+        /// `classification` (default), or `regression`: the label is a number to predict.
+        task: Task,
+        /// Columns that are neither label nor feature, by name or index.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        ignore: Vec<Column>,
         /// Whether the first row has names: `yes`, `no` or `auto` (default).
         header: Header,
         /// Part of the rows held out, above 0 and below 1; not beside `test_path`. Default 0.2.
@@ -71,6 +76,10 @@ struct Csv {
     #[serde(default)]
     label: LabelColumn,
     #[serde(default)]
+    task: Task,
+    #[serde(default)]
+    ignore: Vec<Column>,
+    #[serde(default)]
     header: Header,
     #[serde(default)]
     test_fraction: Option<f64>,
@@ -94,8 +103,8 @@ paraft_common::kinds!(DataConfig {
     "digits" => |_: NoOptions| Self::Digits {},
     "idx" => |o: Idx| Self::Idx { path: o.path },
     "csv" => |o: Csv| {
-        let Csv { path, test_path, label, header, test_fraction, scale } = o;
-        Self::Csv { path, test_path, label, header, test_fraction, scale }
+        let Csv { path, test_path, label, task, ignore, header, test_fraction, scale } = o;
+        Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale }
     },
     "text" => |o: Text| {
         let Text { path, context, vocab, test_fraction } = o;
@@ -167,9 +176,11 @@ impl DataConfig {
                 }
                 cache.split(&files.each_ref().map(PathBuf::as_path), "idx", || idx::read_idx_folder(&folder))
             }
-            Self::Csv { path, test_path, label, header, test_fraction, scale } => {
+            Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale } => {
                 let options = CsvOptions {
-                    label: *label,
+                    label: label.clone(),
+                    task: *task,
+                    ignore: ignore.clone(),
                     header: *header,
                     test_fraction: *test_fraction,
                     scale: *scale,

@@ -9,8 +9,11 @@ fn unknown_and_missing_keys_are_refused() {
         "kind = \"idx\"",
         "kind = \"idx\"\npath = \"a\"\nlabel = \"last\"",
         "kind = \"csv\"\npath = \"a\"\nheaders = \"yes\"",
-        "kind = \"csv\"\npath = \"a\"\nlabel = \"middle\"",
         "kind = \"csv\"\npath = \"a\"\nlabel = -1",
+        "kind = \"csv\"\npath = \"a\"\nlabel = 1.5",
+        "kind = \"csv\"\npath = \"a\"\nignore = \"id\"",
+        "kind = \"csv\"\npath = \"a\"\nignore = [-1]",
+        "kind = \"csv\"\npath = \"a\"\ntask = \"ranking\"",
         "kind = \"parquet\"",
         "path = \"a\"",
     ] {
@@ -25,6 +28,7 @@ fn a_config_survives_toml() {
         "kind = \"idx\"\npath = \"mnist\"",
         "kind = \"csv\"\npath = \"a.csv\"\nlabel = 3\nheader = \"no\"\ntest_fraction = 0.5",
         "kind = \"csv\"\npath = \"a.csv\"\nlabel = \"none\"\ntest_path = \"b.csv\"\nscale = 2",
+        "kind = \"csv\"\npath = \"a.csv\"\nlabel = \"price\"\ntask = \"regression\"\nignore = [\"id\", 4]",
         "kind = \"text\"\npath = \"a.txt\"\nvocab = \"char\"",
     ] {
         let config: DataConfig = toml::from_str(text).expect(text);

@@ -1,27 +1,38 @@
-//! Numbers separated by commas: one sample per row; all columns except the label are features. Plain or gzip.
+//! A table, separated by commas: one sample per row; all columns except the label are features. Plain or gzip.
 //!
-//! Every field must be a finite number, and every row as long as the first. Others are refused with their line,
+//! Every feature must be a finite number, and every row as long as the first. Others are refused with their line,
 //! because a silent NaN would end as a silent NaN in the weights.
+
+mod columns;
+mod labels;
+
+pub use columns::{Column, LabelColumn};
+pub(crate) use labels::Labels;
 
 use crate::input::{self, Input, MAX_BYTES};
 use crate::{DataError, Dataset, Place, Samples, Split};
+use columns::{Columns, Use};
 use csv::ByteRecord;
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 
-/// With more classes, the column is not a label; a model would have an output for each.
-const MAX_CLASSES: u32 = 1 << 16;
 /// The default part that is held out.
 const TEST_FRACTION: f64 = 0.2;
+
+/// What is wrong, and what to do.
+type Fault = (String, &'static str);
 
 /// How to read a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CsvOptions {
     /// The label's column. Default last.
     pub label: LabelColumn,
+    /// Whether the label is a class or a number to predict. Default a class.
+    pub task: Task,
+    /// Columns that are neither label nor feature. Default none.
+    pub ignore: Vec<Column>,
     /// Whether the first row has names. Default auto.
     pub header: Header,
     /// Part of the rows held out, above 0 and below 1, spread evenly (0.2: rows 5, 10, 15, ...). Default 0.2.
@@ -33,22 +44,26 @@ pub struct CsvOptions {
 
 impl Default for CsvOptions {
     fn default() -> Self {
-        Self { label: LabelColumn::default(), header: Header::default(), test_fraction: None, scale: 1.0 }
+        Self {
+            label: LabelColumn::default(),
+            task: Task::default(),
+            ignore: Vec::new(),
+            header: Header::default(),
+            test_fraction: None,
+            scale: 1.0,
+        }
     }
 }
 
-/// The label's column: an integer from 0, the class. As text `first`, `last`, `none` or the index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LabelColumn {
-    /// Column 0.
-    First,
-    /// The last column.
+/// What the label is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// A class.
     #[default]
-    Last,
-    /// No column: all are features.
-    None,
-    /// This column, counted from 0.
-    Index(usize),
+    Classification,
+    /// A number to predict.
+    Regression,
 }
 
 /// Whether the first row has names rather than numbers.
@@ -59,55 +74,9 @@ pub enum Header {
     Yes,
     /// The first row has numbers.
     No,
-    /// The first row has names if none of its fields is a finite number.
+    /// The first row has names if none of its fields is a finite number, or if an option names a column.
     #[default]
     Auto,
-}
-
-impl Serialize for LabelColumn {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::First => s.serialize_str("first"),
-            Self::Last => s.serialize_str("last"),
-            Self::None => s.serialize_str("none"),
-            Self::Index(i) => s.serialize_u64(*i as u64),
-        }
-    }
-}
-
-/// Written by hand, because an untagged enum's error is only "did not match any variant".
-impl<'de> Deserialize<'de> for LabelColumn {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct Column;
-        impl Visitor<'_> for Column {
-            type Value = LabelColumn;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("\"first\", \"last\", \"none\" or the index of a column")
-            }
-
-            fn visit_str<E: Error>(self, s: &str) -> Result<LabelColumn, E> {
-                match s {
-                    "first" => Ok(LabelColumn::First),
-                    "last" => Ok(LabelColumn::Last),
-                    "none" => Ok(LabelColumn::None),
-                    _ => Err(E::invalid_value(Unexpected::Str(s), &self)),
-                }
-            }
-
-            fn visit_u64<E: Error>(self, i: u64) -> Result<LabelColumn, E> {
-                let index =
-                    usize::try_from(i).map_err(|_| E::invalid_value(Unexpected::Unsigned(i), &self))?;
-                Ok(LabelColumn::Index(index))
-            }
-
-            fn visit_i64<E: Error>(self, i: i64) -> Result<LabelColumn, E> {
-                let index = u64::try_from(i).map_err(|_| E::invalid_value(Unexpected::Signed(i), &self))?;
-                self.visit_u64(index)
-            }
-        }
-        d.deserialize_any(Column)
-    }
 }
 
 impl CsvOptions {
@@ -120,7 +89,31 @@ impl CsvOptions {
         if self.scale == 0.0 || !(self.scale as f32).is_finite() {
             return option("scale", format!("{} is not a finite number other than 0", self.scale));
         }
-        Ok(())
+        if self.task == Task::Regression && self.label == LabelColumn::None {
+            let why =
+                "regression predicts the label, and label = \"none\"; set `label` to the column to predict";
+            return option("task", why.into());
+        }
+        match self.name() {
+            Some((key, name)) if self.header == Header::No => {
+                let why = format!("`{name}` is a name, and header = \"no\"; give the column's index from 0");
+                option(key, why)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The first column that is given by its name, and the key that gives it.
+    fn name(&self) -> Option<(&'static str, &str)> {
+        let label = match &self.label {
+            LabelColumn::Name(name) => Some(("label", name.as_str())),
+            _ => None,
+        };
+        let ignored = self.ignore.iter().find_map(|column| match column {
+            Column::Name(name) => Some(("ignore", name.as_str())),
+            Column::Index(_) => None,
+        });
+        label.or(ignored)
     }
 }
 
@@ -128,6 +121,7 @@ impl CsvOptions {
 pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> Result<Split, DataError> {
     options.validate()?;
     let table = read_table(path, input::open(path)?, options)?;
+    let names = table.labels.names();
     let Some(test_path) = test_path else {
         let n = table.rows;
         let held_out = (n as f64 * options.test_fraction.unwrap_or(TEST_FRACTION)).round() as usize;
@@ -136,7 +130,8 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
                 format!("of {n} rows {held_out} would be held out; training and test need one each at least");
             return Err(DataError::Option { key: "test_fraction", why });
         }
-        let classes = classes(path, &[&table])?;
+        let table = table.numbered(&names, path)?;
+        let classes = classes(path, &names, &[&table])?;
         // Row i is held out when the running share passes an integer: evenly spread, in integer arithmetic.
         let share = |i: usize| (i as u128 * held_out as u128) / n as u128;
         return Ok(table.dataset(classes)?.split(|i| share(i + 1) > share(i)));
@@ -146,47 +141,115 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
         return Err(DataError::Option { key: "test_fraction", why });
     }
     let test = read_table(test_path, input::open(test_path)?, options)?;
-    if table.columns != test.columns {
+    let (features, test_features) = (table.columns.features(), test.columns.features());
+    if features != test_features {
         return Err(DataError::Mismatch(format!(
-            "{} has {} feature columns but {} has {}",
+            "{} has {features} feature columns but {} has {test_features}",
             path.display(),
-            table.columns,
             test_path.display(),
-            test.columns
         )));
     }
-    let classes = classes(path, &[&table, &test])?;
+    if let Some((at, ours, theirs)) = table.columns.differ(&test.columns) {
+        return Err(DataError::Mismatch(format!(
+            "field {} is {} in {} but {} in {}; give both files the same columns in the same order",
+            at + 1,
+            listed(&[ours]),
+            path.display(),
+            listed(&[theirs]),
+            test_path.display(),
+        )));
+    }
+    let (table, test) = (table.numbered(&names, path)?, test.numbered(&names, test_path)?);
+    let classes = classes(path, &names, &[&table, &test])?;
     Ok(Split { train: table.dataset(classes)?, test: test.dataset(classes)? })
 }
 
-/// The number of classes of these tables; 0 without labels. The model has an output for each.
-fn classes(path: &Path, tables: &[&Table]) -> Result<usize, DataError> {
-    let labels: BTreeSet<u32> = tables.iter().filter_map(|t| t.labels.as_ref()).flatten().copied().collect();
+/// The number of classes of these tables, whose names are `names` if they have any; 0 without classes. The model
+/// has an output for each.
+fn classes(path: &Path, names: &[Vec<u8>], tables: &[&Table]) -> Result<usize, DataError> {
+    let numbers = tables.iter().filter_map(|t| match &t.labels {
+        Labels::Classes(numbers) => Some(numbers),
+        _ => None,
+    });
+    let labels: BTreeSet<u32> = numbers.flatten().copied().collect();
     let Some(&last) = labels.last() else { return Ok(0) };
+    let bad =
+        |what, remedy| Err(DataError::Malformed { path: path.to_owned(), at: Place::File, what, remedy });
+    if labels.len() == 1 {
+        let only = names.first().cloned().unwrap_or_else(|| last.to_string().into_bytes());
+        let what = format!("every row has the label {}, and a model needs two classes", listed(&[&only]));
+        return bad(what, "set `label` to the right column, or to \"none\" if there is none");
+    }
     let classes = last as usize + 1;
     if labels.len() < classes / 2 {
         let what = format!(
             "labels up to {last} are {classes} classes, and only {} of these have a sample",
             labels.len()
         );
-        let remedy = "number the classes from 0 without gaps, or set `label` to the right column";
-        return Err(DataError::Malformed { path: path.to_owned(), at: Place::File, what, remedy });
+        return bad(what, "number the classes from 0 without gaps, or set `label` to the right column");
     }
     Ok(classes)
 }
 
-/// A file's rows; the label's column is removed from `values`.
+/// A file's rows; `values` has only the features.
 pub(crate) struct Table {
     pub(crate) values: Vec<f32>,
-    pub(crate) labels: Option<Vec<u32>>,
-    columns: usize,
+    pub(crate) labels: Labels,
+    columns: Columns,
     rows: usize,
 }
 
 impl Table {
+    /// Adds a row.
+    fn push(&mut self, row: &ByteRecord, options: &CsvOptions) -> Result<(), Fault> {
+        let columns = &self.columns;
+        if row.len() != columns.uses.len() {
+            let what = format!("{} fields where the first row has {}", row.len(), columns.uses.len());
+            return Err((what, "give every row as many fields"));
+        }
+        let may_be_names = self.rows == 0 && !columns.have_names();
+        for (at, (field, used)) in row.iter().zip(&columns.uses).enumerate() {
+            match used {
+                Use::Ignored => continue,
+                Use::Label => {
+                    self.labels.push(field, line(row), options.task)?;
+                    continue;
+                }
+                Use::Feature => {}
+            }
+            let shown = || format!("{} is `{}`", columns.shown(at), start(field));
+            let value = number(field).ok_or_else(|| {
+                let remedy = match field {
+                    [] => "fill the gap, or remove the row; `ignore` leaves a column out",
+                    _ if may_be_names => {
+                        "write a number; if this row holds names, set header = \"yes\"; `ignore` leaves a column out"
+                    }
+                    _ => "write a number, or remove the row; `ignore` leaves a column out",
+                };
+                (shown() + ", not a number", remedy)
+            })?;
+            let value = value * options.scale as f32;
+            if !value.is_finite() {
+                return Err((shown() + ": not finite after scaling", "remove the row or fill the gap"));
+            }
+            self.values.push(value);
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// The same table with classes by number.
+    fn numbered(self, names: &[Vec<u8>], path: &Path) -> Result<Self, DataError> {
+        Ok(Self { labels: self.labels.numbered(names, path)?, ..self })
+    }
+
     fn dataset(self, classes: usize) -> Result<Dataset, DataError> {
-        let labels = self.labels.map(|l| (l, classes));
-        Dataset::new(Samples::Floats(self.values), vec![self.columns], labels)
+        let (samples, shape) = (Samples::Floats(self.values), vec![self.columns.features()]);
+        match self.labels {
+            Labels::Classes(labels) => Dataset::new(samples, shape, Some((labels, classes))),
+            Labels::Targets(targets) => Dataset::with_targets(samples, shape, &targets),
+            Labels::None | Labels::Names(_) => Dataset::new(samples, shape, None),
+        }
     }
 }
 
@@ -197,71 +260,34 @@ pub(crate) fn read_table(path: &Path, file: Input<'_>, options: &CsvOptions) -> 
         .flexible(true) // our own message for ragged rows
         .trim(csv::Trim::All)
         .from_reader(file.take(MAX_BYTES));
-    let (mut row, mut shape, mut first) = (ByteRecord::new(), None, true);
-    let mut table = Table { values: Vec::new(), labels: None, columns: 0, rows: 0 };
+    let mut row = ByteRecord::new();
+    let mut table: Option<Table> = None;
     while read_row(&mut reader, &mut row)? {
-        let at = Place::Line(row.position().map_or(0, |p| p.line()));
-        let bad = |what: String, remedy| DataError::Malformed { path: path.to_owned(), at, what, remedy };
-        let is_first = std::mem::take(&mut first);
-        if is_first && let Some(other) = other_separator(&row) {
-            let what = format!("the first row is one field, with {other} in it");
-            return Err(bad(what, "separate the fields by commas, and write decimal points"));
-        }
-        if is_first && is_header(&row, options.header) {
-            shape = Some((row.len(), label_index(row.len(), options.label).map_err(|w| bad(w, LABEL))?));
+        let at = Place::Line(line(&row));
+        let bad = |(what, remedy): Fault| DataError::Malformed { path: path.to_owned(), at, what, remedy };
+        if let Some(table) = &mut table {
+            table.push(&row, options).map_err(bad)?;
             continue;
         }
-        let (width, label) = match shape {
-            Some(s) => s,
-            None => {
-                let label = label_index(row.len(), options.label).map_err(|w| bad(w, LABEL))?;
-                *shape.insert((row.len(), label))
-            }
-        };
-        if row.len() != width {
-            let what = format!("{} fields where the first row has {width}", row.len());
-            return Err(bad(what, "give every row as many fields"));
+        if let Some(other) = other_separator(&row) {
+            let what = format!("the first row is one field, with {other} in it");
+            return Err(bad((what, "separate the fields by commas, and write decimal points")));
         }
-        for (column, field) in row.iter().enumerate() {
-            let shown = || String::from_utf8_lossy(&field[..field.len().min(40)]).into_owned();
-            if label == Some(column) {
-                let class = class(field).ok_or_else(|| {
-                    let what =
-                        format!("label `{}` is no whole number from 0 to {}", shown(), MAX_CLASSES - 1);
-                    bad(what, "number the classes from 0, or set `label` to the right column")
-                })?;
-                table.labels.get_or_insert_default().push(class);
-                continue;
-            }
-            let value = number(field).ok_or_else(|| {
-                let remedy = match field {
-                    [] => "fill the gap, or remove the row",
-                    _ if is_first => "write a number; if this row holds names, set header = \"yes\"",
-                    _ => "write a number, or remove the row",
-                };
-                bad(format!("field {} is `{}`, not a number", column + 1, shown()), remedy)
-            })?;
-            let value = value * options.scale as f32;
-            if !value.is_finite() {
-                let what = format!("field {} is `{}`: not finite after scaling", column + 1, shown());
-                return Err(bad(what, "remove the row or fill the gap"));
-            }
-            table.values.push(value);
+        let columns = Columns::of(&row, options).map_err(bad)?;
+        let mut first = Table { values: Vec::new(), labels: Labels::None, columns, rows: 0 };
+        if !first.columns.have_names() {
+            first.push(&row, options).map_err(bad)?;
         }
-        table.columns = width - usize::from(label.is_some());
-        table.rows += 1;
+        table = Some(first);
     }
     let input = reader.get_ref().get_ref();
     if input.at() >= MAX_BYTES {
         return Err(input.too_large(input.at(), MAX_BYTES));
     }
-    if table.rows == 0 {
-        return Err(input.malformed(Place::File, "no row of numbers", "check that it is the right file"));
-    }
-    Ok(table)
+    table
+        .filter(|t| t.rows > 0)
+        .ok_or_else(|| input.malformed(Place::File, "no row of numbers", "check that it is the right file"))
 }
-
-const LABEL: &str = "set `label` to a column that exists, and leave one for the features";
 
 type Reader<'a> = csv::Reader<std::io::Take<Input<'a>>>;
 
@@ -278,35 +304,30 @@ fn other_separator(row: &ByteRecord) -> Option<&'static str> {
     [(b';', "semicolons"), (b'\t', "tabs")].into_iter().find(|(s, _)| only.contains(s)).map(|(_, name)| name)
 }
 
-fn is_header(row: &ByteRecord, header: Header) -> bool {
-    match header {
-        Header::Yes => true,
-        Header::No => false,
-        // A column may be named `nan` or `inf`, which Rust parses as numbers.
-        Header::Auto => row.iter().all(|f| number(f).is_none_or(|v| !v.is_finite())),
-    }
-}
-
-/// The label's index in a row of `width` fields.
-fn label_index(width: usize, label: LabelColumn) -> Result<Option<usize>, String> {
-    let index = match label {
-        LabelColumn::None => return Ok(None),
-        LabelColumn::First => 0,
-        LabelColumn::Last => width.saturating_sub(1),
-        LabelColumn::Index(i) => i,
-    };
-    if width < 2 || index >= width {
-        return Err(format!("the label is column {index} (from 0) but the row has {width} fields"));
-    }
-    Ok(Some(index))
-}
-
 fn number(field: &[u8]) -> Option<f32> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// A class, even if written as `3.0`.
-fn class(field: &[u8]) -> Option<u32> {
-    let value: f64 = std::str::from_utf8(field).ok()?.parse().ok()?;
-    (value.fract() == 0.0 && (0.0..f64::from(MAX_CLASSES)).contains(&value)).then_some(value as u32)
+/// The line on which a row starts.
+fn line(row: &ByteRecord) -> u64 {
+    row.position().map_or(0, csv::Position::line)
 }
+
+/// The start of a field, for messages.
+fn start(field: &[u8]) -> String {
+    String::from_utf8_lossy(&field[..field.len().min(40)]).into_owned()
+}
+
+/// Fields in messages, the first twenty of them.
+fn listed(fields: &[&[u8]]) -> String {
+    const MOST: usize = 20;
+    let shown: Vec<String> = fields.iter().take(MOST).map(|f| format!("`{}`", start(f))).collect();
+    match fields.len().saturating_sub(MOST) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+#[path = "csv_file_tests.rs"]
+mod tests;

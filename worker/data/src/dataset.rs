@@ -4,10 +4,11 @@ use crate::values::{FileValues, ValueFormat, words};
 use crate::{DataError, text::TextCorpus};
 use paraft_common::codec::{get_f32_le, put_quotients};
 
-/// Samples of one shape, with or without class labels.
+/// Samples of one shape, with or without labels: classes, or numbers to predict.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     samples: Samples,
+    /// Classes; without `classes` the bits of numbers to predict.
     labels: Option<Vec<u32>>,
     shape: Vec<usize>,
     input_len: usize,
@@ -122,6 +123,21 @@ impl Dataset {
         Ok(Self { samples, labels, shape, input_len, len, classes })
     }
 
+    /// Samples of `shape`, with one number to predict for each.
+    ///
+    /// The error says which numbers do not fit.
+    pub fn with_targets(samples: Samples, shape: Vec<usize>, targets: &[f32]) -> Result<Self, DataError> {
+        let plain = Self::new(samples, shape, None)?;
+        if targets.len() != plain.len {
+            return Err(DataError::Mismatch(format!(
+                "{} samples but {} numbers to predict; they must be as many",
+                plain.len,
+                targets.len()
+            )));
+        }
+        Ok(Self { labels: Some(targets.iter().map(|t| t.to_bits()).collect()), ..plain })
+    }
+
     /// A text in samples of its context; each token is labelled with its successor.
     pub fn text(corpus: TextCorpus) -> Result<Self, DataError> {
         let (tokens, context, vocab) = corpus.into_parts();
@@ -171,18 +187,24 @@ impl Dataset {
         &self.shape
     }
 
-    /// Number of classes, or for a text of distinct tokens; `None` if the data has no labels.
+    /// Whether each sample has a number to predict.
+    pub fn has_targets(&self) -> bool {
+        self.labels.is_some() && self.classes.is_none()
+    }
+
+    /// Number of classes, or for a text of distinct tokens; `None` if the data has no classes.
     pub fn classes(&self) -> Option<usize> {
         self.classes
     }
 
-    /// All labels; empty if the data has none, and for a text, whose labels are its tokens.
+    /// All labels: classes, or the bits of the numbers to predict ([`Self::has_targets`]). Empty if the data has
+    /// none, and for a text, whose labels are its tokens.
     pub fn labels(&self) -> &[u32] {
         self.labels.as_deref().unwrap_or(&[])
     }
 
-    /// Replaces the content of `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`,
-    /// or empty if the data has none). For a text it fills `tokens`, not `inputs`, and `labels` has one per token.
+    /// Replaces the content of `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`, as
+    /// in [`Self::labels`]). For a text it fills `tokens`, not `inputs`, and `labels` has one per token.
     /// The buffers keep their memory from batch to batch. Fails if the values' file cannot be read.
     ///
     /// # Panics

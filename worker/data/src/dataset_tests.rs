@@ -38,4 +38,6 @@ fn parts_that_do_not_fit_are_refused() {
     assert_eq!(text, "2 samples but 1 labels; they must be as many");
     assert!(Dataset::new(floats(4), vec![2], Some((vec![0, 1], 1))).is_err());
     assert_eq!(Dataset::new(floats(4), vec![2], None).expect("fits").classes(), None);
+    let text = Dataset::with_targets(floats(4), vec![2], &[0.5]).expect_err("targets").to_string();
+    assert_eq!(text, "2 samples but 1 numbers to predict; they must be as many");
 }

@@ -3,7 +3,7 @@
 //! Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, 1998, UCI Machine Learning Repository,
 //! CC BY 4.0; `assets/README.md` has the details.
 
-use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
+use crate::csv_file::{self, CsvOptions, Header, LabelColumn, Labels};
 use crate::{DataError, Dataset, Samples, Split, input};
 use std::path::Path;
 
@@ -20,7 +20,11 @@ pub fn digits() -> Result<Split, DataError> {
     let table = csv_file::read_table(name, input::decode(name, FILE)?, &options)?;
     let values = table.values.iter().map(|&v| v as u8).collect();
     let samples = Samples::Bytes { values, divisor: WHITE };
-    let all = Dataset::new(samples, vec![1, 8, 8], table.labels.map(|l| (l, CLASSES)))?;
+    let labels = match table.labels {
+        Labels::Classes(labels) => Some((labels, CLASSES)),
+        _ => None,
+    };
+    let all = Dataset::new(samples, vec![1, 8, 8], labels)?;
     Ok(all.split(|i| i % 5 == 0))
 }
 

@@ -26,7 +26,7 @@ pub struct Minibatch {
     pub inputs: Vec<f32>,
     /// `[n, input_len]` row-major, for a text; empty otherwise.
     pub tokens: Vec<u32>,
-    /// `[n]` class labels, for a text one per token; empty if the data has none.
+    /// `[n]` labels as in [`Dataset::labels`], for a text one per token; empty if the data has none.
     pub labels: Vec<u32>,
     /// Number of samples.
     pub n: usize,

@@ -172,7 +172,7 @@ fn a_table_is_read_with_its_label_wherever_it_is() {
         (LabelColumn::Index(1), &[2, 4, 6], 2),
         (LabelColumn::None, &[], 3),
     ] {
-        let (train, _) = f.csv(text, &CsvOptions { label, ..base.clone() }).expect("reads");
+        let (train, _) = f.csv(text, &CsvOptions { label: label.clone(), ..base.clone() }).expect("reads");
         assert_eq!((train.labels(), train.input_len()), (labels, width), "{label:?}");
     }
     let half = CsvOptions { label: LabelColumn::None, scale: 0.5, ..base };

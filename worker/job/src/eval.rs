@@ -1,6 +1,9 @@
 //! `[eval]`: held-out evaluation, and its consequences.
 
-use crate::check::{Check, bad};
+use crate::{
+    Job,
+    check::{Check, bad},
+};
 use paraft_common::config::EarlyStop;
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +28,15 @@ impl Default for EvalConfig {
 }
 
 impl EvalConfig {
-    pub(crate) fn check(&self) -> Check {
+    pub(crate) fn check(&self, job: &Job) -> Check {
         if let Some(a) = self.target_accuracy
             && !(a > 0.0 && a <= 1.0)
         {
             return bad("eval.target_accuracy", format!("{a}"), "use a share above 0 and at most 1");
+        }
+        if self.target_accuracy.is_some() && !job.classifies() {
+            let why = "a model without classes has a held-out loss, but no accuracy";
+            return bad("eval.target_accuracy", why, "take it out; eval.early_stop watches the loss");
         }
         let Some(e) = self.early_stop else { return Ok(()) };
         if e.patience == 0 || !e.min_delta.is_finite() || e.min_delta < 0.0 {

@@ -14,7 +14,7 @@ use paraft_common::{
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
-use paraft_data::DataConfig;
+use paraft_data::{DataConfig, Task};
 use paraft_models::{ModelConfig, Precision};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -100,8 +100,9 @@ impl Job {
             return bad("name", why, "choose such a `name`; without one it is that of the job file");
         }
         sections::model(self)?;
+        sections::data(self)?;
         self.train.check(self)?;
-        self.eval.check()?;
+        self.eval.check(self)?;
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
         self.track.as_ref().map_or(Ok(()), TrackConfig::check)?;
         self.cluster.check(self)?;
@@ -118,7 +119,8 @@ impl Job {
 
     /// Whether its model classifies, if the data has classes.
     pub fn classifies(&self) -> bool {
-        !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
+        let predicts_numbers = matches!(self.data, Some(DataConfig::Csv { task: Task::Regression, .. }));
+        !predicts_numbers && !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
     }
 
     /// Training processes: the ranks of all workers.

@@ -8,6 +8,7 @@ use paraft_common::{
     algorithm::{AlgorithmConfig, AlgorithmError},
     optim::OptimizerConfig,
 };
+use paraft_data::{DataConfig, LabelColumn, Task};
 use paraft_models::ModelConfig;
 
 /// Layers of a model that is a list of widths.
@@ -22,6 +23,26 @@ pub(crate) fn model(job: &Job) -> Check {
         {
             let remedy = "use at most 1024 layers: each costs a step of every pass";
             bad("model.hidden", format!("{} layers", hidden.len()), remedy)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `[data]`: whether its labels are those that the model learns.
+pub(crate) fn data(job: &Job) -> Check {
+    let (Some(model), Some(DataConfig::Csv { label, task, .. })) = (&job.model, &job.data) else {
+        return Ok(());
+    };
+    match model {
+        ModelConfig::Autoencoder { .. } | ModelConfig::Transformer { .. } => Ok(()),
+        _ if *label == LabelColumn::None => {
+            let why = format!("{} learns labels, and \"none\" says that there are none", model.name());
+            bad("data.label", why, "name the label's column, or set model.kind = \"autoencoder\"")
+        }
+        ModelConfig::Mlp { .. } => Ok(()),
+        _ if *task == Task::Regression => {
+            let why = format!("{} learns classes, and regression has none", model.name());
+            bad("data.task", why, "set model.kind = \"mlp\"; with model.hidden = [] it is linear regression")
         }
         _ => Ok(()),
     }
@@ -94,6 +115,32 @@ pub(crate) fn schedule_and_clip(job: &Job) -> Check {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    #[test]
+    fn labels_that_the_model_does_not_learn_are_refused() {
+        let check = |model: &str, data: &str| {
+            let text = format!("[model]\nkind = {model}\n[data]\nkind = \"csv\"\npath = \"a.csv\"\n{data}\n");
+            Job::parse(&text, Path::new("test.toml"), &[])
+                .map(|job| job.classifies())
+                .map_err(|e| e.to_string())
+        };
+        let (mlp, autoencoder) = ("\"mlp\"\nhidden = []", "\"autoencoder\"\nhidden = [2]");
+        let regression = "label = \"price\"\ntask = \"regression\"";
+        let target = |data: &str| format!("{data}\n[eval]\ntarget_accuracy = 0.5");
+        assert_eq!(check(mlp, &target("label = \"kind\"")), Ok(true));
+        assert_eq!((check(mlp, regression), check(autoencoder, "label = \"none\"")), (Ok(false), Ok(false)));
+        for (model, data, key) in [
+            (mlp, "label = \"none\"", "data.label"),
+            ("\"convnet\"", "label = \"none\"", "data.label"),
+            ("\"logistic-regression\"", regression, "data.task"),
+            ("\"convnet\"", regression, "data.task"),
+            (mlp, &target(regression), "eval.target_accuracy"),
+            (autoencoder, &target(""), "eval.target_accuracy"),
+        ] {
+            let error = check(model, data).expect_err(key);
+            assert!(error.contains(key), "{error}\nlacks: {key}");
+        }
+    }
 
     #[test]
     fn all_reduce_refuses_what_gpus_have_no_kernel_for() {

@@ -11,6 +11,8 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// `[n]` class labels, or `[n, t]` next tokens; empty if the data has none.
     pub labels: Vec<u32>,
+    /// `[n]` numbers to predict; empty if the data has none.
+    pub targets: Vec<f32>,
     /// Number of samples.
     pub n: usize,
 }
@@ -29,6 +31,7 @@ impl Batch {
             inputs: rows(&self.inputs, self.n, &range),
             tokens: rows(&self.tokens, self.n, &range),
             labels: rows(&self.labels, self.n, &range),
+            targets: rows(&self.targets, self.n, &range),
             n: range.len(),
         }
     }
@@ -100,8 +103,10 @@ pub struct InputSpec {
     pub len: usize,
     /// The kind of a sample.
     pub sample: Sample,
-    /// Labels must be below this; `None` for models without labels.
+    /// Labels must be below this; `None` for models without classes.
     pub classes: Option<usize>,
+    /// Whether each sample needs a number to predict.
+    pub targets: bool,
 }
 
 impl InputSpec {
@@ -154,6 +159,12 @@ impl InputSpec {
                 n * time
             }
         };
+        if self.targets && batch.targets.len() != n {
+            return Err(ModelError::new(format!(
+                "the model needs a number to predict for each sample: {n} samples, {} numbers",
+                batch.targets.len()
+            )));
+        }
         let Some(classes) = self.classes else { return Ok(()) };
         if batch.labels.len() != labels {
             return Err(ModelError::new(format!(

@@ -50,7 +50,12 @@ impl<D: Device> Classifier<D> {
     fn among(widths: &[usize], names: Names, among: Option<SliceMember>) -> Result<Self, ModelError> {
         let (inputs, classes) = (widths[0], widths[widths.len() - 1]);
         let stack = Stack::among(widths, Activation::None, among);
-        let takes = InputSpec { len: stack.len(), sample: Sample::Values(inputs), classes: Some(classes) };
+        let takes = InputSpec {
+            len: stack.len(),
+            sample: Sample::Values(inputs),
+            classes: Some(classes),
+            targets: false,
+        };
         Ok(Self { stack, takes, classes, names, widths: widths.to_vec(), loaded: vec![Default::default()] })
     }
 

@@ -1,8 +1,8 @@
 //! The model part of a job file.
 
 use crate::{
-    Autoencoder, Classifier, ConvNet, Layer, Layered, Model, ModelError, Net, NormKind, OnCpu, OnCuda,
-    Sample, Transformer, TransformerShape,
+    Classifier, ConvNet, Layer, Layered, Model, ModelError, Net, NormKind, OnCpu, OnCuda, Regressor, Sample,
+    Transformer, TransformerShape,
 };
 use paraft_common::kind::NoOptions;
 use paraft_compute::{
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub enum ModelConfig {
     /// One linear layer and softmax cross-entropy.
     LogisticRegression,
-    /// Linear layers with ReLUs between, softmax cross-entropy.
+    /// Linear layers with ReLUs between, softmax cross-entropy; for numbers to predict mean squared error.
     Mlp {
         /// Widths of the hidden layers, for example `[256, 128]`.
         hidden: Vec<usize>,
@@ -98,7 +98,7 @@ fn width() -> usize {
 pub struct DataShape {
     /// The kind of a sample.
     pub sample: Sample,
-    /// All labels are below this number; `None`: no labels.
+    /// All labels are below this number; `None`: no labels, or numbers to predict.
     pub classes: Option<usize>,
 }
 
@@ -164,14 +164,16 @@ impl ModelConfig {
                 Err(ModelError::new(format!("{} needs two classes or more, the data has {c}", self.name())))
             }
             None => Err(ModelError::new(format!(
-                "{} classifies, but the data has no labels; take labelled data or the autoencoder",
+                "{} classifies, but the data has no labels that are classes; take data with classes, mlp for numbers \
+                 to predict, or the autoencoder",
                 self.name()
             ))),
         };
         Ok(match self {
             Self::LogisticRegression => Box::new(Classifier::linear(values()?, classes()?)?),
+            Self::Mlp { hidden } if data.classes.is_none() => Box::new(Regressor::mlp(values()?, hidden)?),
             Self::Mlp { hidden } => Box::new(Classifier::mlp(values()?, hidden, classes()?)?),
-            Self::Autoencoder { hidden } => Box::new(Autoencoder::new(values()?, hidden)?),
+            Self::Autoencoder { hidden } => Box::new(Regressor::autoencoder(values()?, hidden)?),
             Self::Convnet => Box::new(ConvNet::new(device, values()?, classes()?)?),
             Self::Transformer { layers, heads, width, norm, checkpoint_activations } => {
                 let Sample::Tokens { time, vocab } = data.sample else {

@@ -171,7 +171,7 @@ where
 
     fn takes(&self) -> InputSpec {
         let sample = Sample::Values(self.side * self.side);
-        InputSpec { len: self.len, sample, classes: Some(self.classes) }
+        InputSpec { len: self.len, sample, classes: Some(self.classes), targets: false }
     }
 
     /// One layer: the images are large, the parameters few.

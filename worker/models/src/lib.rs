@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`Classifier::linear`] | `classifier.rs` | `weight`, `bias` |
 //! | [`Classifier::mlp`] | `classifier.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
-//! | [`Autoencoder`] | `autoencoder.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
+//! | [`Regressor::mlp`], [`Regressor::autoencoder`] | `regressor.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
 //! | [`ConvNet`] | `convnet.rs` | `1.weight`, ..., `10.bias`, then the running statistics |
 //! | [`Transformer`] | `transformer.rs` | `transformer.wte.weight`, ..., `transformer.ln_f.bias` (nanoGPT's) |
 //!
@@ -17,7 +17,6 @@
 //! [`Layered`] turn a net into a [`Model`]. They keep their workspaces: after the first step of a batch size they
 //! allocate nothing.
 
-mod autoencoder;
 mod batch;
 mod classifier;
 mod config;
@@ -26,6 +25,7 @@ mod init;
 mod layered;
 mod net;
 mod on_cuda;
+mod regressor;
 mod replay;
 mod resident;
 pub mod selftest;
@@ -34,7 +34,6 @@ mod stack;
 mod stages;
 mod transformer;
 
-pub use autoencoder::Autoencoder;
 pub use batch::{Batch, Evaluation, InputSpec, ModelError, Sample};
 pub use classifier::Classifier;
 pub use config::{DataShape, ModelConfig};
@@ -45,6 +44,7 @@ pub use on_cuda::OnCuda;
 pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, Keep, Nccl, PinnedBytes, Precision, UniqueId};
 pub use paraft_compute::{CpuDevice, DeviceError};
+pub use regressor::Regressor;
 pub use resident::{Part, Resident};
 pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, layers_of_slice};
 pub use stages::{Loan, Stages};

@@ -184,7 +184,9 @@ pub trait Net<D: Device>: Send {
 }
 
 pub(crate) fn not_in_slices() -> ModelError {
-    ModelError::new("this model can't be cut in tensor slices; transformer, mlp and logistic-regression can")
+    ModelError::new(
+        "this model can't be cut in tensor slices; transformer can, and with classes mlp and logistic-regression",
+    )
 }
 
 fn whole_only() -> DeviceError {

@@ -49,11 +49,19 @@ fn models() -> Vec<(ModelConfig, DataShape)> {
     vec![
         (ModelConfig::LogisticRegression, values),
         (ModelConfig::Mlp { hidden: vec![33, 20] }, values),
+        (ModelConfig::Mlp { hidden: vec![21] }, DataShape { classes: None, ..values }),
         (ModelConfig::Autoencoder { hidden: vec![20, 7] }, values),
         (ModelConfig::Convnet, values),
         (transformer(NormKind::Layer, false), text),
         (transformer(NormKind::Rms, true), text),
     ]
+}
+
+fn name(config: &ModelConfig, data: DataShape) -> String {
+    match data.classes {
+        None => format!("{} of numbers", config.name()),
+        Some(_) => config.name().to_owned(),
+    }
 }
 
 struct Noise(u64);
@@ -71,12 +79,21 @@ impl Noise {
         self.values(len).iter().map(|v| (v * below as f32) as u32).collect()
     }
 
+    /// Far from what a new model predicts: of a small difference, rounding would be a large part.
+    fn targets(&mut self, len: usize) -> Vec<f32> {
+        self.values(len).iter().map(|v| v + 1.0).collect()
+    }
+
     fn batch(&mut self, data: DataShape, n: usize) -> Batch {
         let classes = data.classes.unwrap_or(1);
         match data.sample {
-            Sample::Values(len) => {
-                Batch { inputs: self.values(n * len), labels: self.ids(n, classes), n, ..Batch::default() }
-            }
+            Sample::Values(len) => Batch {
+                inputs: self.values(n * len),
+                labels: self.ids(n, classes),
+                targets: if data.classes.is_none() { self.targets(n) } else { Vec::new() },
+                n,
+                ..Batch::default()
+            },
             Sample::Tokens { time, vocab } => Batch {
                 tokens: self.ids(n * time, vocab),
                 labels: self.ids(n * time, classes),
@@ -107,7 +124,7 @@ pub fn steps(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
         let mut params = vec![0.0; len];
         cpu.init(seed, &mut params);
         let mut case = |what: &str, n: usize, error: f64, allowed: f64| {
-            let what = format!("{}, {n} samples, {what}", config.name());
+            let what = format!("{}, {n} samples, {what}", name(&config, data));
             cases.push(Case { what, error, allowed });
         };
         // A second, smaller batch: the workspaces are larger than it needs.
@@ -136,7 +153,7 @@ pub fn repeats(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError>
         let one = ten_steps(options, &config, data, seed)?;
         let two = ten_steps(CudaOptions { eager: true, ..options }, &config, data, seed)?;
         let error = if one == two { 0.0 } else { distance(&one, &two).max(f64::MIN_POSITIVE) };
-        let what = format!("{}, ten steps twice, the same bits", config.name());
+        let what = format!("{}, ten steps twice, the same bits", name(&config, data));
         cases.push(Case { what, error, allowed: 0.0 });
     }
     Ok(cases)
@@ -190,7 +207,7 @@ pub fn by_layers(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelErro
             }
             weights.iter_mut().zip(&want).for_each(|(w, g)| *w -= 0.05 * g);
         }
-        let what = format!("{}, layer by layer, the same bits", config.name());
+        let what = format!("{}, layer by layer, the same bits", name(&config, data));
         cases.push(Case { what, error, allowed: 0.0 });
     }
     Ok(cases)

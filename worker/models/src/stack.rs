@@ -1,5 +1,4 @@
-//! A stack of linear layers with ReLUs, shared by [`crate::Linear`], [`crate::Mlp`] and [`crate::Autoencoder`].
-//! They add the loss.
+//! A stack of linear layers with ReLUs, shared by [`crate::Classifier`] and [`crate::Regressor`]. They add the loss.
 
 use crate::init::Init;
 use crate::net::{Flat, Layer as Piece, NetResult, Pass, Weights};

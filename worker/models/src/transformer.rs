@@ -257,7 +257,12 @@ where
 
     fn takes(&self) -> InputSpec {
         let TransformerShape { time, vocab, .. } = self.shape;
-        InputSpec { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
+        InputSpec {
+            len: self.places.len,
+            sample: Sample::Tokens { time, vocab },
+            classes: Some(vocab),
+            targets: false,
+        }
     }
 
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.

@@ -83,6 +83,11 @@ fn the_number_of_threads_changes_no_bit() {
         (ModelConfig::LogisticRegression, images, batch(1, 150, 784, Some(10))),
         (ModelConfig::Mlp { hidden: vec![256, 100] }, images, batch(1, 150, 784, Some(10))),
         (ModelConfig::Autoencoder { hidden: vec![128] }, images, batch(1, 150, 784, None)),
+        (
+            ModelConfig::Mlp { hidden: vec![100] },
+            DataShape { classes: None, ..images },
+            batch(1, 150, 784, None),
+        ),
         (ModelConfig::Convnet, images, batch(1, 37, 784, Some(10))),
         (transformer, text, of_text),
     ];
@@ -192,6 +197,7 @@ fn a_model_that_does_not_fit_the_data_says_why() {
         Err(e) => e.to_string(),
     };
     assert!(fails(ModelConfig::Convnet, 784, None).contains("no labels"));
+    assert!(fails(ModelConfig::LogisticRegression, 784, None).contains("mlp for numbers to predict"));
     assert!(fails(ModelConfig::Convnet, 100, Some(10)).contains("side 10"));
     assert!(fails(ModelConfig::Convnet, 123, Some(10)).contains("123 values"));
     assert!(fails(ModelConfig::Mlp { hidden: vec![3, 0] }, 10, Some(2)).contains("zero"));

@@ -3,7 +3,7 @@
 mod support;
 
 use paraft_compute::{Cpu, CpuDevice};
-use paraft_models::{Autoencoder, Classifier, ConvNet, Model, OnCpu};
+use paraft_models::{Batch, Classifier, ConvNet, Model, OnCpu, Regressor};
 use support::{batch, close, convnet, dense, layout, params, step, wide};
 
 /// Rounding of f32 sums over some thousand terms, relative to each tensor's largest value. 1e-6 is for tensors
@@ -53,7 +53,7 @@ fn the_plain_models_gradients_are_their_finite_differences() {
     let loss = |p: &[f64]| dense(&[12, 9, 7, 4], p, &x, n, &labels).0;
     differences("mlp", &p, loss, &dense(&[12, 9, 7, 4], &p, &x, n, &labels).1);
 
-    let auto = OnCpu::new(Autoencoder::new(12, &[9, 7]).expect("valid"));
+    let auto = OnCpu::new(Regressor::autoencoder(12, &[9, 7]).expect("valid"));
     let p = wide(&params(&auto, 4));
     let loss = |p: &[f64]| dense(&[12, 9, 7, 12], p, &x, n, &[]).0;
     differences("autoencoder", &p, loss, &dense(&[12, 9, 7, 12], &p, &x, n, &[]).1);
@@ -82,7 +82,11 @@ fn dense_models_have_the_plain_gradient_at_every_batch_size() {
                 &b.labels,
             ),
             (Box::new(OnCpu::new(Classifier::mlp(50, &[], 10).expect("valid"))), vec![50, 10], &b.labels),
-            (Box::new(OnCpu::new(Autoencoder::new(50, &[17, 9]).expect("valid"))), vec![50, 17, 9, 50], &[]),
+            (
+                Box::new(OnCpu::new(Regressor::autoencoder(50, &[17, 9]).expect("valid"))),
+                vec![50, 17, 9, 50],
+                &[],
+            ),
         ];
         for (model, widths, labels) in &mut cases {
             let p = params(model.as_ref(), 8);
@@ -150,12 +154,31 @@ fn convnet_gradient_matches_plain_with_every_instruction_set() {
     }
 }
 
+/// `y = 0.5 a - b + 0.25` misses its targets by -2, 2, 0 and -1; the loss is the mean of the squares, and the
+/// gradient of a weight is the mean of twice the miss times the input. All of it is exact in f32.
+#[test]
+fn a_linear_regressions_step_is_torchs_mse_loss() {
+    let mut model = OnCpu::new(Regressor::mlp(2, &[]).expect("valid"));
+    let inputs = vec![1.0, 2.0, 3.0, -1.0, 0.0, 4.0, -2.0, 2.0];
+    let b = Batch { inputs, targets: vec![0.75, 0.75, -3.75, -1.75], n: 4, ..Batch::default() };
+    let params = [0.5, -1.0, 0.25];
+    assert_eq!(step(&mut model, &params, &b), (2.25, vec![3.0, -4.0, -0.5]));
+    let e = model.evaluate(&params, &b).expect("valid");
+    assert_eq!((e.loss_sum, e.correct, e.count), (9.0, 0, 4));
+    for targets in [vec![], vec![1.0; 3], vec![1.0; 5]] {
+        let short = Batch { targets, ..b.clone() };
+        let error = model.evaluate(&params, &short).expect_err("another number").to_string();
+        assert!(error.contains("a number to predict for each sample: 4 samples"), "{error}");
+    }
+}
+
 #[test]
 fn step_against_gradient_lowers_loss_as_predicted() {
     let mut models: Vec<(&str, Box<dyn Model>)> = vec![
         ("linear", Box::new(OnCpu::new(Classifier::linear(64, 10).expect("valid")))),
         ("mlp", Box::new(OnCpu::new(Classifier::mlp(64, &[32], 10).expect("valid")))),
-        ("autoencoder", Box::new(OnCpu::new(Autoencoder::new(64, &[32]).expect("valid")))),
+        ("regression", Box::new(OnCpu::new(Regressor::mlp(64, &[32]).expect("valid")))),
+        ("autoencoder", Box::new(OnCpu::new(Regressor::autoencoder(64, &[32]).expect("valid")))),
         ("convnet", Box::new(on(Cpu::detect(), 64, 10))),
     ];
     for (name, model) in &mut models {

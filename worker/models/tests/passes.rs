@@ -29,9 +29,10 @@ impl Flat<CpuDevice> for Host<'_> {
     }
 }
 
-const MODELS: [(&str, DataShape); 4] = [
+const MODELS: [(&str, DataShape); 5] = [
     ("kind = \"mlp\"\nhidden = [7, 9, 5, 6]", values(Some(3))),
     ("kind = \"autoencoder\"\nhidden = [6, 3, 6]", values(None)),
+    ("kind = \"mlp\"\nhidden = [7, 9]", values(None)),
     ("kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16", tokens()),
     (
         "kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16\ncheckpoint_activations = true\nnorm = \"rms\"",
@@ -61,6 +62,7 @@ fn batch(shape: DataShape, n: usize, seed: usize) -> Batch {
         Sample::Values(len) => Batch {
             inputs: (0..n * len).map(|i| number(i) as f32 / 1009.0).collect(),
             labels: ids(n, shape.classes.unwrap_or(1)),
+            targets: (0..n).map(|i| number(i + 7) as f32 / 100.0).collect(),
             n,
             ..Batch::default()
         },

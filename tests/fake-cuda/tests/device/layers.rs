@@ -264,6 +264,6 @@ fn doctor_compares_them_too() -> Result<()> {
     let Some(_session) = Session::begin("doctor_compares_them_too")? else { return Ok(()) };
     let cases = paraft_models::selftest::by_layers(CudaOptions::default(), 3)?;
     let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();
-    ensure!(cases.len() == 6 && wrong.is_empty(), "{} cases, {wrong:#?}", cases.len());
+    ensure!(cases.len() == 7 && wrong.is_empty(), "{} cases, {wrong:#?}", cases.len());
     Ok(())
 }

@@ -52,7 +52,7 @@ fn selftest(session: &Session, precision: Precision) -> Result<()> {
     session.set("SEED", "3")?;
     let cases = selftest::steps(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() }, 7)?;
     let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();
-    ensure!(cases.len() == 6 * 8 && wrong.is_empty(), "{precision:?}: {} cases, {wrong:#?}", cases.len());
+    ensure!(cases.len() == 7 * 8 && wrong.is_empty(), "{precision:?}: {} cases, {wrong:#?}", cases.len());
     Ok(())
 }
 

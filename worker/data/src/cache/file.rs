@@ -112,7 +112,7 @@ impl Part {
         if let Some(n) = self.labels {
             let after = end(*at, n, 4)?;
             let bytes = file.get(*at as usize..after as usize).ok_or(ErrorKind::UnexpectedEof)?;
-            labels = Some((crate::values::words(bytes).collect(), self.classes.unwrap_or(0)));
+            labels = Some(crate::values::words(bytes).collect::<Vec<u32>>());
             *at = after;
         }
         let of = match self.kind {
@@ -123,7 +123,15 @@ impl Part {
         };
         let values = FileValues::new(Source::Mapped(file.clone()), path.clone(), *at, self.values, of)?;
         *at = end(*at, self.values, of.width())?;
-        Dataset::new(Samples::File(values), self.shape, labels).map_err(io::Error::other)
+        let samples = Samples::File(values);
+        let data = match (labels, self.classes) {
+            (Some(bits), None) => {
+                let targets: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+                Dataset::with_targets(samples, self.shape, &targets)
+            }
+            (labels, classes) => Dataset::new(samples, self.shape, labels.zip(classes)),
+        };
+        data.map_err(io::Error::other)
     }
 }
 

@@ -22,10 +22,11 @@ impl Stream {
     }
 }
 
-/// Inputs in 0..1, and labels that include all classes.
+/// Inputs in 0..1, labels that include all classes, and targets in 1..2.
 pub fn batch(seed: u32, n: usize, inputs: usize, classes: Option<usize>) -> Batch {
     let labels = classes.map_or(Vec::new(), |c| (0..n).map(|i| (i * 7 % c) as u32).collect());
-    Batch { inputs: Stream(seed).fill(n * inputs, 0.5, 0.5), labels, n, ..Batch::default() }
+    let targets = Stream(seed.wrapping_add(1)).fill(n, 0.5, 1.5);
+    Batch { inputs: Stream(seed).fill(n * inputs, 0.5, 0.5), labels, targets, n, ..Batch::default() }
 }
 
 pub fn layout(model: &dyn Model) -> Layout {

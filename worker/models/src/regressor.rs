@@ -1,5 +1,5 @@
-//! An autoencoder: linear layers, each followed by a ReLU, including the last, and the mean squared error against
-//! the input.
+//! Linear layers with ReLUs between them and the mean squared error: against a number (the multi-layer perceptron as
+//! a regression), or against the input (the autoencoder, with a ReLU also after the last layer).
 
 use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
 use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
@@ -8,30 +8,43 @@ use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{Device, shape::Activation};
 
-/// An autoencoder with any hidden widths. It ignores labels.
-pub struct Autoencoder<D: Device> {
+/// Linear layers that predict numbers. The loss is that of `torch.nn.MSELoss`.
+///
+/// ```
+/// use paraft_models::{Model, OnCpu, Regressor};
+/// let linear = OnCpu::new(Regressor::mlp(13, &[]).unwrap());
+/// assert_eq!(linear.tensors()[0].shape, [1, 13]);
+/// ```
+pub struct Regressor<D: Device> {
     stack: Stack<D>,
-    width: usize,
-    /// Inputs of each slot.
-    inputs: Vec<D::Values>,
+    takes: InputSpec,
+    outputs: usize,
+    /// Inputs of each slot, and the numbers to predict, unless those are the inputs.
+    loaded: Vec<(D::Values, D::Values)>,
 }
 
-impl<D: Device> Autoencoder<D> {
-    /// `inputs` values per sample, hidden layers of these widths, and as many outputs as inputs.
-    pub fn new(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
-        let widths: Vec<usize> = [&[inputs], hidden, &[inputs]].concat();
+impl<D: Device> Regressor<D> {
+    /// `inputs` values per sample, hidden layers of these widths (possibly none), and one output.
+    pub fn mlp(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
+        Self::new(&[&[inputs], hidden, &[1]].concat(), Activation::None, true)
+    }
+
+    /// `inputs` values per sample, hidden layers of these widths, and as many outputs as inputs. It ignores labels.
+    pub fn autoencoder(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
+        Self::new(&[&[inputs], hidden, &[inputs]].concat(), Activation::Relu, false)
+    }
+
+    fn new(widths: &[usize], last: Activation, targets: bool) -> Result<Self, ModelError> {
         if widths.contains(&0) {
             return Err(ModelError::new(format!("layer widths {widths:?}: none of them may be zero")));
         }
-        Ok(Self {
-            stack: Stack::new(&widths, Activation::Relu),
-            width: inputs,
-            inputs: vec![Default::default()],
-        })
+        let stack = Stack::new(widths, last);
+        let takes = InputSpec { len: stack.len(), sample: Sample::Values(widths[0]), classes: None, targets };
+        Ok(Self { stack, takes, outputs: widths[widths.len() - 1], loaded: vec![Default::default()] })
     }
 }
 
-impl<D: Device> Net<D> for Autoencoder<D>
+impl<D: Device> Net<D> for Regressor<D>
 where
     Self: Send,
 {
@@ -44,7 +57,7 @@ where
     }
 
     fn takes(&self) -> InputSpec {
-        InputSpec { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
+        self.takes
     }
 
     fn layers(&self) -> Vec<Layer> {
@@ -53,13 +66,15 @@ where
 
     fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult {
         self.has_slot(slot);
-        device.load_values(&batch.inputs, &mut self.inputs[slot])
+        let (inputs, targets) = &mut self.loaded[slot];
+        device.load_values(&batch.inputs, inputs)?;
+        if self.takes.targets { device.load_values(&batch.targets, targets) } else { Ok(()) }
     }
 
     fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
         let all = self.stack.whole(n);
         self.through(device, flat, &all)?;
-        self.stack.backward(device, flat, &self.inputs[0], &all, (Gradient::Apart, None))?;
+        self.stack.backward(device, flat, &self.loaded[0].0, &all, (Gradient::Apart, None))?;
         Ok(())
     }
 
@@ -72,9 +87,9 @@ where
         self.evaluated(device, batch.n)
     }
 
-    /// A sample's loss is its mean squared error; there is no classification.
+    /// A sample's loss is its mean squared error over the outputs; there is no classification.
     fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
-        let loss_sum = device.sums()?.loss / self.width as f64;
+        let loss_sum = device.sums()?.loss / self.outputs as f64;
         Ok(Evaluation { loss_sum, correct: 0, count: n as u64 })
     }
 
@@ -98,33 +113,34 @@ where
         pass: &Pass,
         gradient: Option<&[f32]>,
     ) -> NetResult<Option<Vec<f32>>> {
-        let inputs = &self.inputs[pass.slot];
+        let (inputs, targets) = &self.loaded[pass.slot];
         if gradient.is_none() {
             // The forward pass's result may belong to another slot by now.
             let (output, delta) = self.stack.output_and_delta(pass.slot);
-            device.mse(output, inputs, delta)?;
+            device.mse(output, if self.takes.targets { targets } else { inputs }, delta)?;
         }
         self.stack.backward(device, flat, inputs, pass, (Gradient::Apart, gradient))
     }
 }
 
-impl<D: Device> Autoencoder<D> {
+impl<D: Device> Regressor<D> {
     fn has_slot(&mut self, slot: usize) {
-        let more = (self.inputs.len()..=slot).map(|_| Default::default());
-        self.inputs.extend(more);
+        let more = (self.loaded.len()..=slot).map(|_| Default::default());
+        self.loaded.extend(more);
     }
 
     /// The forward pass, including the loss if the pass contains the last layer.
     fn through<W: Weights<D> + ?Sized>(&mut self, device: &mut D, weights: &mut W, pass: &Pass) -> NetResult {
-        let inputs = &self.inputs[pass.slot];
+        let (inputs, targets) = &self.loaded[pass.slot];
         self.stack.forward(device, weights, inputs, pass)?;
         if pass.layers.end < self.stack.depth() {
             return Ok(());
         }
         let (output, delta) = self.stack.output_and_delta(pass.slot);
+        let target = if self.takes.targets { targets } else { inputs };
         match pass.evaluates {
-            true => device.squared_difference(output, inputs),
-            false => device.mse(output, inputs, delta),
+            true => device.squared_difference(output, target),
+            false => device.mse(output, target, delta),
         }
     }
 }
