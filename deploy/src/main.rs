@@ -16,7 +16,7 @@
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, sweep, verify};
-use paraft_tls::access::As;
+use paraft_tls::{Access, access::As};
 use paraft_worker::{cli::AccessArgs, exit};
 use std::{io::Write, path::PathBuf};
 
@@ -174,6 +174,9 @@ fn main() {
     }
     if let Err(why) = access.take(command.shows()) {
         std::process::exit(failure::report(Err(Failure::new(exit::CONFIG, why))));
+    }
+    if command.shows() == As::Admin && access.certs.is_some() {
+        Access::show_always();
     }
     let code = match command {
         Command::Demo(a) => failure::report(demo::run(&a)),

@@ -91,6 +91,13 @@ fn a_certificate_covers_its_own_jobs_and_acts_are_audited() {
     ] {
         fleet.fails(Some(who), args, &[words]);
     }
+    // As the servers' user on their host, where a Unix socket would need no certificate.
+    let mut delete = fleet.command(Some("looks"));
+    let out =
+        delete.env("TMPDIR", scratch.path().join("a")).args(["delete", "alice-1", "--fleet", &any]).output();
+    let out = out.expect("paraft starts");
+    assert!(!out.status.success());
+    contains(&text(&out.stderr), &["not for that"]);
     // By hand, as a worker of a job that is another's.
     let worker = ["worker", file, "--rank", "0", "--fleet", &any, "--set", "name=alice-1"];
     fleet.fails(Some("bob"), &worker, &["not for that"]);

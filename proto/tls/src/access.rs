@@ -16,7 +16,10 @@ use std::{
     io,
     io::Read,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::net::TcpStream;
@@ -42,6 +45,7 @@ pub const ONLY_TLS: &str =
 pub const DENIED: &str = "this certificate is not for that (`paraft certs show FOLDER` says what it is for)";
 
 static OURS: RwLock<Access> = RwLock::new(Access::Closed);
+static ALWAYS_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Timeout of an HTTP client for a connection: an unknown name, or a host that is gone, is then tried again.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -89,6 +93,17 @@ impl Access {
     /// How this process makes connections.
     pub fn ours() -> Self {
         OURS.read().clone()
+    }
+
+    /// Makes this process show its certificate to servers of its own host too, so that the certificate decides what it
+    /// may do. Over a Unix socket a server takes a process of its own user for an administrator.
+    pub fn show_always() {
+        ALWAYS_SHOWN.store(true, Relaxed);
+    }
+
+    /// Whether this process may use a server's Unix socket, over which it shows no certificate.
+    pub fn may_use_sockets() -> bool {
+        !ALWAYS_SHOWN.load(Relaxed)
     }
 
     /// From flags: a folder, `-` for standard input, or plain text; neither: closed.

@@ -14,7 +14,7 @@ use paraft_proto::{
 use paraft_tls::{Access, access::Expected};
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -115,7 +115,7 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
         begins.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
         Ok(socket)
     }
-    let own = socket_path(address).filter(|_| transport == Transport::Auto);
+    let own = socket_of(address, transport);
     let may_come = own.is_some() && matches!(Access::ours(), Access::Closed);
     let path = own.filter(|p| p.exists());
     // The socket of a killed process refuses connections. TCP then gives the cause.
@@ -140,6 +140,11 @@ async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
     Ok((read, write, None))
 }
 
+/// Where the Unix socket of a server on this host is, if this process may use it.
+fn socket_of(address: &str, transport: Transport) -> Option<PathBuf> {
+    socket_path(address).filter(|_| transport == Transport::Auto && Access::may_use_sockets())
+}
+
 async fn unix(path: &Path) -> std::io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     // With the default of 208 KiB one bucket costs five wake-ups of the receiver.
@@ -157,7 +162,7 @@ pub fn lazy(address: &str, access: &Access) -> Result<Channel, String> {
 /// Connects to one server. The error names the cause.
 pub(crate) async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
     let endpoint = endpoint(address)?;
-    let socket = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    let socket = socket_of(address, transport).filter(|p| p.exists());
     if let Some(path) = socket {
         let connector = tower::service_fn(move |_: Uri| {
             let path = path.clone();
