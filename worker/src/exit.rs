@@ -23,6 +23,17 @@ pub const INTERRUPTED: i32 = 130;
 /// SIGTERM, or the launcher is gone.
 pub const TERMINATED: i32 = 143;
 
+/// What a code means that its process may have had no way to explain: a full disk keeps the message, too.
+pub fn meaning(code: i32) -> Option<&'static str> {
+    match code {
+        DATA => Some("bad data"),
+        UNAVAILABLE => Some("no leader was reached in time"),
+        IO => Some("a file could not be written; is its disk full?"),
+        CONFIG => Some("a bad job file, or servers refuse the job"),
+        _ => None,
+    }
+}
+
 /// Whether a restart of the same process may succeed, as the code tells engines.
 pub fn may_restart(code: i32) -> bool {
     matches!(code, UNAVAILABLE | IO) || code >= 128

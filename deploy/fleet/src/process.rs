@@ -161,10 +161,19 @@ impl Process {
         text.get(from..).unwrap_or("").trim().to_string()
     }
 
-    /// How it ended, with the last line of its output.
+    /// Why it ended: the last line of its output, or else what its exit code means.
+    pub fn reason(&mut self) -> Option<String> {
+        let words = Some(self.last_words()).filter(|words| !words.is_empty());
+        words.or_else(|| {
+            let code = self.ended().filter(|_| self.script.is_none())?.code()?;
+            exit::meaning(code).map(str::to_string)
+        })
+    }
+
+    /// How it ended, and why.
     pub fn end(&mut self) -> String {
-        let (how, words) = (self.obituary(), self.last_words());
-        if words.is_empty() { how } else { format!("{how}: {words}") }
+        let how = self.obituary();
+        self.reason().map_or_else(|| how.clone(), |why| format!("{how}: {why}"))
     }
 
     /// Whether a signal ended it.
@@ -212,3 +221,7 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     }
     processes.iter_mut().for_each(Process::kill);
 }
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

@@ -176,7 +176,7 @@ impl<'a> Watch<'a> {
                 // The run has failed: do not wait until the servers notice.
                 let code = status.code().unwrap_or(exit::FAILED);
                 let words = worker.last_words();
-                let said = if words.is_empty() { String::new() } else { format!(": {words}") };
+                let said = worker.reason().map(|why| format!(": {why}")).unwrap_or_default();
                 let first = format!("{} {how} before the others{said}", worker.name);
                 return Err(Failure::new(code, first)
                     .of_output(&words)
