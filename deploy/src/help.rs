@@ -26,6 +26,7 @@ pub const GROUPS: [Group; 7] = [
             ("submit", "paraft submit job.toml --on slurm"),
             ("plan", "paraft plan job.toml --memory 24GiB"),
             ("demo", "paraft demo"),
+            ("init", "paraft init job.toml"),
         ],
     },
     Group {
@@ -45,6 +46,7 @@ pub const GROUPS: [Group; 7] = [
             ("jobs", "paraft jobs --fleet localhost:7071"),
             ("logs", "paraft logs digits --fleet runs/digits-1 -f"),
             ("report", "paraft report runs/digits-1"),
+            ("evaluate", "paraft evaluate runs/digits-1"),
         ],
     },
     Group {

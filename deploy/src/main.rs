@@ -1,10 +1,10 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], [`worker`]: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
+//! - [`train`], [`launch`], [`demo`]: what a user starts. [`init`]: writes a job file. [`serve`], [`worker`]: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
-//!   [`mod@replay`], [`report`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//!   [`mod@replay`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in. [`help`]: the help of all commands. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
@@ -32,7 +32,9 @@ mod drain;
 mod end;
 mod ended;
 mod engine;
+mod evaluate;
 mod help;
+mod init;
 mod jobs;
 mod launch;
 mod logs;
@@ -71,6 +73,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Ask five questions and write a job file.
+    Init(init::InitArgs),
     /// Train the embedded digits on 3 servers and 2 workers, synchronously, then asynchronously.
     Demo(demo::DemoArgs),
     /// Launch a fleet on this machine and train a job.
@@ -94,6 +98,8 @@ enum Command {
     Worker(paraft_worker::cli::WorkerArgs),
     /// Look into checkpoints and model files, compare them, export weights.
     Checkpoint(checkpoint::CheckpointArgs),
+    /// Show the loss and accuracy of a run's, a checkpoint's or a file's weights on held-out samples.
+    Evaluate(evaluate::EvaluateArgs),
     /// Rebuild weights from the logs and snapshots of servers that do not run.
     Replay(replay::ReplayArgs),
     /// Merge what servers and workers started with --trace have recorded.
@@ -179,6 +185,7 @@ fn main() {
         Access::show_always();
     }
     let code = match command {
+        Command::Init(a) => failure::report(init::run(&a)),
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Launch(a) => failure::report(launch::run(&a)),
@@ -190,6 +197,7 @@ fn main() {
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => worker::run(&a),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
+        Command::Evaluate(a) => failure::report(evaluate::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Report(a) => failure::report(report::run(&a)),

@@ -97,6 +97,38 @@ fn a_finished_run_is_shown_from_its_folder() {
 }
 
 #[test]
+fn evaluate_shows_what_the_run_ended_with() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = finished(scratch.path());
+    let at = |inner: &str| dir.join(inner).to_str().expect("utf-8").to_string();
+    let ended = object(&["status", "--fleet", &at(""), "--json"]);
+    // The last step's checkpoint has the final weights.
+    for model in [at(""), at("model.safetensors"), at("checkpoints/latest"), at("checkpoints")] {
+        let e = object(&["evaluate", &model, "--json"]);
+        assert_eq!((&e["samples"], &e["accuracy"]), (&360.into(), &ended["final_accuracy"]), "{model}: {e}");
+        let (loss, final_loss) = (e["loss"].as_f64(), ended["final_loss"].as_f64());
+        let apart = (loss.expect("a loss") - final_loss.expect("a loss")).abs();
+        assert!(apart < 1e-6, "{model}: {e}, {ended}");
+    }
+    contains(&printed(&["evaluate", &at("")]), &["loss ", "accuracy ", " of 360) on 360 samples"]);
+    let alone = scratch.path().join("alone.safetensors");
+    fs::copy(at("model.safetensors"), &alone).expect("copied");
+    let alone = alone.to_str().expect("utf-8");
+    let with = at("job.toml");
+    contains(&printed(&["evaluate", alone, "--job", &with]), &["loss "]);
+    for (args, code, words) in [
+        (&[alone][..], 2, &["does not say which model", "--job job.toml"][..]),
+        (&[alone, "--job", &with, "--set", "model.hidden=[3]"], 78, &["alone.safetensors", "0.weight"]),
+        (&[&at(""), "--data", "x.csv"], 2, &["data.kind = \"digits\"", "a CSV file"]),
+        (&["nowhere"], 65, &["nowhere", "a run's folder"]),
+    ] {
+        let out = run(&[&["evaluate"], args].concat());
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {}", text(&out.stderr));
+        contains(&text(&out.stderr), words);
+    }
+}
+
+#[test]
 fn a_stopped_run_is_shown_with_the_way_to_go_on() {
     let l = Launcher::training(&(digits("bsp", 1, 100_000) + CHECKPOINTS), 2);
     let (scratch, dir) = (l.keep(), l.run_dir.clone());

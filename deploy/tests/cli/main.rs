@@ -14,6 +14,7 @@ mod groups;
 mod hazards;
 mod help;
 mod hung;
+mod init;
 mod interrupted;
 mod jobs;
 mod kept;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use paraft_common::{Durability, Mode, ShardId, Step};
+use paraft_proto::{DescribeReply, ShardInfo};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::{Ledger, Page},
@@ -92,8 +93,13 @@ fn restart_servers_in_turn(durability: Durability, orders: u64) -> Result<()> {
                 page.step()?;
             }
             fleet.restart_server(victim)?;
-            let d = fleet.whole()?;
-            assert!(d.shards.iter().all(|s| s.voters == [0, 1, 2] && s.learners.is_empty()), "{d:?}");
+            fleet.whole()?;
+            // A new leader of the control group hears of a shard's voters a moment later.
+            let all_vote = |d: &Result<DescribeReply>| {
+                let votes = |s: &ShardInfo| s.voters == [0, 1, 2] && s.learners.is_empty();
+                d.as_ref().is_ok_and(|d| d.shards.iter().all(votes))
+            };
+            wait::until("every server to vote in each shard", || fleet.describe(), all_vote)?;
         }
     }
     assert_eq!(page.run()?, vec![-1.0; steps as usize]);
