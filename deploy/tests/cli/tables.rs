@@ -74,7 +74,7 @@ fn tables_and_jobs_that_do_not_fit_end_before_training() {
         (NAMES, species(), "data.label=kind", 65, "the header has `species`, `id`, `petal`, `sepal`"),
         (NAMES, species().replacen("1.00", "", 1), "name=t", 65, "(`petal`) is ``, not a number"),
         (PRICES, prices(), "eval.target_accuracy=0.5", 78, "eval.target_accuracy"),
-        (PRICES, prices(), "model.kind=logistic-regression", 78, "model.kind = \"mlp\""),
+        (PRICES, prices(), "model={kind=\"logistic-regression\"}", 78, "model.kind = \"mlp\""),
     ] {
         let scratch = tempfile::tempdir().expect("scratch");
         let out = train(scratch.path(), body, &table, &["--set", set]);
