@@ -14,7 +14,7 @@ use crate::{
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{
-    Durability, JobId, SessionId, ShardId, WorkerId,
+    Durability, JobId, JobShard, Mode, SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
@@ -136,6 +136,14 @@ impl ShardsService {
             }
         });
         Box::pin(replies)
+    }
+
+    /// Whether another shard of the job is in this mode by this switch, as far as this server hosts one. Workers tell
+    /// shards of switches that these have missed, after each pull; no switch begins with a worker's word.
+    fn has_switched(&self, shard: JobShard, number: u64, mode: Mode) -> bool {
+        let others = self.replicas.all().into_iter();
+        let mut others = others.filter(|(other, _)| other.job() == shard.job() && *other != shard);
+        others.any(|(_, r)| r.shard.read(|m| m.in_force.number == number && m.in_force.mode == mode))
     }
 
     async fn serve(
@@ -272,6 +280,12 @@ impl ShardsService {
                     continue;
                 }
             };
+            if let Message::SwitchMode { number, mode } = m
+                && !self.has_switched(name, number, mode)
+            {
+                tracing::debug!(shard = shard.0, worker = open.worker, number, %mode, "no shard here has switched so");
+                continue;
+            }
             let finish = matches!(m, Message::Finish);
             liveness.waits(true);
             if matches!(m, Message::Init { .. }) {

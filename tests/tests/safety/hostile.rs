@@ -26,6 +26,21 @@ fn serves_a_good_client(fleet: &Fleet, ledger: &Ledger) -> Result<()> {
     Ok(())
 }
 
+/// Only a switch that another shard has taken reaches a shard through a worker.
+#[test]
+fn a_worker_cannot_switch_the_mode() -> Result<()> {
+    let (fleet, ledger) = fleet()?;
+    let (mut stream, _) = Stream::open(&fleet.at.addresses[0], &ledger.job(), 0, &[(0, 4), (2, 4)])?;
+    for number in [1, 2, 1 << 53] {
+        stream.send(Kind::SwitchMode(SwitchMode { number, mode: "bsp".into() }));
+    }
+    let weights = stream.pull(0)?;
+    let last = weights.last().context("weights")?;
+    assert_eq!((&last.mode[..], last.mode_number), ("asp", 0));
+    drop(stream);
+    serves_a_good_client(&fleet, &ledger)
+}
+
 #[test]
 fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
     let (fleet, ledger) = fleet()?;

@@ -6,7 +6,7 @@ use paraft_common::{WorkerId, auto};
 use paraft_trace::Stages;
 use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -27,6 +27,9 @@ pub struct WorkerInfo {
 
 /// Counts of the leader, and the bytes of readers (which every replica serves). They start at zero with the
 /// process.
+///
+/// A status locks some of them while it holds the shard's state. Whoever holds one of these locks must therefore not ask
+/// for that state.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counters {
@@ -73,9 +76,11 @@ impl Counters {
     /// Stores what a worker reports about itself. Drops the reports of workers that are not members of `shard` any
     /// more.
     pub fn take_about(&self, shard: &Shard, worker: WorkerId, about: WorkerInfo) {
+        // Before the lock: a status holds the shard's state while it waits for the lock.
+        let members: BTreeSet<WorkerId> = shard.read(|m| m.members.iter().map(|(w, _)| w).collect());
         let mut all = self.about.lock();
         all.insert(worker, about);
-        shard.read(|m| all.retain(|w, _| *w == worker || m.members.get(*w).is_some()));
+        all.retain(|w, _| *w == worker || members.contains(w));
     }
 
     /// Takes the input of the rule that chooses the mode of `shard`, if one does and this replica leads. Each lead
@@ -89,3 +94,7 @@ impl Counters {
         Some(report)
     }
 }
+
+#[cfg(test)]
+#[path = "counters_tests.rs"]
+mod tests;
