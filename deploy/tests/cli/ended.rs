@@ -111,7 +111,8 @@ fn evaluate_shows_what_the_run_ended_with() {
         assert!(apart < 1e-6, "{model}: {e}, {ended}");
     }
     contains(&printed(&["evaluate", &at("")]), &["loss ", "accuracy ", " of 360) on 360 samples"]);
-    let alone = scratch.path().join("alone.safetensors");
+    let alone = scratch.path().join("elsewhere/alone.safetensors");
+    fs::create_dir(scratch.path().join("elsewhere")).expect("a folder");
     fs::copy(at("model.safetensors"), &alone).expect("copied");
     let alone = alone.to_str().expect("utf-8");
     let with = at("job.toml");
