@@ -5,7 +5,7 @@ use crate::{Place, common::*, ended, run_out};
 /// A worker configured only by its variables. It reports a checkpoint to resume from.
 const WORKS: &str = r#"#!/bin/sh
 echo "resume: $PARAFT_RESUME, trace: $PARAFT_TRACE, slow: $PARAFT_SLOW"
-exec "$1" worker "$PARAFT_JOB" --rank "$PARAFT_RANK" --servers "$PARAFT_SERVERS" --run-dir "$PARAFT_RUN_DIR" \
+exec "$1" worker "$PARAFT_JOB" --rank "$PARAFT_RANK" --fleet "$PARAFT_SERVERS" --run-dir "$PARAFT_RUN_DIR" \
     --device cpu --metrics 127.0.0.1:0 --log-file "$PARAFT_RUN_DIR/worker-$PARAFT_RANK.log" ${PARAFT_RESUME:+--resume "$PARAFT_RESUME"} \
     ${PARAFT_TRACE:+--trace "$PARAFT_RUN_DIR/trace" --trace-steps "$PARAFT_TRACE"} ${PARAFT_SLOW:+--slow "$PARAFT_SLOW"}
 "#;
