@@ -17,7 +17,7 @@ pub use std::{
 
 /// Training images of the embedded digits; the others are held out.
 pub const TRAINED: u64 = 1437;
-pub const DEADLINE: Duration = Duration::from_secs(90);
+pub const DEADLINE: Duration = Duration::from_secs(180);
 
 pub fn paraft() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));

@@ -119,7 +119,7 @@ fn evaluate_shows_what_the_run_ended_with() {
     contains(&printed(&["evaluate", alone, "--job", &with]), &["loss "]);
     for (args, code, words) in [
         (&[alone][..], 2, &["does not say which model", "--job job.toml"][..]),
-        (&[alone, "--job", &with, "--set", "model.hidden=[3]"], 78, &["alone.safetensors", "0.weight"]),
+        (&[alone, "--job", &with, "--set", "model.hidden=[3]"], 65, &["alone.safetensors", "0.weight"]),
         (&[&at(""), "--data", "x.csv"], 2, &["data.kind = \"digits\"", "a CSV file"]),
         (&["nowhere"], 65, &["nowhere", "a run's folder"]),
     ] {
