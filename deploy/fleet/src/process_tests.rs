@@ -1,3 +1,5 @@
+//! Tests of `process`.
+
 use super::*;
 
 #[test]

@@ -1,3 +1,5 @@
+//! Tests of `counters`.
+
 use super::*;
 use crate::shard::leader::tests::shard_of;
 use paraft_common::{Mode, config::ServerJob};
