@@ -209,6 +209,7 @@ def test_group_added_to_a_workers_optimizer_is_an_error(fleet: Any) -> None:
     run.close()
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_graph_of_create_graph_is_freed_with_its_step(fleet: Any) -> None:
     kept: weakref.WeakSet[Any] = weakref.WeakSet()
 
