@@ -410,6 +410,9 @@ class Run:
         tell_rates = getattr(self._front(), "tell_rates", None)
         if tell_rates is not None:
             tell_rates()
+        unsaved = getattr(self._front(), "unsaved", None)
+        if unsaved is not None:
+            unsaved()
         with self._inside("run.save()"):
             saved: str = self._joined().save(folder)
         return saved

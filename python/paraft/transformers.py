@@ -73,6 +73,12 @@ def prepare(run: Run, trainer: Any, **options: Any) -> Any:
         raise ConfigError(
             "load_best_model_at_end: worker 0 alone has the checkpoints; load the best one after trainer.train(), where run.is_first"
         )
+    counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if run.workers > 1 and args.average_tokens_across_devices and counts:
+        _LOG.warning(
+            "average_tokens_across_devices: each worker divides its loss by its own number of tokens, and the servers take the mean; under DDP the "
+            "Trainer divides by the tokens of all. With samples of unequal length these differ. (False says that you know)"
+        )
     if options.get("apply") != "worker":
         if args.max_grad_norm:
             options.setdefault("clip_norm", float(args.max_grad_norm))

@@ -230,3 +230,10 @@ def test_accelerates_clipping_is_refused(fleet):
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(paraft.MisuseError, match="clip_norm=1.0"):
         optimizer.step()
+
+
+def test_loss_of_each_workers_own_tokens_is_a_log_line(fleet, tmp_path, caplog):
+    for n, averages in ((2, True), (2, False), (1, True)):
+        caplog.clear()
+        paraft.transformers.prepare(paraft.init(fleet, workers=n), trainer(tmp_path, average_tokens_across_devices=averages))
+        assert ("average_tokens_across_devices" in caplog.text) == (n == 2 and averages)

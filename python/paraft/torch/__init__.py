@@ -16,7 +16,7 @@ from . import _optim
 from ._checkpoints import export_dcp, load_checkpoint
 from ._flat import is_sharded
 from ._leased import LeasedLoader, LeasedSampler
-from ._steps import OnServers, OnWorker, on_servers
+from ._steps import OnServers, OnWorker, check_step, on_servers
 
 __all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "export_dcp", "load_checkpoint", "prepare"]
 
@@ -60,6 +60,7 @@ def prepare(
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained this way.
         UnavailableError: the servers cannot be reached.
     """
+    given, optimizer = optimizer, _inner(optimizer)
     _new(run, optimizer)
     _grouped(run, model, overlap)
     if apply not in ("auto", "servers", "worker"):
@@ -76,17 +77,18 @@ def prepare(
                 why,
             )
         else:
+            check_step(optimizer)
             settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
             with torch.inference_mode(False):  # tensors created in inference mode cannot be trained
                 front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
             on_servers(optimizer, front)
-            return model, optimizer
+            return model, given
     if clip_norm is not None or clip_value is not None:
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
     if constraints:
         raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
     local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
-    return model, optimizer
+    return model, given
 
 
 def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
@@ -95,6 +97,8 @@ def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
     Raises:
         ConfigError: they do not fit.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError("the model is a ScriptModule (torch.jit.script), which takes no hooks: give prepare() the module it was made of")
     averages = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if run._group is None:
         if averages:
@@ -111,8 +115,20 @@ def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
         raise ConfigError("in a group gradients are pushed by step(), when all ranks have them: no overlap=True")
 
 
+def _inner(optimizer: Any) -> Any:
+    """The optimizer inside of a wrapper that is one by name alone, as Accelerate's, whose ``step()`` is the inner one's."""
+    inner = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(inner, torch.optim.Optimizer) and isinstance(optimizer, torch.optim.Optimizer)
+    return inner if wraps and not hasattr(optimizer, "_optimizer_step_pre_hooks") else optimizer
+
+
 def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
     run.check_new()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"the optimizer is a {type(optimizer).__name__}, and not a torch.optim.Optimizer: a run has one optimizer. What several ones train is "
+            "several runs' models (as of a GAN), or parameter groups of one"
+        )
     if hasattr(optimizer, "_paraft"):
         raise MisuseError("this optimizer is another run's: make one for each")
 

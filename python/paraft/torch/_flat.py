@@ -49,9 +49,11 @@ class Flat:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
         self._model = names = Names(model)
-        lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
-        if lazy is not None:
-            raise ConfigError(f"`{lazy}` has no shape yet (a lazy module): run one batch through the model before prepare()")
+        for name, t in (*model.named_parameters(), *model.named_buffers()):
+            if is_lazy(t):
+                raise ConfigError(f"`{name}` has no shape yet (a lazy module): run one batch through the model before prepare()")
+            if t.is_meta:
+                raise ConfigError(f"`{name}` is on the meta device and has no values: load the model's weights, or model.to_empty(), before prepare()")
         order = {id(p): i for i, p in enumerate(model.parameters())}
         self.params: list[torch.nn.Parameter] = []
         for i, of in enumerate(optimizer.param_groups):
@@ -298,6 +300,12 @@ class Flat:
                 self._tensors[i] = b
                 self._own_memory(i)
 
+    def follow_memory(self) -> None:
+        """What the script has given other memory (``p.data = ...``) keeps it from then on: its values are a write like any other."""
+        for i, at in list(self._at):
+            if self._tensors[i].data_ptr() != at:
+                self._own_memory(i)
+
     def _own_memory(self, i: int) -> None:
         if i not in self._copied:
             self._copied.append(i)
@@ -349,7 +357,9 @@ class Flat:
             if self._with_buffers:
                 self._follow_buffers()
             with torch.no_grad():
-                torch._foreach_copy_([own(self._tensors[i].data) for i in self._copied], [self.parts[i] for i in self._copied], True)
+                moved = [(mine, self.parts[i]) for i in self._copied if not _holds(mine := own(self._tensors[i].data), self.parts[i])]
+                if moved:
+                    torch._foreach_copy_([mine for mine, _ in moved], [servers for _, servers in moved], True)
             self._synchronize()
 
     @torch.no_grad()
@@ -382,6 +392,11 @@ def _classes(optimizer: torch.optim.Optimizer) -> list[int]:
             f"servers hold at most {MAX_CLASSES}: give more parameters the same lr and weight_decay"
         )
     return classes
+
+
+def _holds(t: torch.Tensor, servers: torch.Tensor) -> bool:
+    """Whether a float64 tensor has the servers' float32 values already, and more digits than they."""
+    return t.dtype is torch.float64 and torch.equal(t.to("cpu", torch.float32), servers)
 
 
 def repeats(t: torch.Tensor) -> bool:
@@ -480,4 +495,4 @@ def staged(gradient: torch.Tensor, stage: Optional[torch.Tensor]) -> torch.Tenso
     step."""
     if stage is None:
         stage = torch.empty(gradient.shape, dtype=torch.float32, device="cpu", pin_memory=gradient.is_cuda)
-    return stage.copy_(gradient)
+    return stage.copy_(gradient.detach())  # with create_graph=True it is part of a graph, which the stage would keep

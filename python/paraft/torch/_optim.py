@@ -216,6 +216,8 @@ class Watch:
     def __init__(self, optimizer: torch.optim.Optimizer, classes: list[int]) -> None:
         """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
         self._groups = optimizer.param_groups
+        #: Other keys are the script's own, and no optimizer reads them.
+        self._options = set(optimizer.defaults) - _SPEED - {"lr"}
         self._params = [list(g["params"]) for g in self._groups]
         self._fixed = [self._of(g) for g in self._groups]
         self._classes = classes
@@ -227,9 +229,8 @@ class Watch:
         tensors = any(isinstance(v, torch.Tensor) for g in self._groups for v in g.values())
         self._noted = None if tensors else [dict(g) for g in self._groups]
 
-    @staticmethod
-    def _of(group: dict[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in group.items() if k not in _SPEED and k not in ("params", "lr", "initial_lr", "param_names")}
+    def _of(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in group.items() if k in self._options}
 
     def rates(self) -> list[float]:
         """The present rate of each of the servers' classes.

@@ -10,18 +10,19 @@ import tempfile
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _constraints
+from .._paraft import digest
 from .._constraints import Constraint
 from .._run import Run
-from ..errors import MisuseError
+from ..errors import ConfigError, MisuseError
 from . import _optim
 from ._checkpoints import note, opened, resumes_elsewhere
-from ._flat import Flat, apart, is_sharded, own, part, staged
+from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 
 _LOG = logging.getLogger("paraft")
 
@@ -98,6 +99,11 @@ def _stamp(gradient: torch.Tensor) -> float:
     return float(own(gradient).norm()) if is_sharded(gradient) else gradient._version
 
 
+def _sum(gradient: torch.Tensor) -> int:
+    """A digest of a sample of its bytes, if they are on the CPU and contiguous: torch does not count writes to ``.data``."""
+    return digest([_span(gradient)], 0)[0] if gradient.layout is _STRIDED and not is_sharded(gradient) else 0
+
+
 def _computed(output: Any) -> Iterator[torch.Tensor]:
     """The tensors of a module's output with a gradient."""
     if isinstance(output, torch.Tensor):
@@ -162,8 +168,10 @@ class OnServers:
         self._push = _Push.LATE if overlap is False else _Push.LOOK
         self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
-        #: Whether a gradient arrived twice before the first step.
-        self._twice = False
+        #: Whether a gradient arrived twice before the first step, or was thrown away.
+        self._twice = self._thrown = False
+        #: Digests of gradients, which show writes to ``.data``.
+        self._sums: dict[int, int] = {}
         run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         self._hooks: list[Any] = []
@@ -207,12 +215,13 @@ class OnServers:
             raise MisuseError(
                 f"the gradient of `{self.flat.names[i]}` was computed a second time before optimizer.step(), and the first is pushed: "
                 "put all backward passes but the last into `with run.no_sync():`, or prepare(..., overlap=False), as for a layer that is in "
-                "several checkpoint(use_reentrant=True)"
+                "several checkpoint(use_reentrant=True), or for gradients that zero_grad() throws away without a step"
             )
         self._twice |= i in self._pushed
         if self._push is _Push.EARLY:
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
+        self._sums[i] = _sum(gradient)
 
     def _address(self, i: int, gradient: torch.Tensor) -> int:
         if gradient.layout is not _STRIDED:
@@ -237,9 +246,11 @@ class OnServers:
         scaled = found_inf is not None
         skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
-            self._look(_unscaling_writes() if scaled and scale is None else 0)
+            self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
+        elif self._thrown and self._push is _Push.LOOK and self._then is _Push.EARLY:
+            self._push_at_step("the script threw gradients away between backward() and the first step()")
         elif self._twice and self._push is _Push.LOOK and self._then is _Push.EARLY:
             self._push_at_step(
                 "gradients came more than once in the first step, as those of a layer in several checkpoint(use_reentrant=True), or of several "
@@ -335,26 +346,35 @@ class OnServers:
     def ends(self) -> None:
         """No step follows."""
         self.run._resume_wait()
+        self.flat.follow_memory()
         self._own_writes()
         if self._undone:
             _LOG.error("what the script wrote to weights was undone by %d of %d steps, at least", self._undone, self.run.step)
         n = len(self.flat.params)
         for name, b, view in zip(self.flat.names[n:], self.flat.statistics(), self.flat.views[n:]):
-            if not torch.equal(b.cpu(), view.to(b.dtype)):
+            if not _holds(b, view) and not torch.equal(b.cpu(), view.to(b.dtype)):
                 _LOG.warning(
                     "`%s` has moved since the last optimizer.step(), by forward passes or by the script, and run.finish() brings the mean of that "
                     "step: set such statistics (update_bn()) after run.finish()", name,
                 )
                 break
 
-    def _look(self, unscaled: int) -> None:
+    def _look(self, unscaled: Optional[int]) -> None:
         """Whether gradients are as they were pushed or, at the first step, as the backward pass left them;
-        ``unscaled``: ignores this many writes by a GradScaler."""
+        ``unscaled``: a GradScaler has written to them, and torch counts it as this many writes."""
         for i, (gradient, version) in self._pushed.items():
-            now = self.flat.params[i].grad
-            if now is None or (now is gradient and (is_sharded(now) and unscaled or _stamp(now) == version + unscaled)):
+            now, name = self.flat.params[i].grad, self.flat.names[i]
+            if now is None:
+                if self._push is _Push.EARLY:
+                    raise MisuseError(
+                        f"the gradient of `{name}` was thrown away (p.grad = None, zero_grad()) between its computation and optimizer.step(), and is "
+                        "pushed already: prepare(..., overlap=False)"
+                    )
+                self._thrown = True
                 continue
-            name = self.flat.names[i]
+            same = now is gradient and (unscaled is not None or self._sums.get(i) in (None, _sum(now)))
+            if same and (is_sharded(now) and unscaled or _stamp(now) == version + (unscaled or 0)):
+                continue
             raise MisuseError(
                 f"the gradient of `{name}` was changed between its computation and optimizer.step(), as clip_grad_norm_ does. The "
                 "servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or clip_value=). With "
@@ -385,23 +405,29 @@ class OnServers:
         flat.spread()
         if flat.buffers:
             with torch.no_grad():
-                torch._foreach_copy_([b.data for b in flat.statistics()], flat.views[len(flat.params) :])
+                moved = [(b.data, view) for b, view in zip(flat.statistics(), flat.views[len(flat.params) :]) if not _holds(b, view)]
+                if moved:
+                    torch._foreach_copy_([b for b, _ in moved], [view for _, view in moved])
         flat.mark()
 
 
-def _refuse_others(front: OnServers, prepared: torch.optim.Optimizer) -> Callable[..., None]:
+def _refuse_others(front: Union[OnServers, OnWorker], prepared: torch.optim.Optimizer) -> Callable[..., None]:
     """Runs before each step of any optimizer: another one must not step weights that the servers train."""
     front_of, prepared_of = weakref.ref(front), weakref.ref(prepared)
     names = {id(p): name for p, name in zip(front.flat.params, front.flat.names)}
 
     def before(stepping: torch.optim.Optimizer, *_: Any) -> None:
-        if stepping is prepared_of() or front_of() is None:
+        now = front_of()
+        if stepping is prepared_of() or now is None or getattr(now, "inside", False):
             return
         name = next((names[id(p)] for group in stepping.param_groups for p in group["params"] if id(p) in names), None)
         if name is not None:
             raise MisuseError(
                 f"another optimizer than that of run.prepare() steps `{name}`, which the servers train: they would undo it. Step the optimizer that "
                 "was prepared; for another one save, and begin a run with it: paraft.init(resume=...); or prepare(..., apply=\"worker\")"
+                if isinstance(now, OnServers)
+                else f"another optimizer than that of run.prepare() steps `{name}`, and the workers' means are taken in optimizer.step() of the "
+                "prepared one, which is not called (first_step() and second_step() of SAM: use its step(closure))"
             )
 
     return before
@@ -427,6 +453,7 @@ class OnWorker:
         self._every = every
         self._turns = turns
         self._steps = 0
+        self._versions: list[int] = []
         self.flat = Flat(model, optimizer, run._group)
         resumes_elsewhere(run, model, self.flat, None)
         values = self.flat.values
@@ -441,11 +468,25 @@ class OnWorker:
         def stepped(*_: Any) -> None:
             front = me()
             if front is not None:
+                front.inside = False
                 front.step()
 
-        def steps(*_: Any) -> None:
+        def steps(stepping: torch.optim.Optimizer, *_: Any) -> None:
             run._joined()
             run._resume_wait()
+            front = me()
+            if front is not None:
+                front.inside = True
+            if sum(len(g["params"]) for g in stepping.param_groups) != given:
+                raise MisuseError(
+                    "the optimizer's parameter groups were changed after run.prepare(): the workers' means are of the parameters that they had "
+                    "then. For others save, and begin another run: paraft.init(resume=...)"
+                )
+
+        given = sum(len(g["params"]) for g in optimizer.param_groups)
+        #: The prepared optimizer is in its ``step()``, which may step others, as Lookahead's does.
+        self.inside = False
+        run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
 
         optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
@@ -462,6 +503,7 @@ class OnWorker:
     def ends(self) -> None:
         """No step follows. The script's later writes to weights go to the servers as one more step."""
         self.run._resume_wait()
+        self.flat.follow_memory()
         self.flat.gather()
         if self._every and self._steps % self._every == 0 and not self.run._over and self._session.moved():
             self.step()
@@ -472,9 +514,20 @@ class OnWorker:
                 "worker's. Train a multiple of every=%d steps", rest, self._turns,
             )
 
+    def unsaved(self) -> None:
+        """The script saves: tells it of its own writes since the last step, which the servers do not have yet."""
+        if self._every == 1 and self._versions != [p._version for p in self.flat.params]:
+            self.flat.gather()
+            if self._session.moved():
+                _LOG.warning(
+                    "weights were written since the last optimizer.step(): the checkpoint has the servers' weights of that step, without them. Save "
+                    "behind the next step, or torch.save(model.state_dict(), ...)"
+                )
+
     def pulled(self) -> None:
         """The vector has new values."""
         self.flat.spread()
+        self._versions = [p._version for p in self.flat.params]
 
 
 def _with_skips(optimizer: Any, front: OnWorker) -> None:
@@ -548,6 +601,20 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
 
     own = {"step": step, "__reduce_ex__": __reduce_ex__, "state_dict": state_dict, "load_state_dict": load_state_dict}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that ``step()`` is the class's, or a scheduler's wrapper of it.
+
+    Raises:
+        ConfigError: it is the script's own.
+    """
+    step = optimizer.__dict__.get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ConfigError(
+            "optimizer.step was replaced by a function of the script's own, which the servers' step would not call: use "
+            "optimizer.register_step_post_hook(), replace it behind run.prepare(), or prepare(..., apply=\"worker\")"
+        )
 
 
 def on_servers(optimizer: Any, front: OnServers) -> None:
