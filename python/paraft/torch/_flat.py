@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -96,13 +97,14 @@ class Flat:
                     "trains (as of a GAN) is another run's model, with servers of its own"
                 )
         self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
-        self._root = model
+        # The model's hooks hold this: a reference back would keep both, and the run's thread, until a garbage collection.
+        self._root = weakref.ref(model)
         self._record_places()
         if not self.params:
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         self.buffers: list[torch.Tensor] = []
-        #: Each parameter's module and attribute name: a script may replace the tensor there.
-        self._places: list[tuple[torch.nn.Module, str]] = []
+        #: Each statistic's place in its module: a script may replace the tensor there.
+        self._places: list[tuple[dict[str, Optional[torch.Tensor]], str]] = []
         self._find_buffers(model)
         #: The untrained parameters.
         self.frozen = [names.of(p) for p in model.parameters() if not p.requires_grad]
@@ -138,11 +140,14 @@ class Flat:
         Raises:
             MisuseError: one is no longer in the model.
         """
+        root = self._root()
+        if root is None:
+            return
         missing = set(map(id, self.params))
         holders: set[torch.nn.Module] = set()
         self._expected_places: list[tuple[dict[str, Any], str, Any]] = []
         # From leaves to root: containers of trained parameters keep their places too.
-        for module in reversed(list(self._root.modules())):
+        for module in reversed(list(root.modules())):
             its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
             inner = {key: m for key, m in module._modules.items() if m is not None and m in holders}
             missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
@@ -180,15 +185,15 @@ class Flat:
                 if not bool(own(b).to(torch.float32).isfinite().all()):
                     _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and each worker's own", name)
                     continue
-                self.buffers.append(self._whole(module, key, b))
-                self._places.append((module, key))
+                self.buffers.append(self._whole(module._buffers, key, b))
+                self._places.append((module._buffers, key))
                 self.names.append(name)
 
     @staticmethod
-    def _whole(module: torch.nn.Module, key: str, b: torch.Tensor) -> torch.Tensor:
+    def _whole(buffers: dict[str, Optional[torch.Tensor]], key: str, b: torch.Tensor) -> torch.Tensor:
         """A buffer with memory for each value: an ``expand()``ed one cannot be written."""
         if repeats(b):
-            b = module._buffers[key] = b.detach().clone(memory_format=torch.contiguous_format)
+            b = buffers[key] = b.detach().clone(memory_format=torch.contiguous_format)
         return b
 
     def statistics(self) -> list[torch.Tensor]:
@@ -198,15 +203,15 @@ class Flat:
             MisuseError: one is missing, or has another shape.
         """
         now = []
-        for (module, key), name, before in zip(self._places, self.names[len(self.params) :], self.buffers):
-            b = module._buffers.get(key)
+        for (buffers, key), name, before in zip(self._places, self.names[len(self.params) :], self.buffers):
+            b = buffers.get(key)
             if b is None or b.shape != before.shape or not b.is_floating_point():
                 is_ = "gone" if b is None else f"{b.dtype} {list(b.shape)}"
                 raise MisuseError(
                     f"the buffer `{name}` was {before.dtype} {list(before.shape)} at run.prepare(), and is {is_}: the servers hold as many values "
                     "as then. Register it with persistent=False, or give it its shape before"
                 )
-            now.append(b if b is before else self._whole(module, key, b))
+            now.append(b if b is before else self._whole(buffers, key, b))
         return now
 
     def _check_shards(self) -> None:
