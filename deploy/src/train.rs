@@ -8,7 +8,7 @@ use paraft_fleet::{
     again,
     existing::{ExistingFleet, KeepTime},
     failure::Failure,
-    fleet::Extras,
+    fleet::{Extras, REPORT_FILE},
     launch, out,
     run_dir::RunDir,
     targets::StandingArg,
@@ -139,8 +139,14 @@ pub fn train(
     }
     let interrupted = launch::interrupts();
     let trace = args.trace.then_some(args.trace_steps);
-    let extras =
-        Extras { faults: args.faults, trace, on: args.on()?, stops_on_interrupt: true, ..Extras::default() };
+    let extras = Extras {
+        faults: args.faults,
+        trace,
+        on: args.on()?,
+        stops_on_interrupt: true,
+        reports: true,
+        ..Extras::default()
+    };
     let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also for a failed run: the trace may show the cause.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
@@ -150,7 +156,7 @@ pub fn train(
     }
     let end = End { command, job, dir: &dir, resumed };
     let launched = launched.map_err(|e| end.failed(e))?;
-    tell(&launched.record, &dir, args.json)?;
+    launch::show(&[launched.record.summarize()], args.json, &dir.join(REPORT_FILE))?;
     if let Some(told) = told.filter(|_| !args.json) {
         out!("trace   {told}");
     }
@@ -227,7 +233,7 @@ impl End<'_> {
 
 /// Writes the report of a run and prints its summary.
 pub fn tell(record: &RunRecord, dir: &Path, json: bool) -> Result<(), Failure> {
-    let report = dir.join("report.html");
+    let report = dir.join(REPORT_FILE);
     paraft_record::write_report(&report, std::slice::from_ref(record))?;
     launch::show(&[record.summarize()], json, &report)
 }

@@ -23,6 +23,7 @@ pub mod event;
 pub mod follow;
 mod incarnations;
 mod metrics_file;
+mod partial;
 mod report;
 mod run;
 mod series;
@@ -38,6 +39,7 @@ pub use event::{
 pub use follow::{Follow, TENSORBOARD_FOLDER};
 pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
+pub use partial::{read_ends, read_sampled_events};
 pub use report::{live_page, render_comparison, render_report, sweep, write_comparison, write_report};
 pub use run::RunRecord;
 pub use series::{Point, Series, Value};

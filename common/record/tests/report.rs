@@ -107,6 +107,13 @@ fn a_run_without_accuracy_shows_its_held_out_loss() {
     let data = data(&page);
     assert_eq!(data["groups"][1]["title"], "Held-out loss");
     assert_eq!(data["groups"][1]["charts"][0]["lines"][0]["y"], serde_json::json!([0.5]));
+    assert_eq!(data["groups"][1]["charts"].as_array().unwrap().len(), 2);
+    // Beside an accuracy the loss has charts of its own.
+    let both = self::data(&render_report(&[record("bsp", Some(0.9), vec![7])]));
+    let charts = both["groups"][1]["charts"].as_array().unwrap();
+    let drawn: Vec<_> = charts.iter().map(|c| (&c["title"], &c["lines"][0]["y"][0])).collect();
+    assert_eq!(drawn[0], (&"Accuracy against samples of the fleet".into(), &0.9.into()));
+    assert_eq!(drawn[3], (&"Loss against training time".into(), &0.5.into()));
     assert_eq!(data["groups"][2]["charts"][0]["bins"], serde_json::json!(["0"]), "only zero delays: one bar");
 }
 

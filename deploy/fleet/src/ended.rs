@@ -3,7 +3,10 @@
 //! The record says how it ended: a summary is the end of a run that finished or was stopped, an `end` line that of one
 //! that failed or was interrupted. A launcher that was killed has written neither.
 
-use crate::{failure::Failure, files::JOB_FILE};
+use crate::{
+    failure::Failure,
+    files::{JOB_FILE, REPORT_FILE},
+};
 use paraft_checkpoint::{Folder, MODEL_FILE, Manifest};
 use paraft_proto::{CheckpointInfo, FleetShape, JobInfo};
 use paraft_record::{EndKind, Event, METRICS_FILE, RecordError, Run, RunRecord, Summary, read_events};
@@ -100,41 +103,13 @@ impl EndedRun {
     pub fn read(dir: &Path) -> Result<Self, Failure> {
         let path = dir.join(METRICS_FILE);
         let events = read_events(&path).map_err(|e| unreadable(&e, dir))?;
-        let mut has_summary = false;
-        let (mut end, mut diverged) = (None, None);
-        for event in &events {
-            match event {
-                Event::Summary(_) => has_summary = true,
-                Event::Diverged(d) => diverged = Some(d.reason.clone()),
-                Event::End(e) => {
-                    let state = match e.how {
-                        EndKind::Failed => EndState::Failed(e.reason.clone()),
-                        EndKind::Interrupted => EndState::Interrupted(e.reason.clone()),
-                    };
-                    end = end.or(Some(state));
-                }
-                _ => {}
-            }
-        }
-        let of_workers = events.iter().filter_map(|e| match e {
-            Event::Train(t) => Some(t.step.0),
-            Event::Worker(w) => Some(w.steps),
-            _ => None,
-        });
-        let steps = of_workers.max().unwrap_or(0);
+        let end = RecordedEnd::of(&events);
         let record = RunRecord::from_events(events)
             .ok_or_else(|| unreadable(&RecordError::NoRun { path: path.clone() }, dir))?;
         let summary = record.summarize();
         let job = Job::load(&dir.join(JOB_FILE), &[]).ok();
         let total_steps = total_steps(&record.run, job.as_ref());
-        let state = match (diverged, end) {
-            // A comparison writes the totals of such a run too.
-            (Some(why), _) => EndState::Failed(why),
-            _ if has_summary && trained_all(&record, &summary, steps, total_steps) => EndState::Finished,
-            _ if has_summary => EndState::Stopped,
-            (None, Some(end)) => end,
-            (None, None) => EndState::NoEnd,
-        };
+        let (state, steps) = (end.state(&record, &summary, total_steps), end.steps);
         let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
         let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
         let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());
@@ -144,7 +119,7 @@ impl EndedRun {
             summary,
             steps,
             total_steps,
-            report: exists(dir.join("report.html")).or_else(|| exists(report_of_comparison(dir)?)),
+            report: report(dir),
             model: exists(dir.join(MODEL_FILE)),
             saved: saved(&Folder::new(&checkpoints)),
             checkpoints,
@@ -215,6 +190,67 @@ impl EndedRun {
     }
 }
 
+/// What the lines of a record say about the run's end.
+#[derive(Clone, Debug, Default)]
+pub struct RecordedEnd {
+    /// The totals that the launcher wrote.
+    pub summary: Option<Summary>,
+    /// The last recorded step of the worker that came furthest.
+    pub steps: u64,
+    end: Option<EndState>,
+    diverged: Option<String>,
+}
+
+impl RecordedEnd {
+    /// Of the events of a record, or of its first and last ones.
+    pub fn of(events: &[Event]) -> Self {
+        let mut it = Self::default();
+        for event in events {
+            match event {
+                Event::Summary(s) => it.summary = Some(s.clone()),
+                Event::Diverged(d) => it.diverged = Some(d.reason.clone()),
+                Event::End(e) if it.end.is_none() => {
+                    it.end = Some(match e.how {
+                        EndKind::Failed => EndState::Failed(e.reason.clone()),
+                        EndKind::Interrupted => EndState::Interrupted(e.reason.clone()),
+                    });
+                }
+                Event::Train(t) => it.steps = it.steps.max(t.step.0),
+                Event::Worker(w) => it.steps = it.steps.max(w.steps),
+                _ => {}
+            }
+        }
+        it
+    }
+
+    /// How the run ended; `total_steps`: as [`total_steps_of`] says.
+    pub fn state(&self, record: &RunRecord, summary: &Summary, total_steps: Option<u64>) -> EndState {
+        match (&self.diverged, &self.end) {
+            // A comparison writes the totals of such a run too.
+            (Some(why), _) => EndState::Failed(why.clone()),
+            _ if self.summary.is_some() => {
+                match trained_all(record, summary, self.steps, total_steps) {
+                    true => EndState::Finished,
+                    false => EndState::Stopped,
+                }
+            }
+            (None, Some(end)) => end.clone(),
+            (None, None) => EndState::NoEnd,
+        }
+    }
+}
+
+/// The report of the run in this folder, or of the comparison that the run is a part of, if it was written.
+pub fn report(dir: &Path) -> Option<PathBuf> {
+    let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());
+    exists(dir.join(REPORT_FILE)).or_else(|| exists(report_of_comparison(dir)?))
+}
+
+/// The steps that a worker of this run is to train; `None` if only a script knows them, or workers share the samples.
+pub fn total_steps_of(dir: &Path, run: &Run) -> Option<u64> {
+    total_steps(run, Job::load(&dir.join(JOB_FILE), &[]).ok().as_ref())
+}
+
 /// Whether the record in this folder says that the run has ended. It reads only the record's last lines.
 pub fn has_end(dir: &Path) -> bool {
     let last = || -> io::Result<Vec<u8>> {
@@ -277,7 +313,7 @@ fn trained_all(record: &RunRecord, summary: &Summary, steps: u64, total_steps: O
 /// The report of a comparison, of which this run is a part.
 fn report_of_comparison(dir: &Path) -> Option<PathBuf> {
     let above = dir.parent()?;
-    above.join("compare.json").is_file().then(|| above.join("report.html"))
+    above.join("compare.json").is_file().then(|| above.join(REPORT_FILE))
 }
 
 /// The checkpoints whose files are all there, the latest last.

@@ -13,6 +13,9 @@ pub const JOB_FILE: &str = "job.toml";
 /// The servers' addresses, in the run's folder: host:port, comma-separated.
 pub const SERVERS_FILE: &str = "servers";
 
+/// The report, in the run's folder.
+pub const REPORT_FILE: &str = "report.html";
+
 /// The folder of a server's identity and logs.
 pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
     run_dir.join(format!("server-{id}"))

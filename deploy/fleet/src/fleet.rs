@@ -5,7 +5,7 @@ mod extras;
 mod fault_points;
 mod part;
 
-pub use crate::files::{JOB_FILE, SERVERS_FILE, server_data, server_log};
+pub use crate::files::{JOB_FILE, REPORT_FILE, SERVERS_FILE, server_data, server_log};
 use crate::{
     certs::Certs,
     failure::Failure,
@@ -370,6 +370,11 @@ impl Fleet {
     /// Ends all processes: with SIGTERM first, workers before servers, then with SIGKILL.
     pub fn stop(&mut self) {
         self.stop_as(Signal::SIGTERM);
+    }
+
+    /// Ends the workers alone; scripts get the user's signal.
+    pub fn stop_workers(&mut self, scripts: Signal) {
+        process::end(&mut self.workers, scripts);
     }
 
     /// As [`Self::stop`]; scripts get the user's signal.

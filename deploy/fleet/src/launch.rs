@@ -4,7 +4,7 @@ use crate::{
     ask::ask_all,
     existing::Submitted,
     failure::Failure,
-    files::{SERVERS_FILE, wall},
+    files::{REPORT_FILE, SERVERS_FILE, wall},
     fleet::{Extras, Fleet, server_data},
     pages, process,
     progress::Progress,
@@ -147,7 +147,7 @@ pub fn launch_with(
     let stop = Stop::new(extras.stops_on_interrupt && resolved.cluster.script.is_empty());
     let begun = Begun { job: &resolved, dir, resume, quiet, interrupted, stop };
     match begun.train(extras, submitted, &mut record) {
-        Ok(interrupted) => Ok(Launched { record: record.close(dir)?, interrupted }),
+        Ok(launched) => Ok(launched),
         Err(e) => {
             record.failed(&e, dir);
             Err(e)
@@ -166,16 +166,17 @@ struct Begun<'a> {
 }
 
 impl Begun<'_> {
-    /// Trains up to the end of the fleet; whether the user has stopped it.
+    /// Trains up to the end of the fleet. The record and the report are complete before the servers end, so that their pages
+    /// can show the end.
     fn train(
         self,
         extras: Extras,
         submitted: Option<Submitted>,
         record: &mut Record,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Launched, Failure> {
         let Self { job: resolved, dir, resume, quiet, interrupted, mut stop } = self;
         let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-        let of_many = extras.of_many;
+        let (of_many, reports) = (extras.of_many, extras.reports);
         if let Some(note) = resolved.oversubscribes(processors).filter(|_| !of_many) {
             eprintln!("{note}");
         }
@@ -225,8 +226,10 @@ impl Begun<'_> {
                 ends_by = Some(Signal::SIGINT as i32);
             }
             if let Some(number) = ends_by {
-                fleet.stop_as(Signal::try_from(number).unwrap_or(Signal::SIGTERM));
+                let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
+                fleet.stop_workers(signal);
                 record.killed();
+                fleet.stop_as(signal);
                 return Err(ended_by(number));
             }
             fleet.follow_faults();
@@ -247,6 +250,8 @@ impl Begun<'_> {
                         record.killed();
                         return Err(ended_by(Signal::SIGINT as i32));
                     }
+                    fleet.stop_workers(Signal::SIGTERM);
+                    record.failed(&e, dir);
                     return Err(e);
                 }
             }
@@ -259,6 +264,10 @@ impl Begun<'_> {
             progress.note(&why);
         }
         record.end(&after, resolved)?;
+        let all = record.close(dir)?;
+        if reports {
+            paraft_record::write_report(dir.join(REPORT_FILE), std::slice::from_ref(&all))?;
+        }
         fleet.stop();
         if let Some(submitted) = submitted {
             submitted.finished();
@@ -268,7 +277,7 @@ impl Begun<'_> {
         if !resolved.cluster.durability.on_disk() && fleet.servers.len() == resolved.servers() as usize {
             (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
         }
-        Ok(stop.has_begun())
+        Ok(Launched { record: all, interrupted: stop.has_begun() })
     }
 }
 

@@ -191,43 +191,49 @@ pub(super) fn wants_log(losses: impl Iterator<Item = f64>) -> bool {
     low > 0.0 && high > LOG_FROM * low
 }
 
-/// Accuracy if any run has one, else the held-out loss; `None` without evaluations.
+/// The held-out loss, after the accuracy if any run has one; `None` without evaluations.
 fn held_out(entries: &[Entry<'_>], events: &story::Marks) -> Option<Group> {
     let evals = || entries.iter().flat_map(|e| &e.record.evals);
     evals().next()?;
     let accuracy = evals().any(|e| e.accuracy.is_some());
-    let value = move |e: &Eval| if accuracy { e.accuracy } else { Some(e.loss) };
-    let target = entries.iter().find_map(|e| e.summary.target_accuracy).filter(|_| accuracy);
-    let chart = |title: &str, x, place: fn(&Eval) -> f64| {
+    let target = entries.iter().find_map(|e| e.summary.target_accuracy);
+    let chart = |is_accuracy: bool, x: &'static str| {
+        let value = |e: &Eval| if is_accuracy { e.accuracy } else { Some(e.loss) };
+        let place = |e: &Eval| if x == "samples" { e.samples as f64 } else { e.seconds };
         let line = |e: &Entry<'_>| {
             let mut points: Vec<_> =
                 e.record.evals.iter().filter_map(|eval| Some((place(eval), value(eval)?))).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             Line::new(points.into_iter())
         };
+        let what = match (is_accuracy, accuracy) {
+            (true, _) => "Accuracy against",
+            (false, true) => "Loss against",
+            (false, false) => "Against",
+        };
+        let over = if x == "samples" { "samples of the fleet" } else { "training time" };
         Chart::Lines(Lines {
-            title: title.into(),
+            title: format!("{what} {over}"),
             x,
             lines: entries.iter().map(line).collect(),
             marks: marks(entries, x),
             events: events.over(x),
             empty: "No evaluation was recorded.",
-            percent: accuracy,
+            percent: is_accuracy,
+            log: !is_accuracy && wants_log(evals().map(|e| e.loss)),
             points: evals().count() <= 60 * entries.len(),
-            target,
+            target: target.filter(|_| is_accuracy),
             ..Lines::default()
         })
     };
+    let values: &[bool] = if accuracy { &[true, false] } else { &[false] };
     Some(Group {
-        title: if accuracy { "Held-out accuracy" } else { "Held-out loss" },
+        title: if accuracy { "Held-out accuracy and loss" } else { "Held-out loss" },
         note:
             "Each point is one evaluation on data that is never trained on. The training clock stands still \
                meanwhile."
                 .into(),
-        charts: vec![
-            chart("Against samples of the fleet", "samples", |e| e.samples as f64),
-            chart("Against training time", "seconds", |e| e.seconds),
-        ],
+        charts: values.iter().flat_map(|is| ["samples", "seconds"].map(|x| chart(*is, x))).collect(),
     })
 }
 

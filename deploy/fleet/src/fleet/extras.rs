@@ -25,6 +25,8 @@ pub struct Extras {
     pub stops_on_interrupt: bool,
     /// One of many runs of a command: its notes are the same each time and are omitted.
     pub of_many: bool,
+    /// Write the run's report, before the servers end.
+    pub reports: bool,
     /// The sweep that this run is a trial of, for trackers.
     pub of: Option<Arc<Sweep>>,
 }

@@ -123,8 +123,8 @@ impl Record {
         Ok(())
     }
 
-    /// Writes the summary and ends the record.
-    pub(crate) fn close(mut self, dir: &Path) -> Result<RunRecord, Failure> {
+    /// Writes the summary, which ends the record.
+    pub(crate) fn close(&mut self, dir: &Path) -> Result<RunRecord, Failure> {
         let record = RunRecord::load(dir)?;
         self.writer.write(&Event::Summary(record.summarize()))?;
         self.tracked.status = Status::Finished;
