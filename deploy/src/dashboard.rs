@@ -1,16 +1,21 @@
-//! `paraft dashboard`: the live page of a fleet whose servers serve none, or cannot be reached from a browser.
+//! `paraft dashboard`: the live page of a fleet whose servers serve none, or cannot be reached from a browser; and the page
+//! of a run that has ended.
 
-use crate::ended;
 use clap::Args;
-use paraft_dashboard::{LocalControl, Page, Source};
+use paraft_dashboard::{
+    LocalControl, Page, Source,
+    facts::{Facts, Job},
+};
 use paraft_fleet::{
     ask,
+    ended::EndedRun,
     failure::Failure,
     faults::FAULTS_FILE,
     fleet::server_data,
     launch, submitted,
     targets::{FleetArg, Target},
 };
+use paraft_host::clock::unix_ms;
 use paraft_worker::exit;
 use std::{
     net::SocketAddr,
@@ -18,6 +23,7 @@ use std::{
     sync::atomic::Ordering::Relaxed,
     time::Duration,
 };
+use tokio::sync::watch;
 
 #[derive(Args)]
 pub struct DashboardArgs {
@@ -38,13 +44,21 @@ pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
     paraft_host::logs::on_terminal("info");
     let fleet = args.fleet.to_ask()?;
-    let servers = match fleet.target()? {
-        Target::Servers(servers) => servers,
-        Target::Ended(run) => return Ok(ended::refer(&run)),
-    };
-    // Fails with a clear error if no server answers.
-    ask::jobs(&servers)?;
+    let target = fleet.target()?;
     let mut here = here(fleet.folder());
+    let source = match target {
+        Target::Servers(servers) => {
+            // Fails with a clear error if no server answers.
+            ask::jobs(&servers)?;
+            Source::Servers(servers)
+        }
+        Target::Ended(run) => {
+            let dir = std::fs::canonicalize(&run.dir).unwrap_or_else(|_| run.dir.clone());
+            // Nothing is left to be done to it.
+            here = LocalControl { run: Some(dir), runs: here.runs, ..LocalControl::default() };
+            Source::Facts(recorded(&run))
+        }
+    };
     if let Some(runs) = &args.runs {
         here.runs = Some(
             std::fs::canonicalize(runs)
@@ -52,11 +66,30 @@ pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
         );
     }
     let interrupted = launch::interrupts();
-    let _page = Page::serve(args.at, Source::Servers(servers), None, here)?;
+    let _page = Page::serve(args.at, source, None, here)?;
     while interrupted.load(Relaxed) == 0 {
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(exit::OK)
+}
+
+/// A fleet without servers, whose job has ended.
+fn recorded(run: &EndedRun) -> watch::Receiver<Facts> {
+    let now = unix_ms();
+    let job = Job {
+        name: run.run.name.clone(),
+        state: run.state.name().into(),
+        mode: run.mode.clone(),
+        workers: run.run.workers,
+        shards: run.run.shards,
+        replicas: run.run.replicas,
+        since: (run.run.wall * 1e3) as u64,
+        ..Job::default()
+    };
+    let (tell, told) = watch::channel(Facts::default());
+    // The receiver is there.
+    _ = tell.send(Facts { at: now, jobs: vec![job], ..Facts::default() });
+    told
 }
 
 /// What this host has of a run that is given by its folder.

@@ -9,11 +9,15 @@ use std::{
     net::SocketAddr,
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    time::Duration,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
 /// In a server's data folder, for its owner alone, where the environment has none.
 const FILE: &str = "dashboard.token";
+
+/// The time for the last words to open pages.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A page that is about to be served.
 pub struct Page {
@@ -52,13 +56,31 @@ impl Page {
     }
 
     /// Serves it, with what the server at this address and the others of its fleet say, as long as this process lives.
-    pub fn serve(self, server: String, here: LocalControl) {
+    pub fn serve(self, server: String, here: LocalControl) -> ServedPage {
         let options = Options { source: Source::Servers(vec![server]), token: self.token, sweep: None, here };
-        tokio::spawn(async move {
-            if let Err(e) = paraft_dashboard::serve(self.listener, options, std::future::pending()).await {
+        let (ends, ended) = oneshot::channel();
+        let shutdown = async move { _ = ended.await };
+        let serves = tokio::spawn(async move {
+            if let Err(e) = paraft_dashboard::serve(self.listener, options, shutdown).await {
                 tracing::error!("the page is served no more: {e}");
             }
         });
+        ServedPage { ends, serves }
+    }
+}
+
+/// A page that is served; drop ends it too, but waits for nobody.
+pub struct ServedPage {
+    ends: oneshot::Sender<()>,
+    serves: JoinHandle<()>,
+}
+
+impl ServedPage {
+    /// Shows the end of the run on the open pages.
+    pub async fn end(self) {
+        _ = self.ends.send(());
+        // A browser that reads nothing must not delay the end of the server.
+        _ = tokio::time::timeout(END_TIMEOUT, self.serves).await;
     }
 }
 

@@ -237,9 +237,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
                 eprintln!("{id} page on {}", page.link());
             }
         }
-        if let Some(page) = page {
-            page.serve(address.clone(), here);
-        }
+        let page = page.map(|page| page.serve(address.clone(), here));
         let signal = Arc::new(AtomicI32::new(0));
         let noted = signal.clone();
         // If the launcher ends the whole fleet, no server remains to take over.
@@ -247,10 +245,15 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         let over = Arc::new(AtomicI32::new(CONTINUES));
         let watched = watched(conduct, &server, &address, over.clone());
         let grace = conduct.map(|c| c.grace);
+        let is_supervised = args.supervised;
         let stop = async move {
             tokio::select! {
                 number = lifeline::terminated() => noted.store(number, Relaxed),
                 () = watched => return ending,
+            }
+            // The launcher has completed the record. Another server hands its shards over first.
+            if let Some(page) = page.filter(|_| is_supervised) {
+                page.end().await;
             }
             if let Some(grace) = grace {
                 let empty = tokio::task::spawn_blocking(move || drain::empty(&[address], id, grace));

@@ -257,6 +257,8 @@ class Page(Source):
         return told
 
     def _hears(self, event: str, said: Mapping[str, Any]) -> None:
+        if event not in ("all", "news"):  # the last message of a run's server has its record
+            return
         if said["facts"].get("at"):
             self._facts = said["facts"]
         if event == "all":

@@ -1,6 +1,9 @@
 //! The history of a fleet: points of each job's curves, and events, both bounded.
 
-use crate::facts::{Evaluated, Facts, Job, Server, Shard};
+use crate::{
+    facts::{Evaluated, Facts, Job, Server, Shard},
+    record::short,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,6 +12,9 @@ mod events;
 /// Maximal points of a job. Beyond it, the point that is closest to its neighbours relative to its age
 /// is removed.
 const MAX_POINTS: usize = 1200;
+/// Maximal points of all jobs that a page receives when it opens; at least this many of a job.
+const MAX_SHOWN_POINTS: usize = 2400;
+const MIN_SHOWN_POINTS: usize = 50;
 /// Jobs whose curves are kept: the latest ones.
 const MAX_JOBS: usize = 100;
 /// Maximal number of events.
@@ -197,6 +203,19 @@ impl History {
         news
     }
 
+    /// The curves for a page that opens: of many jobs each has fewer points.
+    pub fn shown_curves(&self) -> BTreeMap<u32, Curves> {
+        let most = (MAX_SHOWN_POINTS / self.curves.len().max(1)).max(MIN_SHOWN_POINTS);
+        let shown = |(id, curves): (&u32, &Curves)| {
+            let group = curves.points.len().div_ceil(most).max(1);
+            let last = curves.points.len().saturating_sub(1);
+            let is_kept = |(i, p): &(usize, &Point)| i.is_multiple_of(group) || *i == last || p.apart;
+            let points = curves.points.iter().enumerate().filter(is_kept).map(|(_, p)| p.clone()).collect();
+            (*id, Curves { points, evaluations: curves.evaluations.clone(), ..Curves::default() })
+        };
+        self.curves.iter().map(shown).collect()
+    }
+
     /// Records an action on this page.
     pub fn acted(&mut self, what: String) {
         let happened = self.happens("action", None, what);
@@ -274,12 +293,12 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
         at: to,
         step,
         ahead: step.saturating_sub(slowest),
-        samples: rate(job.samples, old.samples),
-        loss: losses.map(|n| (job.loss_sum - old.loss_sum) / n as f64),
-        delay: delay.map(|(n, sum)| sum as f64 / n as f64),
-        pushed: rate(job.bytes_pushed, old.bytes_pushed),
-        pulled: rate(job.bytes_pulled, old.bytes_pulled),
-        waited: (waited >= 0.0).then(|| waited.min(1.0)),
+        samples: rate(job.samples, old.samples).map(short),
+        loss: losses.map(|n| short((job.loss_sum - old.loss_sum) / n as f64)),
+        delay: delay.map(|(n, sum)| short(sum as f64 / n as f64)),
+        pushed: rate(job.bytes_pushed, old.bytes_pushed).map(short),
+        pulled: rate(job.bytes_pulled, old.bytes_pulled).map(short),
+        waited: (waited >= 0.0).then(|| short(waited.min(1.0))),
         apart: false,
     }
 }

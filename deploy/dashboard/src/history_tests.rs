@@ -136,3 +136,20 @@ fn of_a_long_training_the_older_points_are_further_apart() {
     let (first, last) = (at[1] - at[0], at[at.len() - 1] - at[at.len() - 2]);
     assert!(first > last && at[0] < 60_000, "{first} {last} {}", at[0]);
 }
+
+#[test]
+fn a_page_that_opens_on_many_jobs_receives_a_bounded_history() {
+    let mut history = History::default();
+    let jobs = |at: u64| {
+        let mut facts = facts(at * 1000, 0, "up", [at, at], at);
+        let one = facts.jobs.remove(0);
+        facts.jobs = (0..10).map(|id| Job { id, ..one.clone() }).collect();
+        facts
+    };
+    (1..2 * MAX_POINTS as u64).for_each(|at| _ = history.see(jobs(at)));
+    let shown = history.shown_curves();
+    let lengths: Vec<usize> = shown.values().map(|c| c.points.len()).collect();
+    assert!(lengths.len() == 10 && lengths.iter().all(|n| (120..=242).contains(n)), "{lengths:?}");
+    let ends = |c: &Curves| (c.points.front().map(|p| p.at), c.points.back().map(|p| p.at));
+    assert_eq!(ends(&shown[&3]), ends(&history.curves[&3]));
+}

@@ -9,7 +9,7 @@
 //! - [`history`]: bounded curves and events.
 //! - [`local`]: what the files of the page's host give access to: fault points, and the launcher of
 //!   workers.
-//! - [`runs`]: ended runs, from their records.
+//! - [`record`]: what is drawn of a run's record. [`runs`]: the runs of a folder.
 //! - [`act`]: the actions of the page, which use the command line's calls.
 //! - `page`: a page that a command serves itself. `serve`: HTTP. The page's files are in `page/`;
 //!   charts and colours are those of the report (`paraft-record`).
@@ -22,6 +22,7 @@ pub mod facts;
 pub mod history;
 pub mod local;
 mod page;
+pub mod record;
 pub mod runs;
 mod serve;
 

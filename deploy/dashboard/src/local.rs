@@ -48,7 +48,7 @@ impl LocalControl {
     /// The folder of a job's run, if its launcher may be on this host. The job that started the fleet
     /// uses its own folder. For other jobs the submitter names the folder, which is trusted only below
     /// `runs`.
-    fn launched(&self, job: &Job) -> Option<PathBuf> {
+    pub(crate) fn launched(&self, job: &Job) -> Option<PathBuf> {
         let Some((host, folder)) = job.run.split_once(':') else { return self.run.clone() };
         let (runs, folder) = (self.runs.as_ref()?, Path::new(folder));
         let is_below = folder.parent() == Some(runs) && folder.file_name().is_some();
@@ -66,7 +66,7 @@ impl LocalControl {
 }
 
 /// Whether the fleet was started for this job.
-fn is_own(job: &Job) -> bool {
+pub(crate) fn is_own(job: &Job) -> bool {
     !job.run.contains(':')
 }
 

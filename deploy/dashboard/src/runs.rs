@@ -1,57 +1,68 @@
-//! Recorded runs in a folder, for comparison with the fleet's jobs.
+//! Recorded runs in a folder: their settings and results, for a table, and one of them for comparison with the fleet's
+//! jobs.
 
-use paraft_record::{METRICS_FILE, Point, RecordError, Value, follow};
+use crate::record::Recorded;
+use paraft_fleet::ended::{EndState, RecordedEnd, total_steps_of};
+use paraft_record::{METRICS_FILE, RunRecord, begin::is_held, read_ends};
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
     fs,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 /// The maximal number of runs: the latest ones.
-const MAX_RUNS: usize = 100;
-/// A longer record is not read, to spare a training on this host.
-const MAX_RECORD_BYTES: u64 = 64 << 20;
+const MAX_RUNS: usize = 200;
+/// Bytes at the end of a record that are read for the table.
+const LAST_BYTES: u64 = 1 << 16;
 
 /// A run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Run {
     /// Its folder's name.
     pub name: String,
     /// Unix milliseconds of the record's last change.
     pub at: u64,
+    /// The settings and results; absent if the record has no first line.
+    #[serde(flatten)]
+    pub row: Option<Row>,
 }
 
-/// The curves of a record for the live page. Times are Unix milliseconds.
+/// The settings and results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Curves {
-    /// The oldest first.
-    pub points: Vec<TrainingPoint>,
-    /// The oldest first.
-    pub evaluations: Vec<EvaluationPoint>,
-}
-
-/// A training window over all workers.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct TrainingPoint {
-    /// The end of the window.
-    pub at: u64,
-    /// Mean training loss.
-    pub loss: Option<f64>,
+pub struct Row {
+    /// running, finished, stopped, failed, interrupted, no-end.
+    pub state: &'static str,
+    /// The recorded reason of a failure.
+    pub reason: Option<String>,
+    /// The mode that the run began in, with that of the last switch, if any.
+    pub mode: String,
+    /// Model and data set.
+    pub what: String,
+    /// Workers at the start.
+    pub workers: u32,
+    /// Samples in a worker's step.
+    pub batch: u64,
+    /// Passes over the training data.
+    pub epochs: u64,
+    /// The optimizer.
+    pub optimizer: String,
+    /// Its learning rate.
+    pub lr: f64,
+    /// The seed.
+    pub seed: u64,
+    /// The longest training clock of a worker.
+    pub seconds: Option<f64>,
     /// Samples per second.
-    pub samples: Option<f64>,
-}
-
-/// An evaluation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct EvaluationPoint {
-    /// The time.
-    pub at: u64,
-    /// Held-out loss.
+    pub samples_per_s: Option<f64>,
+    /// Held-out loss at the end, or else the last training loss.
     pub loss: Option<f64>,
-    /// Share of held-out samples classified correctly.
+    /// Held-out accuracy at the end.
     pub accuracy: Option<f64>,
+    /// How often the process of a server ended.
+    pub servers_lost: u32,
+    /// The longest time that a shard was without a leader.
+    pub longest_stall_seconds: Option<f64>,
 }
 
 /// The runs with a record, the latest first, except the run of the fleet's own job, which the page
@@ -63,33 +74,25 @@ pub fn list(folder: &Path, own: Option<&Path>) -> Vec<Run> {
             return None;
         }
         let written = fs::metadata(entry.path().join(METRICS_FILE)).ok()?.modified().ok()?;
-        Some(Run { name, at: millis(written) })
+        Some(Run { name, at: millis(written), row: None })
     };
     let mut runs: Vec<Run> = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(of).collect();
     runs.sort_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
     runs.truncate(MAX_RUNS);
+    runs.iter_mut().for_each(|run| run.row = row(&folder.join(&run.name)));
     runs
 }
 
-/// The curves of one run.
+/// One run.
 ///
 /// # Errors
 ///
-/// Why it has none, for people.
-pub fn curves(folder: &Path, name: &str) -> Result<Curves, String> {
-    if !is_name(name) {
-        return Err("that is no run's name".into());
+/// Why it cannot be shown, for people.
+pub fn one(folder: &Path, name: &str) -> Result<Recorded, String> {
+    match is_name(name) {
+        true => Recorded::read(&folder.join(name)).map_err(|e| format!("{name}: {e}")),
+        false => Err("that is no run's name".into()),
     }
-    let dir = folder.join(name);
-    let record = dir.join(METRICS_FILE);
-    let bytes = fs::metadata(&record).map_err(|e| format!("{name}: {e}"))?.len();
-    if bytes > MAX_RECORD_BYTES {
-        return Err(format!(
-            "the record of {name} has {bytes} bytes, more than a server reads while it serves"
-        ));
-    }
-    let points = follow::points(&dir).map_err(|e: RecordError| format!("{name}: {e}"))?;
-    Ok(of(&points))
 }
 
 /// Whether it names a folder directly below, and not a hidden one.
@@ -97,23 +100,40 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
-/// Points of the same time are one point.
-fn of(points: &[Point]) -> Curves {
-    let (mut trained, mut scored) = (BTreeMap::new(), BTreeMap::new());
-    for Point { tag, value, wall, .. } in points {
-        let Value::Number(value) = value else { continue };
-        let (at, value) = ((wall * 1e3) as u64, Some(*value).filter(|v| v.is_finite()));
-        let t = || TrainingPoint { at, ..TrainingPoint::default() };
-        let s = || EvaluationPoint { at, ..EvaluationPoint::default() };
-        match *tag {
-            "train/loss" => trained.entry(at).or_insert_with(t).loss = value,
-            "perf/samples_per_s" => trained.entry(at).or_insert_with(t).samples = value,
-            "eval/loss" => scored.entry(at).or_insert_with(s).loss = value,
-            "eval/accuracy" => scored.entry(at).or_insert_with(s).accuracy = value,
-            _ => {}
-        }
-    }
-    Curves { points: trained.into_values().collect(), evaluations: scored.into_values().collect() }
+/// The settings and results of the run in this folder, from the ends of its record.
+fn row(dir: &Path) -> Option<Row> {
+    let events = read_ends(dir.join(METRICS_FILE), LAST_BYTES).ok()?;
+    let end = RecordedEnd::of(&events);
+    let record = RunRecord::from_events(events)?;
+    // Without its middle, a record gives no totals of its own.
+    let summary = end.summary.clone().unwrap_or_default();
+    let state = match end.state(&record, &summary, total_steps_of(dir, &record.run)) {
+        EndState::NoEnd if is_held(dir) => None,
+        ended => Some(ended),
+    };
+    let measured = |number: f64| Some(number).filter(|n| *n > 0.0);
+    let run = &record.run;
+    Some(Row {
+        state: state.as_ref().map_or("running", EndState::name),
+        reason: state.as_ref().and_then(EndState::reason).map(str::to_string),
+        mode: match &summary.switched_to {
+            Some(last) => format!("{} → {last}", run.mode),
+            None => run.mode.clone(),
+        },
+        what: run.what(),
+        workers: run.workers,
+        batch: run.batch,
+        epochs: run.epochs,
+        optimizer: run.optimizer.clone(),
+        lr: run.lr,
+        seed: run.seed,
+        seconds: measured(summary.seconds),
+        samples_per_s: measured(summary.samples_per_s),
+        loss: summary.final_loss.or_else(|| record.final_eval().map(|e| e.loss)),
+        accuracy: summary.final_accuracy.or_else(|| record.final_eval()?.accuracy),
+        servers_lost: summary.servers_lost,
+        longest_stall_seconds: summary.longest_stall_seconds,
+    })
 }
 
 fn millis(at: SystemTime) -> u64 {

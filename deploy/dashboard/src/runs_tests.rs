@@ -1,30 +1,12 @@
 //! Tests of `runs`.
 
 use super::*;
-
-fn point(tag: &'static str, wall: f64, value: f64) -> Point {
-    Point { tag, value: Value::Number(value), step: 1, wall }
-}
-
-#[test]
-fn what_was_said_at_one_moment_is_one_point() {
-    let all = [
-        point("train/loss", 1.0, 0.5),
-        point("perf/samples_per_s", 1.0, 100.0),
-        point("train/loss", 2.0, f64::NAN),
-        point("eval/loss", 2.0, 0.25),
-        point("eval/accuracy", 2.0, 0.875),
-    ];
-    let curves = of(&all);
-    let trained = |at, loss, samples| TrainingPoint { at, loss, samples };
-    assert_eq!(curves.points, [trained(1000, Some(0.5), Some(100.0)), trained(2000, None, None)]);
-    assert_eq!(curves.evaluations, [EvaluationPoint { at: 2000, loss: Some(0.25), accuracy: Some(0.875) }]);
-}
+use paraft_record::{Event, MetricsWriter, Summary};
 
 #[test]
 fn no_name_leads_out_of_the_folder() {
     for name in ["", "..", "../x", "a/b", ".hidden", "a\0b", "/etc"] {
-        assert!(curves(Path::new("/tmp"), name).is_err_and(|e| e.contains("no run's name")), "{name}");
+        assert!(one(Path::new("/tmp"), name).is_err_and(|e| e.contains("no run's name")), "{name}");
     }
     assert!(["mnist-1", "lr=0.1,b=32", "über", "a b", "a&b@1"].into_iter().all(is_name));
 }
@@ -38,10 +20,49 @@ fn runs_are_those_with_a_record_and_what_is_none_is_said() {
     for name in ["digits-1", "digits-2"] {
         fs::write(folder.path().join(name).join(METRICS_FILE), "").expect("written");
     }
-    let names: Vec<_> = list(folder.path(), None).into_iter().map(|r| r.name).collect();
+    let runs = list(folder.path(), None);
+    let names: Vec<_> = runs.iter().map(|r| r.name.as_str()).collect();
     assert_eq!(list(folder.path(), Some(&folder.path().join("digits-1"))).len(), 1);
     assert_eq!(names.len(), 2);
-    assert!(names.contains(&"digits-1".into()) && names.contains(&"digits-2".into()));
-    assert_eq!(curves(folder.path(), "digits-1"), Ok(Curves::default()));
-    assert!(curves(folder.path(), "no-run").is_err());
+    assert!(names.contains(&"digits-1") && names.contains(&"digits-2"));
+    assert!(runs.iter().all(|r| r.row.is_none()), "an empty record has no settings");
+    assert!(one(folder.path(), "digits-1").is_err_and(|e| e.contains("digits-1: the record has no first")));
+    assert!(one(folder.path(), "no-run").is_err());
+}
+
+#[test]
+fn a_row_has_the_settings_and_the_results() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("t-1");
+    fs::create_dir(&dir).expect("made");
+    let mut writer = MetricsWriter::append(dir.join(METRICS_FILE)).expect("a record");
+    let run = paraft_record::Run {
+        mode: "bsp".into(),
+        model: "mlp".into(),
+        data: "digits".into(),
+        workers: 2,
+        lr: 0.5,
+        ..paraft_record::Run::default()
+    };
+    writer.write(&Event::Run(run)).expect("written");
+    let summary = Summary {
+        switched_to: Some("asp".into()),
+        samples: 10,
+        final_loss: Some(0.25),
+        servers_lost: 1,
+        ..Summary::default()
+    };
+    writer.write(&Event::Summary(summary)).expect("written");
+    let row = list(folder.path(), None).remove(0).row.expect("settings");
+    let wanted = Row {
+        state: "finished",
+        mode: "bsp → asp".into(),
+        what: "mlp on digits".into(),
+        workers: 2,
+        lr: 0.5,
+        loss: Some(0.25),
+        servers_lost: 1,
+        ..Row::default()
+    };
+    assert_eq!(row, wanted);
 }

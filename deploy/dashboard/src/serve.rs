@@ -1,7 +1,13 @@
 //! The HTTP server of the page. It works under any path, so a proxy may add a prefix: all links are
 //! relative.
 
-use crate::{facts, facts::Facts, history::History, local::LocalControl};
+use crate::{
+    facts,
+    facts::Facts,
+    history::History,
+    local::{LocalControl, is_own},
+    record::Recorded,
+};
 use answers::answer;
 use axum::{
     Router,
@@ -62,6 +68,12 @@ pub struct Options {
     pub here: LocalControl,
 }
 
+/// A message to all pages: its kind, and its JSON.
+type Message = (&'static str, Arc<str>);
+
+/// The kind of the last message. Its JSON has the record of the fleet's own run, if the run has ended.
+const ENDED: &str = "ended";
+
 /// What all pages share.
 struct Shared {
     sweep: Option<watch::Receiver<serde_json::Value>>,
@@ -72,15 +84,15 @@ struct Shared {
     history: Mutex<History>,
     /// The number of logged refusals since this time.
     logged: Mutex<(u32, Instant)>,
-    /// The updates of each poll.
-    news: broadcast::Sender<Arc<str>>,
+    /// The updates of each poll, and the last message.
+    news: broadcast::Sender<Message>,
     /// The given servers; empty for a channel of snapshots.
     listed: Vec<String>,
     /// Notified when a page opens.
     wakes: Notify,
 }
 
-/// Serves the page until `shutdown` resolves.
+/// Serves the page until `shutdown` resolves; then tells the open pages how the run has ended.
 ///
 /// # Errors
 ///
@@ -108,6 +120,11 @@ pub async fn serve(
     let looks = match options.source {
         Source::Servers(_) => tokio::spawn(look(shared.clone())),
         Source::Facts(told) => tokio::spawn(hear(told, shared.clone())),
+    };
+    let ends = shared.clone();
+    let shutdown = async move {
+        shutdown.await;
+        ends.say_end().await;
     };
     let app = Router::new().fallback(answer).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).with_state(shared);
     let app = app.into_make_service_with_connect_info::<From>();
@@ -171,7 +188,22 @@ impl Shared {
             let looks = self.news.receiver_count() > 0;
             looks.then(|| json!({ "facts": history.last(), "news": news }).to_string())
         };
-        said.into_iter().for_each(|said| _ = self.news.send(said.into()));
+        said.into_iter().for_each(|said| _ = self.news.send(("news", said.into())));
+    }
+
+    /// Ends all streams, with the record of the fleet's own run if that has ended.
+    async fn say_end(&self) {
+        if self.news.receiver_count() == 0 {
+            return;
+        }
+        let own = self.history.lock().last().jobs.iter().find(|j| is_own(j)).map(|j| j.id);
+        let record = match (own, self.here.run.clone()) {
+            (Some(_), Some(run)) => tokio::task::spawn_blocking(move || Recorded::read(&run)).await.ok(),
+            _ => None,
+        };
+        let ended = record.and_then(Result::ok).filter(Recorded::has_end);
+        let said = json!({ "job": own, "record": ended }).to_string();
+        _ = self.news.send((ENDED, said.into()));
     }
 
     /// The refusal for a client without the token, or for a request from another site's page.
@@ -238,9 +270,9 @@ impl Shared {
     }
 
     /// The full state, and a subscription to later changes.
-    fn all(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
+    fn all(&self) -> (Arc<str>, broadcast::Receiver<Message>) {
         let history = self.history.lock();
-        let (curves, events) = (&history.curves, &history.events);
+        let (curves, events) = (history.shown_curves(), &history.events);
         let all = json!({ "facts": history.last(), "curves": curves, "events": events }).to_string();
         (all.into(), self.news.subscribe())
     }

@@ -410,3 +410,44 @@ fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
         (silent == 3 && stale && !led && facts["leader"].is_null()).then_some(())
     });
 }
+
+#[test]
+fn an_open_page_hears_how_the_run_has_ended() {
+    let page = Page::of(&digits("bsp", 3, 100_000));
+    let job = page.hears(&page.address, "it to train", trains);
+    let (status, said) = page.answer(&format!("GET /record?job={}", job["id"]), &[&page.shows()], "");
+    assert_eq!(status, 200, "{said}");
+    contains(&said, &["\"points\":[{\"at\":", "\"end\":null"]);
+    assert_eq!(page.answer("GET /record?job=99", &[&page.shows()], "").0, 204, "no such job");
+    assert_eq!(page.answer("GET /record?job=0", &[], "").0, 403, "without the token");
+    let told = page.told(&page.address);
+    let (status, said) = page.acts(&json!({"act": "stop", "job": "t"}));
+    assert_eq!(status, 200, "{said}");
+    let last = told.last().expect("a last message");
+    let (record, end) = (&last["record"], &last["record"]["end"]);
+    assert_eq!((&record["run"]["name"], &end["state"]), (&json!("t"), &json!("stopped")), "{last}");
+    assert_eq!(last["job"], job["id"]);
+    assert!(end["summary"]["final_loss"].is_f64(), "{last}");
+    let report = end["report"].as_str().expect("the report is written before the servers end");
+    assert!(Path::new(report).is_file(), "{report}");
+}
+
+#[test]
+fn an_ended_run_has_a_page_from_its_record() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path().join("runs/t-1");
+    let file = job(scratch.path(), &digits("bsp", 1, 1));
+    let (file, at) = (file.to_str().expect("utf-8"), dir.to_str().expect("utf-8"));
+    let out = run(&["train", file, "--run-dir", at, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let mut command = paraft();
+    command.args(["dashboard", "--fleet", at]);
+    let page = Page::of_command(command, scratch);
+    let job = page.hears(&page.address, "the job", |said| said["facts"]["jobs"].as_array()?.first().cloned());
+    assert_eq!((&job["name"], &job["state"]), (&json!("t"), &json!("finished")), "{job}");
+    let (status, said) = page.answer("GET /record?job=0", &[&page.shows()], "");
+    assert_eq!(status, 200, "{said}");
+    contains(&said, &["\"state\":\"finished\"", "report.html", "\"points\":[{\"at\":"]);
+    let (status, said) = page.answer("GET /runs", &[&page.shows()], "");
+    assert!(status == 200 && !said.contains("\"t-1\""), "its own run is not among the others: {said}");
+}

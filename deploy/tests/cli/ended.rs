@@ -57,12 +57,10 @@ fn asked(dir: &str, state: &str, words: &str) {
     assert_eq!(printed(&["logs", "--fleet", dir, "-n", "0", "--follow"]), logs, "it is of the run's job");
     assert!(printed(&["logs", "--fleet", dir, "--json"]).contains("\"timestamp\""));
 
-    for live in ["top", "dashboard"] {
-        contains(
-            &printed(&[live, "--fleet", dir]),
-            &[dir, "has ended", words, &format!("paraft status --fleet {dir}")],
-        );
-    }
+    contains(
+        &printed(&["top", "--fleet", dir]),
+        &[dir, "has ended", words, &format!("paraft status --fleet {dir}")],
+    );
 }
 
 #[test]
@@ -78,7 +76,7 @@ fn a_finished_run_is_shown_from_its_folder() {
     assert_eq!((&one["steps"], &one["steps_total"], &one["resume"]), (&44.into(), &44.into(), &Value::Null));
 
     // Without an argument it is the newest run.
-    for ask in [&["status"][..], &["jobs"], &["checkpoint", "list"], &["logs"], &["top"], &["dashboard"]] {
+    for ask in [&["status"][..], &["jobs"], &["checkpoint", "list"], &["logs"], &["top"]] {
         let out = paraft().current_dir(scratch.path()).args(ask).output().expect("paraft starts");
         assert_eq!(out.status.code(), Some(0), "{ask:?}: {}", text(&out.stderr));
         contains(&text(&out.stderr), &["runs/t-1, the newest run in runs/"]);

@@ -2,7 +2,7 @@
 
 use paraft_common::histogram::DelayHistogram;
 use paraft_proto::{JobInfo, ShardStatus};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// A job, as the leaders of its shards report it. Counters belong to the leaders' processes: they may
@@ -69,6 +69,7 @@ pub struct Job {
     /// `delays[d]` pushes were applied `d` versions after their weights were pulled.
     pub delays: Vec<u64>,
     /// Which worker waited for which.
+    #[serde(serialize_with = "longest")]
     pub waits: Vec<Wait>,
     /// The latest checkpoint: its step, and when it was written.
     pub checkpoint: Option<(u64, u64)>,
@@ -120,6 +121,21 @@ pub struct Wait {
     pub of: u32,
     /// Total seconds.
     pub seconds: f64,
+}
+
+/// Maximal waits that a page receives: of 200 workers there may be 40,000.
+const MAX_SHOWN_WAITS: usize = 1500;
+
+/// Serializes the longest waits.
+fn longest<S: Serializer>(waits: &[Wait], to: S) -> Result<S::Ok, S::Error> {
+    if waits.len() <= MAX_SHOWN_WAITS {
+        return waits.serialize(to);
+    }
+    let mut longest = waits.to_vec();
+    longest.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    longest.truncate(MAX_SHOWN_WAITS);
+    longest.sort_by_key(|w| (w.worker, w.of));
+    longest.serialize(to)
 }
 
 /// The job in the replies of the control group and of its shards' leaders.

@@ -1,7 +1,7 @@
 //! The answers to the page's requests.
 
-use super::{Shared, listener::From};
-use crate::{act::Act, facts, runs};
+use super::{ENDED, Shared, listener::From};
+use crate::{act::Act, facts, record::Recorded, runs};
 use axum::{
     body::Bytes,
     extract::{ConnectInfo, State},
@@ -12,6 +12,7 @@ use axum::{
     },
 };
 use futures::{Stream, StreamExt, stream};
+use serde::Serialize;
 use serde_json::json;
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::sync::broadcast;
@@ -47,6 +48,10 @@ pub(super) async fn answer(
         },
         (Method::GET, "log") => match shared.refuses(&headers, from, "look") {
             None => log(&shared, uri.query().unwrap_or_default()).await,
+            Some(refused) => refused,
+        },
+        (Method::GET, "record") => match shared.refuses(&headers, from, "look") {
+            None => record(&shared, uri.query().unwrap_or_default()).await,
             Some(refused) => refused,
         },
         (Method::GET, "runs") => match shared.refuses(&headers, from, "look") {
@@ -98,12 +103,16 @@ fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
     let (all, news) = shared.all();
     shared.wakes.notify_one();
     let first = stream::iter([Ok(Event::default().event("all").data(all))]);
-    let rest = stream::unfold((shared, news), |(shared, mut news)| async move {
+    let rest = stream::unfold(Some((shared, news)), |open| async move {
+        let (shared, mut news) = open?;
         match news.recv().await {
-            Ok(said) => Some((Ok(Event::default().event("news").data(said)), (shared, news))),
+            Ok((kind, said)) => {
+                let goes_on = (kind != ENDED).then_some((shared, news));
+                Some((Ok(Event::default().event(kind).data(said)), goes_on))
+            }
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 let (all, news) = shared.all();
-                Some((Ok(Event::default().event("all").data(all)), (shared, news)))
+                Some((Ok(Event::default().event("all").data(all)), Some((shared, news))))
             }
             Err(broadcast::error::RecvError::Closed) => None,
         }
@@ -111,12 +120,14 @@ fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
     first.chain(rest)
 }
 
+/// The number after `name=` in a query.
+fn number(query: &str, name: &str) -> Option<u32> {
+    query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
 /// The last log lines of a worker (`job=NUMBER&worker=NUMBER`), from the leader of shard 0.
 async fn log(shared: &Shared, query: &str) -> Response {
-    let number = |name: &str| {
-        query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('=')?.parse::<u32>().ok())
-    };
-    let (Some(job), Some(worker)) = (number("job"), number("worker")) else {
+    let (Some(job), Some(worker)) = (number(query, "job"), number(query, "worker")) else {
         return (StatusCode::BAD_REQUEST, "say job=NUMBER&worker=NUMBER").into_response();
     };
     let leads = {
@@ -139,24 +150,49 @@ fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
+/// The record of a job (`job=NUMBER`), if it is on this host.
+async fn record(shared: &Shared, query: &str) -> Response {
+    let job = number(query, "job");
+    let dir = {
+        let history = shared.history.lock();
+        let job = history.last().jobs.iter().find(|j| Some(j.id) == job);
+        job.and_then(|job| shared.here.launched(job))
+    };
+    match dir {
+        None => StatusCode::NO_CONTENT.into_response(),
+        Some(dir) => read(shared, move || text(&Recorded::read(&dir)?)).await,
+    }
+}
+
 /// The runs with records on this host; with `name=NAME` the curves of one run.
 async fn recorded(shared: &Shared, query: &str) -> Response {
     let Some(folder) = shared.here.runs.clone() else { return StatusCode::NO_CONTENT.into_response() };
+    let name = query.strip_prefix("name=").map(decoded);
+    let own = shared.here.run.clone();
+    let look = move || match name {
+        None => text(&runs::list(&folder, own.as_deref())),
+        Some(name) => text(&runs::one(&folder, &name)?),
+    };
+    read(shared, look).await
+}
+
+/// JSON of what was read.
+fn text(read: &impl Serialize) -> Result<String, String> {
+    serde_json::to_string(read).map_err(|e| e.to_string())
+}
+
+/// The answer of a function that reads files; one at a time.
+async fn read(shared: &Shared, look: impl FnOnce() -> Result<String, String> + Send + 'static) -> Response {
     let Ok(one) = shared.reads.clone().acquire_owned().await else {
         return StatusCode::NO_CONTENT.into_response();
     };
-    let name = query.strip_prefix("name=").map(decoded);
-    let own = shared.here.run.clone();
     let read = move || {
         // The read runs to its end even if the page has closed.
         let _one = one;
-        match name {
-            None => Ok(json!(runs::list(&folder, own.as_deref()))),
-            Some(name) => runs::curves(&folder, &name).map(|curves| json!(curves)),
-        }
+        look()
     };
     match tokio::task::spawn_blocking(read).await {
-        Ok(Ok(said)) => said.to_string().into_response(),
+        Ok(Ok(said)) => said.into_response(),
         Ok(Err(why)) => (StatusCode::NOT_FOUND, why).into_response(),
         Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
     }
