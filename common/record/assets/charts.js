@@ -31,7 +31,8 @@ const paraftCharts = (data) => {
   };
   const percent = (v) => (v == null ? "" : +(v * 100).toPrecision(4) + " %");
   const bytes = (v) => (v == null ? "" : v >= 1e4 || v === 0 ? short(v) + "B" : short(v) + " B");
-  const unit = { samples: (v) => short(v) + " samples", seconds: (v) => short(v) + " s", bytes, workers: (v) => short(v) + " workers" };
+  const unit = { samples: (v) => short(v) + " samples", seconds: (v) => short(v) + " s", minutes: (v) => short(v) + " min", hours: (v) => short(v) + " h",
+    steps: (v) => "step " + short(v), epochs: (v) => "epoch " + short(v), bytes, workers: (v) => short(v) + " workers" };
   const hidden = new Set(data.hidden);
 
   // --- how a run is marked ---
@@ -217,16 +218,20 @@ const paraftCharts = (data) => {
 
   // What happened in a run: a line with a letter, which says it where the pointer rests on it.
   const eventMarks = (chart, runs) => {
-    let marks = null;
+    let made = null, marks = [];
     return (u) => {
-      marks ||= (chart.events || []).map((m) => {
-        const e = element("i", "event " + m.kind, m.letter);
-        e.title = m.text;
-        u.over.append(e);
-        return e;
-      });
+      if (made !== chart.events) {
+        marks.forEach((e) => e.remove());
+        made = chart.events;
+        marks = (made || []).map((m) => {
+          const e = element("i", "event " + m.kind, m.letter);
+          e.title = m.text;
+          u.over.append(e);
+          return e;
+        });
+      }
       marks.forEach((e, k) => {
-        const m = chart.events[k], line = runs.indexOf(m.run), x = u.valToPos(m.x, "x");
+        const m = made[k], line = runs.indexOf(m.run), x = u.valToPos(m.x, "x");
         e.hidden = line < 0 || !u.series[line + 1].show || !(x >= 0 && x <= u.over.clientWidth);
         e.style.left = x + "px";
       });
@@ -281,7 +286,7 @@ const paraftCharts = (data) => {
       hooks: { draw: [targetLine(chart.target), markLines(chart, runs), eventMarks(chart, runs)] },
     }, table, { title: (u, i) => unit[chart.x](u.data[0][i]), value, names });
     // The same lines, further on.
-    return (now) => { chart.marks = now.marks; plot.setData(tableOf(now.lines)); };
+    return (now) => { chart.marks = now.marks; chart.events = now.events; plot.setData(tableOf(now.lines)); };
   };
 
   const barChart = (figure, chart) => {

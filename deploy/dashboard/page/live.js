@@ -1,6 +1,7 @@
 // The live page: what the fleet is comes as events of a stream; at each of them the view that is open is drawn anew, and what differs is put
 // into the page, so that focus, selection and scrolling stay; charts go on.
-// The address says which view: #fleet, #job/NAME, #compare; a token in it is put aside at once, so that no history has it.
+// The address says which view: #fleet, #job/NUMBER, #compare, else the only job; a token in it is put aside at once, so that no history has it.
+// Curves come from a job's record where the page's server has it, and from the stream since then.
 (() => {
   "use strict";
   const root = document.documentElement, view = document.getElementById("view");
@@ -21,7 +22,9 @@
   const token = () => sessionStorage.getItem("token") || "";
 
   // --- what is known ---
-  let facts = null, curves = {}, events = [], runs = [], recorded = new Map();
+  // Records are by a job's number, or by the name of a run in the table; `ended`: what the server said last.
+  let facts = null, curves = {}, events = [], runs = [], ended = null, answers = true, since = 0;
+  const records = new Map(), picked = [];
 
   const element = (tag, attrs, ...inside) => {
     const e = document.createElement(tag);
@@ -51,9 +54,24 @@
   // The group of shards that a fleet is founded with is no job until a worker begins one.
   const ownerName = (id) => { const j = facts.jobs.find((j) => j.id === id); return j ? jobName(j) : "no job"; };
   const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
-  // Those of jobs that the fleet has, and of runs that were recorded.
-  const curveOf = (id) => recorded.get(id) || curves[id] || { points: [], evaluations: [] };
+  // Of a record and of what was seen since; and of runs in the table, which have only a record.
+  const NONE = { points: [], evaluations: [] }, joined = new Map();
+  const recordOf = (id) => (records.get(id) || {}).record || null;
+  const curveOf = (id) => {
+    const record = recordOf(id), live = curves[id] || NONE;
+    if (!record) return live;
+    const of = [record, live.points.length, (live.points[live.points.length - 1] || {}).at, live.evaluations.length], known = joined.get(id);
+    if (known && known.of.every((v, i) => v === of[i])) return known;
+    const until = Math.max(0, ...[record.points, record.evaluations].map((p) => (p.length ? p[p.length - 1].at : 0))), last = record.points[record.points.length - 1];
+    const rate = last && last.step ? last.done / last.step : null, epochs = new Set(record.evaluations.map((e) => e.epoch));
+    const after = (p) => ({ ...p, done: rate == null ? null : Math.round(p.step * rate) });
+    const curve = { of, points: record.points.concat(live.points.filter((p) => p.at > until).map(after)), evaluations: record.evaluations.concat(live.evaluations.filter((e) => e.at > until && !epochs.has(e.epoch)).map(after)) };
+    joined.set(id, curve);
+    return curve;
+  };
   const last = (id) => { const p = curveOf(id).points; return p[p.length - 1]; };
+  // The latest known value.
+  const latest = (id, of) => { const p = curveOf(id).points; for (let i = p.length - 1; i >= 0 && i > p.length - 40; i--) if (of(p[i]) != null) return of(p[i]); return null; };
   const isLost = (j) => j.stale && ["running", "waiting"].includes(j.state);
   const steps = (j) => Math.max(0, ...j.members.map((m) => m.clock));
 
@@ -63,8 +81,15 @@
   const row = (first, ...cells) => element("tr", null, element("th", { scope: "row" }, first), ...cells.map((c) => (c instanceof HTMLTableCellElement ? c : element("td", null, c ?? "-"))));
   const left = (text, cls) => element("td", { cls: "left wrap " + (cls || "") }, text);
   const section = (title, ...inside) => element("section", null, element("h2", null, title), ...inside);
-  const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no leader", "no-majority", "storage-stopped"].includes(state) ? "bad" : null }, state);
-  const stateOfJob = (j) => stateOf(isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state);
+  const stateOf = (state) => element("span", { cls: ["up", "serving", "running", "finished"].includes(state) ? "good" : ["silent", "unreachable", "lost", "no leader", "no-majority", "storage-stopped", "failed", "interrupted", "no end", "no answer"].includes(state) ? "bad" : null }, state);
+  // How a job has ended, by its record; null while it runs, or where nobody has recorded it.
+  const endOf = (j) => {
+    const end = (recordOf(j.id) || {}).end, runs = ["running", "waiting"].includes(j.state);
+    return end && (ended || !runs) && (end.state !== "no-end" || !facts.servers.length) ? end : null;
+  };
+  const runsOn = (j) => ["running", "waiting"].includes(j.state) && !endOf(j);
+  const stateOfJob = (j) => stateOf(endOf(j) ? endOf(j).state.replace("-", " ") : !answers && runsOn(j) ? "no answer" : isLost(j) ? "no leader" : j.stopping ? "stopping" : j.state.replace("-", " "));
+  const span = (s) => s == null ? "-" : s < 100 ? number(s, 3) + " s" : s < 5940 ? Math.floor(s / 60) + " min " + Math.round(s % 60) + " s" : Math.floor(s / 3600) + " h " + Math.round((s % 3600) / 60) + " min";
 
   // --- acting ---
   const said = document.getElementById("said");
@@ -99,67 +124,198 @@
 
   // --- charts ---
   let charts = null, drawn = [];
+  const chosenAxes = (() => { try { return JSON.parse(sessionStorage.getItem("axes")) || {}; } catch (e) { return {}; } })();
+  const axes = { x: "time", log: false, smooth: 0, ...chosenAxes };
+  const save = (blob, name) => {
+    const a = element("a", { href: URL.createObjectURL(blob), download: name });
+    a.click();
+    setTimeout(() => URL.revokeObjectURL(a.href), 10000);
+  };
+  const fileName = (title, end) => document.title.split(" · ")[0] + " " + title.replace(/[^\w]+/g, "-").toLowerCase() + end;
+  const asCsv = (title, chart) => {
+    const cell = (v) => (v == null ? "" : /[",\n]/.test(v) ? '"' + String(v).replace(/"/g, '""') + '"' : String(v)), lines = chart.lines.map((l, i) => [l, chart.names[i]]).filter(([l]) => l.x.length);
+    if (!lines.length) return;
+    const table = uPlot.join(lines.map(([l]) => [l.x, l.y]));
+    const rows = table[0].map((x, r) => [x, ...table.slice(1).map((c) => c[r])].map(cell).join(","));
+    save(new Blob([[chart.x, ...lines.map(([, name]) => name)].map(cell).join(",") + "\n" + rows.join("\n") + "\n"], { type: "text/csv" }), fileName(title, ".csv"));
+  };
+  const asPng = (title, f) => {
+    const from = f.querySelector("canvas"), names = [...f.querySelectorAll(".key button[aria-pressed=true]")];
+    if (!from) return;
+    const scale = devicePixelRatio || 1, css = (name) => getComputedStyle(root).getPropertyValue(name).trim(), to = document.createElement("canvas"), head = (names.length > 1 ? 52 : 30) * scale;
+    [to.width, to.height] = [from.width, from.height + head];
+    const g = to.getContext("2d");
+    g.fillStyle = css("--card");
+    g.fillRect(0, 0, to.width, to.height);
+    g.fillStyle = css("--text");
+    g.font = "600 " + 14 * scale + "px system-ui, sans-serif";
+    g.fillText(title, 12 * scale, 20 * scale);
+    let x = 12 * scale;
+    g.font = 12 * scale + "px system-ui, sans-serif";
+    for (const n of names.length > 1 ? names : []) {
+      const line = n.querySelector("line");
+      g.strokeStyle = getComputedStyle(line).stroke;
+      g.lineWidth = 2.5 * scale;
+      g.setLineDash((line.getAttribute("stroke-dasharray") || "").split(" ").filter((d) => d).map((d) => d * scale));
+      g.beginPath();
+      g.moveTo(x, 36 * scale);
+      g.lineTo(x + 28 * scale, 36 * scale);
+      g.stroke();
+      g.fillText(n.textContent, x + 34 * scale, 40 * scale);
+      x += 54 * scale + g.measureText(n.textContent).width;
+    }
+    g.drawImage(from, 0, head);
+    to.toBlob((blob) => save(blob, fileName(title, ".png")));
+  };
+  const heading = (title, chart, f) => element("div", { cls: "head" }, element("h3", null, title), element("span", { cls: "saves" },
+    element("button", { type: "button", "aria-label": "PNG of " + title, onclick: () => asPng(title, f) }, "PNG"), element("button", { type: "button", "aria-label": "CSV of " + title, onclick: () => asCsv(title, chart()) }, "CSV")));
+  const shape = (c) => c.x + c.log + c.lines.map((l) => +(l.x.length > 0)).join("");
   const figure = (place, title, chart) => {
-    const f = element("figure", null, element("h3", null, title));
+    const f = element("figure"), now = chart();
+    f.append(heading(title, chart, f));
     place.append(f);
-    const lines = chart().lines.filter((l) => l.x.length).length;
-    drawn.push({ f, title, chart, lines, update: charts.lineChart(f, chart()) });
+    drawn.push({ f, title, chart, shape: shape(now), update: charts.lineChart(f, now) });
   };
   const goOn = () => {
     for (const d of drawn) {
-      const now = d.chart(), lines = now.lines.filter((l) => l.x.length).length;
-      if (d.update && lines === d.lines) d.update(now);
+      const now = d.chart();
+      if (d.update && shape(now) === d.shape) d.update(now);
       else {
-        d.f.replaceChildren(element("h3", null, d.title));
-        [d.lines, d.update] = [lines, charts.lineChart(d.f, now)];
+        d.f.replaceChildren(heading(d.title, d.chart, d.f));
+        [d.shape, d.update] = [shape(now), charts.lineChart(d.f, now)];
       }
     }
   };
-  const begin = (id) => { const c = curveOf(id), at = [c.points[0], c.evaluations[0]].filter((p) => p).map((p) => p.at); return at.length ? Math.min(...at) : 0; };
-  const line = (id, of) => {
-    const x = [], y = [], from = begin(id);
-    for (const p of curveOf(id).points) {
-      const v = of(p), t = (p.at - from) / 1000;
+  // The begin of the job, or the first that was seen of it.
+  const begin = (id) => {
+    if (recordOf(id)) return recordOf(id).begin;
+    const c = curveOf(id), at = [c.points[0], c.evaluations[0]].filter((p) => p).map((p) => p.at);
+    return at.length ? Math.min(...at) : 0;
+  };
+  // So long are the lines; their unit is that of the longest.
+  const TIMES = { seconds: 1, minutes: 60, hours: 3600 };
+  const timeUnit = (ids) => {
+    const most = Math.max(0, ...ids.map((id) => ((last(id) || { at: 0 }).at - begin(id)) / 1000));
+    return most < 600 ? "seconds" : most < 4 * 3600 ? "minutes" : "hours";
+  };
+  const X = { time: "time", step: "step", epoch: "epoch", samples: "samples" };
+  const unitOf = (ids) => (axes.x === "time" ? timeUnit(ids) : { step: "steps", epoch: "epochs", samples: "samples" }[axes.x]);
+  const placeOf = (id, ids) => {
+    const from = begin(id), by = 1000 * (TIMES[unitOf(ids)] || 1), run = (recordOf(id) || {}).run, epoch = run && run.samples_budget && run.epochs ? run.samples_budget / run.epochs : null;
+    return { time: (p) => Math.max(0, (p.at - from) / by), step: (p) => p.step, samples: (p) => p.done ?? null, epoch: (p) => (epoch && p.done != null ? p.done / epoch : p.epoch ?? null) }[axes.x];
+  };
+  // The mean of what came before, weighted by its age, as TensorBoard does it.
+  const smoothed = (y) => {
+    if (!axes.smooth) return y;
+    let sum = 0, weight = 0;
+    return y.map((v) => {
+      if (v == null) return null;
+      sum = axes.smooth * sum + (1 - axes.smooth) * v;
+      weight = axes.smooth * weight + (1 - axes.smooth);
+      return sum / weight;
+    });
+  };
+  const draw = (points, place, of, smooth) => {
+    const x = [], y = [];
+    for (const p of points) {
+      const v = of(p), at = place(p);
+      // A restarted worker repeats steps.
+      if (at == null || (x.length && at <= x[x.length - 1])) continue;
       // Nobody saw what was before.
-      if (p.apart && x.length) { x.push(t - 0.001); y.push(null); }
-      if (v != null) { x.push(t); y.push(v); }
+      if (p.apart && x.length) { x.push((x[x.length - 1] + at) / 2); y.push(null); }
+      if (v != null && !(axes.log && v <= 0)) { x.push(at); y.push(v); }
     }
-    return { x, y };
+    return { x, y: smooth ? smoothed(y) : y };
   };
-  const scores = (id, of) => {
-    const x = [], y = [], from = begin(id);
-    for (const e of curveOf(id).evaluations) { x.push(Math.max(0, (e.at - from) / 1000)); y.push(of(e)); }
-    return { x, y };
+  const line = (id, ids, of) => draw(curveOf(id).points, placeOf(id, ids), of, true);
+  const scores = (id, ids, of) => draw(curveOf(id).evaluations, placeOf(id, ids), of, false);
+  // What happened: from the record, with its cost; else what this page's server saw.
+  const SEEN = { election: ["leader", "L"], mode: ["mode", "M"], worker: ["worker", "W"], server: ["server", "S"], checkpoint: ["checkpoint", "C"] };
+  const moments = (id) => {
+    const record = recordOf(id);
+    if (record) return record.moments;
+    return events.filter((e) => (e.job === id || e.job == null) && SEEN[e.kind] && e.at >= begin(id)).map((e) => ({ at: e.at, kind: SEEN[e.kind][0], letter: SEEN[e.kind][1], text: e.what, cost: "" }));
   };
-  // What was seen near each other has one line: more than a few would lie on each other.
-  const marks = (id) => {
-    const from = begin(id), near = ((last(id) || { at: from }).at - from) / 12, shown = [];
-    for (const e of events) {
-      if ((e.job !== id && e.job != null) || !["election", "mode", "worker", "server"].includes(e.kind) || e.at < from) continue;
-      const before = shown[shown.length - 1];
-      if (before && e.at - before.at <= near) before.kinds.add(e.kind);
-      else shown.push({ at: e.at, kinds: new Set([e.kind]) });
+  const saidOf = (m) => m.text + (m.cost ? " (" + m.cost + ")" : "");
+  // Moments that are near each other have one mark: more than a few would lie on each other.
+  const marksOf = new Map();
+  const marks = (id, ids) => {
+    const all = moments(id), points = curveOf(id).points, of = [all.length, axes.x, unitOf(ids), points.length, (all[all.length - 1] || {}).at].join(), known = marksOf.get(id);
+    if (known && known.of === of) return known.marks;
+    const place = placeOf(id, ids), end = points.length ? place(points[points.length - 1]) : null, shown = [];
+    // Between the points before and after it.
+    const at = (m) => {
+      if (axes.x === "time") return place(m);
+      const next = points.findIndex((p) => p.at >= m.at), b = points[next < 0 ? points.length - 1 : next], a = points[next > 0 ? next - 1 : 0];
+      if (!b || place(b) == null) return null;
+      return next <= 0 || b.at === a.at ? (next < 0 ? place(b) : 0) : place(a) + ((place(b) - place(a)) * (m.at - a.at)) / (b.at - a.at);
+    };
+    for (const m of all) {
+      const x = at(m), before = shown[shown.length - 1];
+      if (x == null || end == null) continue;
+      if (before && x - before.x <= end / 40) { before.text += "\n" + saidOf(m); if (!before.letter.includes(m.letter)) before.letter += m.letter; }
+      else shown.push({ run: 0, x, kind: m.kind, letter: m.letter, text: saidOf(m) });
     }
-    return shown.map(({ at, kinds }) => ({ run: 0, x: (at - from) / 1000, text: [...kinds].join(", ") }));
+    marksOf.set(id, { of, marks: shown });
+    return shown;
   };
   const CHARTS = [
-    ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id) => [line(id, (p) => p.loss), scores(id, (e) => e.loss)]],
-    ["Training loss", (ids) => ids.length > 1 ? {} : null, (id) => [line(id, (p) => p.loss)]],
-    ["Held-out accuracy", () => ({ percent: true, points: true }), (id) => [scores(id, (e) => e.accuracy || null)]],
-    ["Samples a second", () => ({ zero: true }), (id) => [line(id, (p) => p.samples)]],
-    ["Steps ahead of the slowest worker", () => ({ zero: true }), (id) => [line(id, (p) => p.ahead)]],
-    ["Mean delay of a push, in versions", () => ({ zero: true }), (id) => [line(id, (p) => p.delay)]],
-    ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true }), (id) => [line(id, (p) => p.waited)]],
-    ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true }, (id) => [line(id, (p) => p.pushed == null ? null : p.pushed / 1e6), line(id, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
+    ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id, ids) => [line(id, ids, (p) => p.loss), scores(id, ids, (e) => e.loss)]],
+    ["Training loss", (ids) => ids.length > 1 ? {} : null, (id, ids) => [line(id, ids, (p) => p.loss)]],
+    ["Held-out loss", (ids) => ids.length > 1 ? { points: true } : null, (id, ids) => [scores(id, ids, (e) => e.loss)]],
+    ["Held-out accuracy", () => ({ percent: true, points: true, rare: true }), (id, ids) => [scores(id, ids, (e) => e.accuracy || null)]],
+    ["Samples a second", () => ({ zero: true }), (id, ids) => [line(id, ids, (p) => p.samples)]],
+    ["Steps ahead of the slowest worker", () => ({ zero: true, idle: true }), (id, ids) => [line(id, ids, (p) => p.ahead)]],
+    ["Mean delay of a push, in versions", () => ({ zero: true, idle: true }), (id, ids) => [line(id, ids, (p) => p.delay)]],
+    ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true, rare: true }), (id, ids) => [line(id, ids, (p) => p.waited)]],
+    ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true, rare: true }, (id, ids) => [line(id, ids, (p) => p.pushed == null ? null : p.pushed / 1e6), line(id, ids, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
   ];
+  // In bsp workers are never apart by more than the step that they are in, and no push is late: a chart would be a constant. Others are left out
+  // where a record has no such numbers.
+  const inBsp = (id) => { const j = facts.jobs.find((j) => j.id === id), run = (recordOf(id) || {}).run; return (!run || run.mode === "bsp") && (!j || j.mode === "bsp") && !moments(id).some((m) => m.kind === "mode"); };
+  const isShown = ([, options, lines], ids) => {
+    const o = options(ids);
+    if (!o) return false;
+    if (o.idle && ids.every(inBsp)) return false;
+    return !(o.idle || o.rare) || ids.some((id) => lines(id, ids).some((l) => l.x.length)) || !ids.some((id) => curveOf(id).points.length > 1);
+  };
+  const chartsOf = (ids) => CHARTS.filter((c) => isShown(c, ids)).map(([title]) => title);
   const drawCharts = (place, ids) => {
-    const names = ids.map((id) => (recorded.has(id) ? id : jobName(facts.jobs.find((j) => j.id === id) || { id })));
+    const names = ids.map((id) => (typeof id === "string" ? id : jobName(facts.jobs.find((j) => j.id === id) || { id })));
     charts = paraftCharts({ runs: names, hidden: [] });
     drawn = [];
     for (const [title, options, lines] of CHARTS) {
+      if (!isShown([title, options, lines], ids)) continue;
       const o = options(ids);
-      if (o) figure(place, title, () => ({ x: "seconds", names, empty: "nothing yet", marks: ids.length === 1 ? marks(ids[0]) : [], ...o, lines: ids.flatMap(lines) }));
+      figure(place, title, () => ({ x: unitOf(ids), names, empty: "nothing yet", events: ids.length === 1 ? marks(ids[0], ids) : [], ...o, log: axes.log, zero: o.zero && !axes.log, lines: ids.flatMap((id) => lines(id, ids)) }));
     }
+  };
+  // How all charts are drawn.
+  const tools = () => {
+    const set = (what) => { Object.assign(axes, what); sessionStorage.setItem("axes", JSON.stringify(axes)); render(); };
+    return element("div", { cls: "tools" },
+      element("label", null, "over ", element("select", { "aria-label": "Horizontal axis", onchange: (e) => set({ x: e.target.value }) }, ...Object.keys(X).map((x) => element("option", { value: x, selected: x === axes.x }, X[x])))),
+      element("label", null, element("input", { type: "checkbox", checked: axes.log, "aria-label": "Logarithmic", onchange: (e) => set({ log: e.target.checked }) }), " logarithmic"),
+      element("label", null, "smoothing ", element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: axes.smooth, "aria-label": "Smoothing", oninput: (e) => set({ smooth: +e.target.value }) }), element("output", null, " " + axes.smooth.toFixed(2))));
+  };
+
+  // --- records ---
+  // A job's record, once, and again when something has happened to the job.
+  const RECORD_AGE = 3000;
+  const wantRecord = async (id) => {
+    const j = facts.jobs.find((j) => j.id === id), known = records.get(id) || { of: null, at: 0 };
+    if (!j || ended) return;
+    const happened = events.filter((e) => e.job === id || e.job == null), of = j.state + since + "," + happened.filter((e) => e.kind !== "evaluation" && e.kind !== "action").length;
+    if (known.of === of || known.asks || Date.now() - known.at < RECORD_AGE) return;
+    records.set(id, { ...known, asks: true });
+    const now = { ...known, of, at: Date.now(), asks: false };
+    try {
+      const answer = await fetch("record?job=" + id, { headers: { authorization: "Bearer " + token() } });
+      if (answer.status === 200) now.record = await answer.json();
+    } catch (e) { /* the stream says so */ }
+    if (ended) return;
+    records.set(id, now);
+    render();
   };
 
   // --- views ---
@@ -279,40 +435,97 @@
     return element("div", { cls: "shares" }, ...shown.map(([d, n]) => element("div", { cls: "share" }, element("span", { cls: "what" }, d + (d === "1" ? " version" : " versions")),
       element("span", { cls: "bar" }, element("b", { style: "width: " + (100 * n) / most + "%" })), element("span", { cls: "value" }, percent(n / all)), element("span", { cls: "each" }, number(n)))));
   };
+  const factList = (list, cls) => element("dl", { cls: "facts " + (cls || "") }, ...list.map(([name, value]) => element("div", null, element("dt", null, name), element("dd", null, value))));
+  // How far it is: of the steps, else of the samples, that the record says.
+  const progressOf = (j) => {
+    const record = recordOf(j.id), run = record && record.run, p = last(j.id);
+    if (!record || !p) return null;
+    const step = Math.max(p.step, steps(j)), begun = run.resumed_step || 0;
+    let share = record.total_steps ? (step - begun) / (record.total_steps - begun) : run.samples_budget && p.done != null ? p.done / run.samples_budget : null;
+    const isDone = endOf(j) && endOf(j).state === "finished";
+    if (isDone) share = 1;
+    if (share == null || !Number.isFinite(share)) return null;
+    share = Math.min(1, Math.max(0, share));
+    // By how fast it was lately.
+    const points = curveOf(j.id).points, from = points[Math.max(0, points.length - 1 - Math.ceil(points.length / 5))], of = (q) => (record.total_steps ? q.step : q.done), all = record.total_steps || run.samples_budget;
+    const rate = p.at > from.at ? (of(p) - of(from)) / (p.at - from.at) : 0;
+    return { share, left: rate > 0 ? (all - of(p)) / rate / 1000 : null, epoch: run.epochs ? Math.min(run.epochs, Math.floor(share * run.epochs) + 1) : null, epochs: run.epochs, step: isDone && record.total_steps ? record.total_steps : step, steps: record.total_steps };
+  };
+  const progressBar = (j) => {
+    const p = progressOf(j);
+    if (!p) return [];
+    const words = [percent(p.share), p.epoch ? "epoch " + p.epoch + " of " + p.epochs : null, p.steps ? "step " + number(p.step, 6) + " of " + number(p.steps, 6) : null, runsOn(j) && answers && p.left != null ? "about " + span(p.left) + " left" : null];
+    return [element("div", { cls: "progress" }, element("progress", { max: 1, value: p.share.toFixed(4), "aria-label": "Progress" }), element("span", null, words.filter((w) => w).join(" · ")))];
+  };
+  const ENDS = { finished: "Finished", stopped: "Stopped before its end", failed: "Failed", interrupted: "Interrupted", "no-end": "Its launcher is gone and has recorded no end" };
+  const endPanel = (j) => {
+    const end = endOf(j), record = recordOf(j.id);
+    if (!end) return [];
+    const s = end.summary, score = s.final_accuracy != null ? (100 * s.final_accuracy).toFixed(2) + " %" : null;
+    const bad = ["failed", "interrupted", "no-end"].includes(end.state);
+    const file = (what, path) => element("p", null, what + " ", element("code", null, path));
+    return [element("section", { cls: "end" + (bad ? " ill" : ""), "aria-label": "The end of the run" },
+      element("p", { cls: "headline" }, ENDS[end.state] + (s.seconds > 0 && s.samples ? (end.state === "no-end" ? ": " : " after ") + span(s.seconds) + " of training, " + number(s.samples) + " samples" : "")),
+      end.reason ? element("p", { cls: "bad reason" }, end.reason) : null,
+      element("p", null, [s.final_loss != null ? "loss " + number(s.final_loss) : null, score ? "accuracy " + score : null, s.samples_per_s > 0 ? number(s.samples_per_s) + " samples/s" : null,
+        s.servers_lost ? "servers lost " + s.servers_lost : null, s.longest_stall_seconds != null ? "longest stall " + span(s.longest_stall_seconds) : null, s.workers_lost ? "workers lost " + s.workers_lost : null].filter((t) => t).join(" · ")),
+      end.report ? file("report", end.report) : file("for a report:", "paraft report " + record.folder),
+      file("this page again:", "paraft dashboard --fleet " + record.folder))];
+  };
+  // What happened to the job, with what it cost.
+  const momentsTable = (id) => {
+    const record = recordOf(id);
+    if (!record) return [];
+    const all = record.moments, from = record.begin, more = record.more_moments;
+    if (!all.length) return [element("p", { cls: "empty" }, "No failure, election, switch or checkpoint is recorded.")];
+    return [element("div", { cls: "scroll tall", tabindex: "0", role: "region", "aria-label": "What has happened in the run" }, element("table", { cls: "happened" },
+      element("thead", null, element("tr", null, ...["after", "what", "cost"].map((h) => element("th", { scope: "col" }, h)))),
+      element("tbody", null, ...all.slice(-100).reverse().map((m) => element("tr", null, element("th", { scope: "row" }, span((m.at - from) / 1000)), element("td", null, element("i", { cls: "letter " + m.kind }, m.letter), m.text), element("td", null, m.cost)))))),
+      element("p", { cls: "note" }, "Time is since the run's begin; the charts have a mark with the same letter. A stall is the time until a shard's new leader served." + (more || all.length > 100 ? " Earlier ones and most checkpoints are only in metrics.jsonl." : ""))];
+  };
+  const setting = (run) => [["model", run.model], ["data", run.data], ["optimizer", run.optimizer], ["learning rate", run.lr ? number(run.lr) : "-"], ["samples in a step", run.batch ? number(run.batch) : "-"], ["parameters", run.parameters ? number(run.parameters) : "-"], ["seed", String(run.seed)]];
   const job = (id) => ({
-    fixed: [id],
+    fixed: [id, chartsOf([id])],
     moving: () => {
       const j = facts.jobs.find((j) => j.id === id);
       if (!j) return [element("h1", null, "No such job"), element("p", { cls: "empty" }, "It is deleted, or of another fleet.")];
-      const p = last(id) || {}, runs = ["running", "waiting"].includes(j.state);
-      const fact = (name, value) => [element("dt", null, name), element("dd", null, value)];
+      wantRecord(id);
+      const runs = runsOn(j), record = recordOf(id), e = curveOf(id).evaluations.slice(-1)[0] || j.evaluated;
+      const rate = runs && answers && !isLost(j) ? latest(id, (p) => p.samples) : endOf(j) ? endOf(j).summary.samples_per_s : null;
       return [
         element("div", { cls: "head" }, element("h1", null, jobName(j)), element("p", null, stateOfJob(j))),
-        ...(isLost(j) ? [element("p", { cls: "note" }, "Nobody leads its first shard: what is here was seen last.")] : []),
-        element("dl", { cls: "facts" }, ...[
-          ["mode", j.mode + (j.auto ? " (auto, up to " + j.auto + ")" : "")], ["workers", j.members.filter((m) => !m.finished).length + " of " + j.workers], ["steps", number(steps(j), 6)],
-          ["samples a second", number(isLost(j) ? null : p.samples)], ["training loss", number(p.loss)], ["held-out", j.evaluated ? number(j.evaluated.loss) + (j.evaluated.accuracy ? ", " + (100 * j.evaluated.accuracy).toFixed(2) + " %" : "") : "-"],
-          ["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)],
-          ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)], ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"], ["record", j.run || "-"],
-        ].map(([n, v]) => element("div", null, ...fact(n, v)))),
-        facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : runs ? element("div", { cls: "acts" }, ...modeOf(j), ...workersOf(j),
+        ...(runs && !answers ? [element("p", { cls: "note bad" }, "Its servers do not answer: the run has ended, or its host cannot be reached. What is here was seen last.")]
+          : runs && isLost(j) ? [element("p", { cls: "note" }, "Nobody leads its first shard: what is here was seen last.")] : []),
+        ...progressBar(j), ...endPanel(j),
+        factList([
+          ["training loss", number(latest(id, (p) => p.loss))], ["held-out", e && e.loss != null ? number(e.loss) + (e.accuracy ? ", " + (100 * e.accuracy).toFixed(2) + " %" : "") : "-"], ["samples a second", number(rate)],
+          ["steps", number(Math.max(steps(j), (last(id) || { step: 0 }).step), 6)], ["mode", j.mode + (j.auto ? " (auto, up to " + j.auto + ")" : "")], ["workers", facts.servers.length ? j.members.filter((m) => !m.finished).length + " of " + j.workers : String(j.workers)],
+        ]),
+        facts.simulated ? element("p", { cls: "note" }, "Simulated: its seconds are the fleet's, and nothing can be done to it.") : !answers || ended || !facts.servers.length ? "" : runs ? element("div", { cls: "acts" }, ...modeOf(j), ...workersOf(j),
           button("stop", () => ask("Stop " + jobName(j) + "?", "Its workers finish where they are, and its weights are kept as after any end. It can't go on from there but by --resume of a checkpoint.", "Stop it", { act: "stop", job: j.name })),
           button("save a checkpoint", () => ask("Save a checkpoint of " + jobName(j) + "?", "Its lowest worker writes it after its next step, where the job's checkpoints go; it trains on when it is written.", "Save it", { act: "save", job: j.name })),
         ) : element("div", { cls: "acts" }, button("delete", () => ask("Delete " + jobName(j) + "?", "The servers forget its weights and optimizer state. Its files and checkpoints stay.", "Delete it", { act: "delete", job: j.name }))),
+        tools(),
       ];
     },
     charts: [id],
     behind: () => {
       const j = facts.jobs.find((j) => j.id === id);
       if (!j) return [];
-      const front = steps(j);
+      const front = steps(j), record = recordOf(id), lives = facts.servers.length > 0;
       return [
-        section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease", { text: "host", left: true }, "device", ""], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
+        ...(record ? [section("What has happened", ...momentsTable(id))] : []),
+        ...(lives ? [section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease", { text: "host", left: true }, "device", ""], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
           stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s", left(m.host || "-"), m.device || "-",
-          facts.simulated ? null : button("log", () => showLog(j, m.worker)))), "tall")),
+          facts.simulated || ended ? null : button("log", () => showLog(j, m.worker)))), "tall")),
         section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker was held up by the one whose push came last, since the shard's leader leads.")),
-        section("How late pushes were", delays(j)),
-        section("What has happened", happened((e) => e.job === id || e.job == null)),
+        section("How late pushes were", delays(j))] : []),
+        section("Details", factList([
+          ...(lives ? [["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)], ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)],
+            ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"]] : [["shards, replicas", j.shards + ", " + j.replicas]]),
+          ["record", record ? record.folder : j.run || "-"], ...(record ? setting(record.run) : []),
+        ])),
+        ...(lives ? [section("Events of the fleet", happened((e) => e.job === id || e.job == null))] : []),
       ];
     },
   });
@@ -386,32 +599,56 @@
     } catch (e) { /* the stream says so */ }
   };
   const pick = async (name, on) => {
-    if (!on) { recorded.delete(name); return render(); }
-    recorded.set(name, { points: [], evaluations: [] });
+    if (picked.includes(name)) picked.splice(picked.indexOf(name), 1);
+    if (!on) return render();
+    picked.push(name);
     render();
     try {
       const answer = await fetch("runs?name=" + encodeURIComponent(name), { headers: { authorization: "Bearer " + token() } });
       if (!answer.ok) throw new Error(await answer.text());
-      const curves = await answer.json();
-      if (recorded.has(name)) recorded.set(name, curves);
+      records.set(name, { record: await answer.json() });
     } catch (e) {
-      recorded.delete(name);
+      if (picked.includes(name)) picked.splice(picked.indexOf(name), 1);
       say(name + ": " + e.message, true);
     }
     render(true);
   };
   const SIDE_BY_SIDE = 6;
-  const compare = () => {
-    const picked = [...recorded.keys()], jobs = facts.jobs.filter((j) => curves[j.id] && curves[j.id].points.length).map((j) => j.id);
-    const ids = [...jobs.slice(-Math.max(1, SIDE_BY_SIDE - picked.length)), ...picked];
+  const accuracyOf = (v) => (v == null ? "-" : (100 * v).toFixed(2) + " %");
+  const shownOr = (v) => v ?? "-";
+  // Of each column: its name, what it sorts by, how it reads; the settings first.
+  const SETTINGS = [["mode", (r) => r.mode, shownOr], ["model", (r) => r.what, shownOr], ["workers", (r) => r.workers, shownOr], ["batch", (r) => r.batch, shownOr], ["epochs", (r) => r.epochs, shownOr], ["optimizer", (r) => r.optimizer, shownOr], ["learning rate", (r) => r.lr, (v) => number(v)], ["seed", (r) => r.seed, shownOr]];
+  const RESULTS = [["loss", (r) => r.loss, (v) => number(v)], ["accuracy", (r) => r.accuracy, accuracyOf], ["samples/s", (r) => r.samples_per_s, (v) => number(v)], ["training time", (r) => r.seconds, span], ["servers lost", (r) => r.servers_lost, shownOr], ["longest stall", (r) => r.longest_stall_seconds, span]];
+  let runsBy = ["changed", true];
+  // A job of the fleet as a row.
+  const rowOfJob = (j) => {
+    const run = (recordOf(j.id) || {}).run || {}, end = endOf(j), s = end ? end.summary : {}, e = curveOf(j.id).evaluations.slice(-1)[0] || {};
+    return { job: j, name: jobName(j), at: facts.at, state: end ? end.state : j.state, mode: j.mode, what: run.model ? run.model + " on " + run.data : undefined, workers: j.workers, batch: run.batch, epochs: run.epochs, optimizer: run.optimizer, lr: run.lr, seed: run.seed,
+      loss: s.final_loss ?? e.loss ?? latest(j.id, (p) => p.loss), accuracy: s.final_accuracy ?? (e.accuracy || null), samples_per_s: s.samples_per_s ?? latest(j.id, (p) => p.samples), seconds: s.seconds, servers_lost: s.servers_lost, longest_stall_seconds: s.longest_stall_seconds };
+  };
+  const runsTable = () => {
     // A job that is drawn as what it is now is not drawn from its record too.
-    const own = new Set(facts.jobs.map((j) => (j.run || "").split("/").pop())), offered = runs.filter((r) => !own.has(r.name));
+    const own = new Set(facts.jobs.map((j) => (j.run || "").split("/").pop()));
+    const all = [...facts.jobs.map(rowOfJob), ...runs.filter((r) => !own.has(r.name))];
+    if (!all.length) return [element("p", { cls: "empty" }, "There are no runs.")];
+    const known = all.filter((r) => r.mode !== undefined), same = (of) => known.length > 1 && new Set(known.map(of).filter((v) => v !== undefined)).size < 2;
+    const columns = [["run", (r) => r.name, shownOr], ["state", (r) => r.state, shownOr], ["changed", (r) => r.at, (v) => new Date(v).toLocaleString()], ...SETTINGS.filter(([, of]) => !same(of)), ...RESULTS.filter(([, of]) => known.some((r) => of(r)))];
+    const common = SETTINGS.filter(([, of]) => same(of)).map(([name, of, text]) => [name, text(known.map(of).find((v) => v !== undefined))]).filter(([, v]) => v && v !== "-");
+    const column = Math.max(0, columns.findIndex(([name]) => name === runsBy[0])), of = columns[column][1], down = runsBy[1];
+    const by = (a, b) => { const [x, y] = [of(a), of(b)]; return (x == null) - (y == null) || (x > y ? -1 : x < y ? 1 : 0) * (down ? 1 : -1); };
+    const head = [element("th", { scope: "col" }, "draw"), ...columns.map(([name], i) => element("th", { scope: "col", cls: i < 2 ? "left" : null, "aria-sort": i === column ? (down ? "descending" : "ascending") : null }, button(name, () => { runsBy = [name, i === column ? !down : true]; render(); })))];
+    const full = picked.length >= SIDE_BY_SIDE - 1;
+    const rows = [...all].sort(by).map((r) => element("tr", null, element("td", null, r.job ? "" : element("input", { type: "checkbox", name: r.name, "aria-label": "Draw " + r.name, checked: picked.includes(r.name), disabled: !picked.includes(r.name) && full, onchange: (e) => pick(r.name, e.target.checked) })),
+      ...columns.map(([name, of, text], i) => i === 0 ? element("th", { scope: "row" }, r.job ? element("a", { href: "#job/" + r.job.id }, r.name) : r.name) : element("td", { cls: i === 1 ? "left" : null, title: i === 1 ? r.reason : null }, i === 1 ? (r.state ? stateOf(r.state.replace("-", " ")) : "-") : String(text(of(r)))))));
+    return [element("div", { cls: "scroll tall sorts", tabindex: "0", role: "region", "aria-label": "Runs" }, element("table", { cls: "runs" }, element("thead", null, element("tr", null, ...head)), element("tbody", null, ...rows))),
+      common.length ? element("p", { cls: "note" }, "The same in all: " + common.map(([name, v]) => name + " " + v).join(", ") + ".") : ""];
+  };
+  const compare = () => {
+    const jobs = facts.jobs.map((j) => j.id).filter((id) => curveOf(id).points.length), ids = [...jobs.slice(-Math.max(1, SIDE_BY_SIDE - picked.length)), ...picked];
     return {
-      fixed: ids, charts: ids,
-      moving: () => [element("h1", null, "Jobs side by side"), element("p", { cls: "note" }, "The latest jobs that were seen to train, " + SIDE_BY_SIDE + " lines at most; seconds since each was first seen here.")],
-      behind: () => (offered.length ? [section("Runs that were recorded", element("p", { cls: "note" }, "Beside the jobs, from their records in this fleet's folder of runs; seconds since their first step."),
-        element("div", { cls: "picks" }, ...offered.map((r) => element("label", null, element("input", { type: "checkbox", name: r.name, checked: recorded.has(r.name), disabled: !recorded.has(r.name) && picked.length >= SIDE_BY_SIDE - 1,
-          onchange: (e) => pick(r.name, e.target.checked) }), r.name, element("time", { datetime: new Date(r.at).toISOString() }, new Date(r.at).toLocaleString())))))] : []),
+      fixed: [ids, chartsOf(ids)], charts: ids,
+      moving: () => { facts.jobs.slice(-SIDE_BY_SIDE).forEach((j) => wantRecord(j.id)); return [element("h1", null, "Runs"), element("p", { cls: "note" }, "The latest jobs of the fleet, and the runs that you draw from the table: " + SIDE_BY_SIDE + " at most, each from its begin."), ...(ids.length ? [tools()] : [])]; },
+      behind: () => [section("All runs", ...runsTable())],
     };
   };
 
@@ -422,12 +659,17 @@
     if (what === "job") return ["job/" + of, () => job(+of)];
     if (what === "compare") return ["compare", compare];
     if (what === "sweep") return ["sweep", sweepView];
-    return ["fleet", fleet];
+    if (what === "fleet" || !facts) return ["fleet", fleet];
+    if (sweep) return ["sweep", sweepView];
+    // The only job, or the only one that runs.
+    const running = facts.jobs.filter(runsOn), only = facts.jobs.length === 1 ? facts.jobs[0] : running.length === 1 ? running[0] : null;
+    return only ? ["job/" + only.id, () => job(only.id)] : ["fleet", fleet];
   };
   const nav = () => {
     const [now] = wanted(), link = (to, text) => element("a", { href: "#" + to, "aria-current": now === to ? "page" : null }, text);
     const running = facts.jobs.filter((j) => ["running", "waiting"].includes(j.state) || now === "job/" + j.id).slice(-8);
-    renew(document.getElementById("nav"), [link("fleet", "Fleet"), ...running.map((j) => link("job/" + j.id, jobName(j))), link("compare", "Compare"), ...(sweep ? [link("sweep", "Sweep")] : [])]);
+    if (facts.jobs.length === 1 && !running.length) running.push(facts.jobs[0]);
+    renew(document.getElementById("nav"), [...running.map((j) => link("job/" + j.id, jobName(j))), ...(facts.servers.length ? [link("fleet", "Fleet")] : []), link("compare", "Runs"), ...(sweep ? [link("sweep", "Sweep")] : [])]);
   };
   // Makes `old` like `fresh`, with as few changes as that takes.
   const morph = (old, fresh) => {
@@ -435,7 +677,7 @@
     if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
     for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
     for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-    for (const on of ["onclick", "onchange", "onpointerenter", "onpointerleave"]) old[on] = fresh[on];
+    for (const on of ["onclick", "onchange", "oninput", "onpointerenter", "onpointerleave"]) old[on] = fresh[on];
     // Drawn when there is something new to draw.
     if (old.id === "lines") return;
     // Who chooses just now goes on choosing.
@@ -466,7 +708,7 @@
     if (now.charts) parts[0].style.marginBottom = "28px";
     renew(parts[2], now.behind ? now.behind() : []);
     drawSweep();
-    document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Compare" : name === "sweep" ? "Sweep" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
+    document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Runs" : name === "sweep" ? "Sweep" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
   };
   addEventListener("hashchange", () => {
     if (takeToken() && refused) listen();
@@ -479,7 +721,7 @@
 
   // --- the stream ---
   const state = document.getElementById("state");
-  let refused = false;
+  let refused = false, heardAt = Date.now();
   // One goes that lies closest between its neighbours for its age; as the server does it.
   const thin = (points) => {
     const now = points[points.length - 1].at + 1;
@@ -495,9 +737,21 @@
   const QUIET = 2000, SILENCE = 4000;
   const heard = (kind, text) => {
     const said = JSON.parse(text);
+    if (kind === "ended") {
+      // What is here stays, with the end.
+      if (!said.record) return;
+      ended = said;
+      if (said.job != null) records.set(said.job, { record: said.record });
+      return render();
+    }
     if (said.facts.at) facts = said.facts;
-    if (kind === "all") [curves, events] = [said.curves, said.events];
-    else {
+    answers = true;
+    if (kind === "all") {
+      // Another fleet may have come after one that has ended, with the same numbers.
+      if (ended) for (const id of [...records.keys()]) if (typeof id === "number") records.delete(id);
+      [ended, curves, events] = [null, said.curves, said.events];
+      since++;
+    } else {
       for (const id in said.news.points) {
         const c = (curves[id] ||= { points: [], evaluations: [] });
         c.points.push(said.news.points[id]);
@@ -510,8 +764,11 @@
     if (facts) render();
   };
   const others = () => (facts ? facts.servers : []).map((s) => s.page).filter((p) => p && p !== location.host);
+  const GONE = 10000;
   const lost = async () => {
+    if (ended) return void setTimeout(listen, 2000);
     state.className = "lost";
+    if (facts && answers && Date.now() - heardAt > GONE) { answers = false; render(); }
     for (const other of others()) {
       try {
         await fetch("//" + other + "/", { mode: "no-cors", signal: AbortSignal.timeout(2000) });
@@ -531,6 +788,7 @@
       const until = Date.now() + SILENCE;
       // A timer that is late by more than that comes after a sleep: what was said meanwhile is not read yet.
       wakes = setTimeout(() => { if (Date.now() < until + QUIET) silent.abort(); else alive(); }, SILENCE);
+      heardAt = Date.now();
       doubts = setTimeout(() => tell("lost", location.host + " has said nothing for " + QUIET / 1000 + " s"), QUIET);
     };
     alive();
@@ -538,6 +796,7 @@
     try {
       const answer = await fetch("live", { headers: { authorization: "Bearer " + token() }, signal: silent.signal });
       if (!answer.ok) {
+        if (ended) return void lost();
         state.className = "lost";
         refused = answer.status === 403;
         state.textContent = refused ? "not let in: open the address that was printed, with its token (all servers need the same for a page to go on with another)" : await answer.text();
@@ -551,7 +810,7 @@
         const { value, done } = await reader.read();
         if (done) break;
         alive();
-        tell("", "live, from " + location.host);
+        tell("", facts && !facts.servers.length && facts.jobs.length ? "from the record" : "live, from " + location.host);
         const messages = (rest + value).split("\n\n");
         rest = messages.pop();
         for (const m of messages) {
@@ -561,7 +820,8 @@
       }
     } catch (e) { /* it is gone */ }
     still();
-    state.textContent = location.host + " does not answer" + (others().length ? "; trying the others" : "");
+    if (ended) [state.className, state.textContent] = ["", "the run has ended"];
+    else state.textContent = location.host + " does not answer" + (others().length ? "; trying the others" : "");
     lost();
   };
   listen();

@@ -1,6 +1,5 @@
 //! What the page draws of a run's record: its settings, curves, what happened, and its end.
 
-use paraft_common::WorkerId;
 use paraft_fleet::ended::{EndState, RecordedEnd, report, total_steps_of};
 use paraft_record::{
     Event, METRICS_FILE, RunRecord, Series, Summary, Value,
@@ -9,7 +8,7 @@ use paraft_record::{
     story::{MomentKind, moment},
 };
 use serde::Serialize;
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 /// Maximal bytes of training lines that are decoded.
 const MAX_DECODED_BYTES: u64 = 16 << 20;
@@ -48,7 +47,7 @@ pub struct Recorded {
 }
 
 /// A training window over all workers.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrainingPoint {
     /// The end of the window.
     pub at: u64,
@@ -58,8 +57,6 @@ pub struct TrainingPoint {
     pub epoch: u64,
     /// Samples that all workers have trained on.
     pub done: u64,
-    /// Steps between the fastest and the slowest worker.
-    pub ahead: u64,
     /// Mean training loss.
     pub loss: Option<f64>,
     /// Samples per second.
@@ -67,7 +64,7 @@ pub struct TrainingPoint {
 }
 
 /// An evaluation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluationPoint {
     /// The time.
     pub at: u64,
@@ -182,9 +179,8 @@ impl Recorded {
             match point.tag {
                 "train/loss" | "perf/samples_per_s" => {
                     if self.points.last().is_none_or(|p| p.at != at) {
-                        let (epoch, ahead) = (now.epoch, now.ahead());
-                        let new = TrainingPoint { at, step, epoch, done, ahead, ..TrainingPoint::default() };
-                        self.points.push(new);
+                        let epoch = now.epoch;
+                        self.points.push(TrainingPoint { at, step, epoch, done, loss: None, samples: None });
                     }
                     let Some(last) = self.points.last_mut() else { continue };
                     match point.tag {
@@ -195,7 +191,7 @@ impl Recorded {
                 "eval/loss" | "eval/accuracy" => {
                     if self.evaluations.last().is_none_or(|e| e.at != at) {
                         let epoch = now.evaluated;
-                        let new = EvaluationPoint { at, step, epoch, done, ..EvaluationPoint::default() };
+                        let new = EvaluationPoint { at, step, epoch, done, loss: None, accuracy: None };
                         self.evaluations.push(new);
                     }
                     let Some(last) = self.evaluations.last_mut() else { continue };
@@ -240,8 +236,7 @@ impl Recorded {
 /// Where the run is, by its lines so far.
 #[derive(Debug, Default)]
 struct Now {
-    /// The steps of the workers that train.
-    steps: BTreeMap<WorkerId, u64>,
+    /// Of the fastest worker.
     step: u64,
     epoch: u64,
     /// Finished epochs at the last evaluation.
@@ -252,19 +247,12 @@ impl Now {
     fn follow(&mut self, event: &Event) {
         match event {
             Event::Train(t) => {
-                self.steps.insert(t.worker, t.step.0);
                 (self.step, self.epoch) = (self.step.max(t.step.0), self.epoch.max(t.epoch));
             }
-            Event::Worker(w) => _ = self.steps.remove(&w.worker),
-            Event::Leave(l) if l.rank.is_none() => _ = self.steps.remove(&l.worker),
+            Event::Worker(w) => self.step = self.step.max(w.steps),
             Event::Eval(e) => self.evaluated = e.epoch,
             _ => {}
         }
-    }
-
-    fn ahead(&self) -> u64 {
-        let most = self.steps.values().max().copied().unwrap_or(0);
-        most - self.steps.values().min().copied().unwrap_or(most)
     }
 }
 
@@ -275,8 +263,7 @@ fn merged(points: &[TrainingPoint]) -> Option<TrainingPoint> {
         (!known.is_empty()).then(|| short(known.iter().sum::<f64>() / known.len() as f64))
     };
     let last = points.last()?;
-    let ahead = points.iter().map(|p| p.ahead).max().unwrap_or(0);
-    Some(TrainingPoint { loss: mean(|p| p.loss), samples: mean(|p| p.samples), ahead, ..last.clone() })
+    Some(TrainingPoint { loss: mean(|p| p.loss), samples: mean(|p| p.samples), ..last.clone() })
 }
 
 /// Six significant digits: finer than a screen, and half the size on the wire.

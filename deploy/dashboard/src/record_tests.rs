@@ -1,7 +1,7 @@
 //! Tests of `record`.
 
 use super::*;
-use paraft_common::{ServerId, ShardId, Step};
+use paraft_common::{ServerId, ShardId, Step, WorkerId};
 use paraft_record::{
     End, EndKind, Eval, Incident, IncidentKind, MetricsWriter, Run, Train, Worker, event::Checkpoint,
 };
@@ -49,8 +49,8 @@ fn points_have_all_places_on_the_x_axis() {
         eval(2.5, 1),
     ]);
     assert_eq!(recorded.begin, 100_000);
-    let places: Vec<_> = recorded.points.iter().map(|p| (p.at, p.step, p.epoch, p.done, p.ahead)).collect();
-    assert_eq!(places, [(101_000, 1, 1, 10, 0), (102_000, 7, 2, 80, 6), (102_500, 7, 2, 110, 3)]);
+    let places: Vec<_> = recorded.points.iter().map(|p| (p.at, p.step, p.epoch, p.done)).collect();
+    assert_eq!(places, [(101_000, 1, 1, 10), (102_000, 7, 2, 80), (102_500, 7, 2, 110)]);
     let losses: Vec<_> = recorded.points.iter().map(|p| p.loss).collect();
     assert_eq!(losses, [Some(2.0), None, Some(1.0)], "NaN is a gap");
     let wanted = EvaluationPoint {
