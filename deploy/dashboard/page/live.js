@@ -55,17 +55,18 @@
   const ownerName = (id) => { const j = facts.jobs.find((j) => j.id === id); return j ? jobName(j) : "no job"; };
   const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
   // Of a record and of what was seen since; and of runs in the table, which have only a record.
-  const NONE = { points: [], evaluations: [] }, joined = new Map();
+  const NONE = { points: [], evaluations: [], seen: [] }, joined = new Map();
   const recordOf = (id) => (records.get(id) || {}).record || null;
   const curveOf = (id) => {
     const record = recordOf(id), live = curves[id] || NONE;
-    if (!record) return live;
+    if (!record) return { seen: live.points, ...live };
     const of = [record, live.points.length, (live.points[live.points.length - 1] || {}).at, live.evaluations.length], known = joined.get(id);
     if (known && known.of.every((v, i) => v === of[i])) return known;
     const until = Math.max(0, ...[record.points, record.evaluations].map((p) => (p.length ? p[p.length - 1].at : 0))), last = record.points[record.points.length - 1];
     const rate = last && last.step ? last.done / last.step : null, epochs = new Set(record.evaluations.map((e) => e.epoch));
     const after = (p) => ({ ...p, done: rate == null ? null : Math.round(p.step * rate) });
-    const curve = { of, points: record.points.concat(live.points.filter((p) => p.at > until).map(after)), evaluations: record.evaluations.concat(live.evaluations.filter((e) => e.at > until && !epochs.has(e.epoch)).map(after)) };
+    // What only this page's server has seen is drawn as far as that goes.
+    const curve = { of, seen: live.points.map(after), points: record.points.concat(live.points.filter((p) => p.at > until).map(after)), evaluations: record.evaluations.concat(live.evaluations.filter((e) => e.at > until && !epochs.has(e.epoch)).map(after)) };
     joined.set(id, curve);
     return curve;
   };
@@ -223,11 +224,12 @@
       if (at == null || (x.length && at <= x[x.length - 1])) continue;
       // Nobody saw what was before.
       if (p.apart && x.length) { x.push((x[x.length - 1] + at) / 2); y.push(null); }
-      if (v != null && !(axes.log && v <= 0)) { x.push(at); y.push(v); }
+      if (v != null) { x.push(at); y.push(v); }
     }
     return { x, y: smooth ? smoothed(y) : y };
   };
   const line = (id, ids, of) => draw(curveOf(id).points, placeOf(id, ids), of, true);
+  const seen = (id, ids, of) => draw(curveOf(id).seen, placeOf(id, ids), of, true);
   const scores = (id, ids, of) => draw(curveOf(id).evaluations, placeOf(id, ids), of, false);
   // What happened: from the record, with its cost; else what this page's server saw.
   const SEEN = { election: ["leader", "L"], mode: ["mode", "M"], worker: ["worker", "W"], server: ["server", "S"], checkpoint: ["checkpoint", "C"] };
@@ -260,16 +262,19 @@
     return shown;
   };
   const CHARTS = [
-    ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true }, (id, ids) => [line(id, ids, (p) => p.loss), scores(id, ids, (e) => e.loss)]],
-    ["Training loss", (ids) => ids.length > 1 ? {} : null, (id, ids) => [line(id, ids, (p) => p.loss)]],
-    ["Held-out loss", (ids) => ids.length > 1 ? { points: true } : null, (id, ids) => [scores(id, ids, (e) => e.loss)]],
+    ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true, loss: true }, (id, ids) => [line(id, ids, (p) => p.loss), scores(id, ids, (e) => e.loss)]],
+    ["Training loss", (ids) => ids.length > 1 ? { loss: true } : null, (id, ids) => [line(id, ids, (p) => p.loss)]],
+    ["Held-out loss", (ids) => ids.length > 1 ? { points: true, loss: true } : null, (id, ids) => [scores(id, ids, (e) => e.loss)]],
     ["Held-out accuracy", () => ({ percent: true, points: true, rare: true }), (id, ids) => [scores(id, ids, (e) => e.accuracy || null)]],
     ["Samples a second", () => ({ zero: true }), (id, ids) => [line(id, ids, (p) => p.samples)]],
-    ["Steps ahead of the slowest worker", () => ({ zero: true, idle: true }), (id, ids) => [line(id, ids, (p) => p.ahead)]],
-    ["Mean delay of a push, in versions", () => ({ zero: true, idle: true }), (id, ids) => [line(id, ids, (p) => p.delay)]],
-    ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true, rare: true }), (id, ids) => [line(id, ids, (p) => p.waited)]],
-    ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true, rare: true }, (id, ids) => [line(id, ids, (p) => p.pushed == null ? null : p.pushed / 1e6), line(id, ids, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
+    ["Steps ahead of the slowest worker", () => ({ zero: true, idle: true }), (id, ids) => [seen(id, ids, (p) => p.ahead)]],
+    ["Mean delay of a push, in versions", () => ({ zero: true, idle: true }), (id, ids) => [seen(id, ids, (p) => p.delay)]],
+    ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true, rare: true }), (id, ids) => [seen(id, ids, (p) => p.waited)]],
+    ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true, rare: true }, (id, ids) => [seen(id, ids, (p) => p.pushed == null ? null : p.pushed / 1e6), seen(id, ids, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
   ];
+  // A chart of each number that the script has named.
+  const namesOf = (id) => { const r = recordOf(id); return r ? (r.names ||= [...new Set(r.points.flatMap((p) => Object.keys(p.numbers || {})))].sort()) : []; };
+  const allCharts = (ids) => [...CHARTS, ...[...new Set(ids.flatMap(namesOf))].map((name) => [name, () => ({}), (id, ids) => [line(id, ids, (p) => (p.numbers || {})[name] ?? null)]])];
   // In bsp workers are never apart by more than the step that they are in, and no push is late: a chart would be a constant. Others are left out
   // where a record has no such numbers.
   const inBsp = (id) => { const j = facts.jobs.find((j) => j.id === id), run = (recordOf(id) || {}).run; return (!run || run.mode === "bsp") && (!j || j.mode === "bsp") && !moments(id).some((m) => m.kind === "mode"); };
@@ -279,15 +284,15 @@
     if (o.idle && ids.every(inBsp)) return false;
     return !(o.idle || o.rare) || ids.some((id) => lines(id, ids).some((l) => l.x.length)) || !ids.some((id) => curveOf(id).points.length > 1);
   };
-  const chartsOf = (ids) => CHARTS.filter((c) => isShown(c, ids)).map(([title]) => title);
+  const chartsOf = (ids) => allCharts(ids).filter((c) => isShown(c, ids)).map(([title]) => title);
   const drawCharts = (place, ids) => {
     const names = ids.map((id) => (typeof id === "string" ? id : jobName(facts.jobs.find((j) => j.id === id) || { id })));
     charts = paraftCharts({ runs: names, hidden: [] });
     drawn = [];
-    for (const [title, options, lines] of CHARTS) {
+    for (const [title, options, lines] of allCharts(ids)) {
       if (!isShown([title, options, lines], ids)) continue;
       const o = options(ids);
-      figure(place, title, () => ({ x: unitOf(ids), names, empty: "nothing yet", events: ids.length === 1 ? marks(ids[0], ids) : [], ...o, log: axes.log, zero: o.zero && !axes.log, lines: ids.flatMap((id) => lines(id, ids)) }));
+      figure(place, title, () => ({ x: unitOf(ids), names, empty: "nothing yet", events: ids.length === 1 ? marks(ids[0], ids) : [], ...o, log: !!o.loss && axes.log, lines: ids.flatMap((id) => lines(id, ids)).map((l) => (o.loss && axes.log ? { x: l.x, y: l.y.map((v) => (v > 0 ? v : null)) } : l)) }));
     }
   };
   // How all charts are drawn.
@@ -295,17 +300,17 @@
     const set = (what) => { Object.assign(axes, what); sessionStorage.setItem("axes", JSON.stringify(axes)); render(); };
     return element("div", { cls: "tools" },
       element("label", null, "over ", element("select", { "aria-label": "Horizontal axis", onchange: (e) => set({ x: e.target.value }) }, ...Object.keys(X).map((x) => element("option", { value: x, selected: x === axes.x }, X[x])))),
-      element("label", null, element("input", { type: "checkbox", checked: axes.log, "aria-label": "Logarithmic", onchange: (e) => set({ log: e.target.checked }) }), " logarithmic"),
+      element("label", null, element("input", { type: "checkbox", checked: axes.log, onchange: (e) => set({ log: e.target.checked }) }), "logarithmic loss"),
       element("label", null, "smoothing ", element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: axes.smooth, "aria-label": "Smoothing", oninput: (e) => set({ smooth: +e.target.value }) }), element("output", null, " " + axes.smooth.toFixed(2))));
   };
 
   // --- records ---
-  // A job's record, once, and again when something has happened to the job.
-  const RECORD_AGE = 3000;
+  // A job's record, once, and again when something has happened to the job; numbers of the script's own are only there.
+  const RECORD_AGE = 3000, NUMBERS_AGE = 30000;
   const wantRecord = async (id) => {
     const j = facts.jobs.find((j) => j.id === id), known = records.get(id) || { of: null, at: 0 };
     if (!j || ended) return;
-    const happened = events.filter((e) => e.job === id || e.job == null), of = j.state + since + "," + happened.filter((e) => e.kind !== "evaluation" && e.kind !== "action").length;
+    const happened = events.filter((e) => e.job === id || e.job == null), of = j.state + since + "," + happened.filter((e) => e.kind !== "evaluation" && e.kind !== "action").length + (namesOf(id).length && runsOn(j) ? "," + Math.floor(Date.now() / NUMBERS_AGE) : "");
     if (known.of === of || known.asks || Date.now() - known.at < RECORD_AGE) return;
     records.set(id, { ...known, asks: true });
     const now = { ...known, of, at: Date.now(), asks: false };
@@ -454,7 +459,7 @@
   const progressBar = (j) => {
     const p = progressOf(j);
     if (!p) return [];
-    const words = [percent(p.share), p.epoch ? "epoch " + p.epoch + " of " + p.epochs : null, p.steps ? "step " + number(p.step, 6) + " of " + number(p.steps, 6) : null, runsOn(j) && answers && p.left != null ? "about " + span(p.left) + " left" : null];
+    const words = [percent(p.share), p.epoch ? "epoch " + p.epoch + " of " + p.epochs : null, p.steps ? "step " + number(p.step, 6) + " of " + number(p.steps, 6) : null, runsOn(j) && answers && p.left != null ? "about " + span(p.left < 100 ? Math.ceil(p.left) : p.left) + " left" : null];
     return [element("div", { cls: "progress" }, element("progress", { max: 1, value: p.share.toFixed(4), "aria-label": "Progress" }), element("span", null, words.filter((w) => w).join(" · ")))];
   };
   const ENDS = { finished: "Finished", stopped: "Stopped before its end", failed: "Failed", interrupted: "Interrupted", "no-end": "Its launcher is gone and has recorded no end" };

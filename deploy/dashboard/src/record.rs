@@ -8,7 +8,10 @@ use paraft_record::{
     story::{MomentKind, moment},
 };
 use serde::Serialize;
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 /// Maximal bytes of training lines that are decoded.
 const MAX_DECODED_BYTES: u64 = 16 << 20;
@@ -16,6 +19,8 @@ const MAX_DECODED_BYTES: u64 = 16 << 20;
 const MAX_RECORD_BYTES: u64 = 2 << 30;
 /// Maximal points of a curve: beyond it, each point is the mean of as many neighbours as it takes.
 const MAX_POINTS: usize = 1200;
+/// So many names of a script's own numbers have the size of the rest of a point, so points become fewer.
+const NAMES_OF_A_POINT: usize = 4;
 /// Maximal evaluations: beyond it, every second, third, ... one, and always the last.
 const MAX_EVALUATIONS: usize = 600;
 /// Maximal moments: the latest ones.
@@ -61,6 +66,9 @@ pub struct TrainingPoint {
     pub loss: Option<f64>,
     /// Samples per second.
     pub samples: Option<f64>,
+    /// The script's own numbers, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub numbers: BTreeMap<String, f64>,
 }
 
 /// An evaluation.
@@ -164,14 +172,14 @@ impl Recorded {
                 cost: m.cost,
                 is_checkpoint: m.kind == MomentKind::Checkpoint,
             }));
-            recorded.add(series.follow(event), &now);
+            recorded.add(series.follow(event), &mut now);
         }
-        recorded.add(series.end(), &now);
+        recorded.add(series.end(), &mut now);
         recorded.thin();
         recorded
     }
 
-    fn add(&mut self, points: Vec<paraft_record::Point>, now: &Now) {
+    fn add(&mut self, points: Vec<paraft_record::Point>, now: &mut Now) {
         for point in points {
             let Value::Number(value) = point.value else { continue };
             let (at, value) = (millis(point.wall), Some(short(value)).filter(|v| v.is_finite()));
@@ -180,7 +188,9 @@ impl Recorded {
                 "train/loss" | "perf/samples_per_s" => {
                     if self.points.last().is_none_or(|p| p.at != at) {
                         let epoch = now.epoch;
-                        self.points.push(TrainingPoint { at, step, epoch, done, loss: None, samples: None });
+                        let numbers = now.take_numbers();
+                        let new = TrainingPoint { at, step, epoch, done, loss: None, samples: None, numbers };
+                        self.points.push(new);
                     }
                     let Some(last) = self.points.last_mut() else { continue };
                     match point.tag {
@@ -207,7 +217,9 @@ impl Recorded {
 
     /// Reduces everything to what a page can draw.
     fn thin(&mut self) {
-        let group = self.points.len().div_ceil(MAX_POINTS).max(1);
+        let names: BTreeSet<&String> = self.points.iter().flat_map(|p| p.numbers.keys()).collect();
+        let most = MAX_POINTS / (1 + names.len() / NAMES_OF_A_POINT);
+        let group = self.points.len().div_ceil(most.max(1)).max(1);
         if group > 1 {
             self.points = self.points.chunks(group).filter_map(merged).collect();
         }
@@ -241,6 +253,8 @@ struct Now {
     epoch: u64,
     /// Finished epochs at the last evaluation.
     evaluated: u64,
+    /// Sum and number of the script's own numbers since the last point.
+    numbers: BTreeMap<String, (f64, u64)>,
 }
 
 impl Now {
@@ -251,8 +265,20 @@ impl Now {
             }
             Event::Worker(w) => self.step = self.step.max(w.steps),
             Event::Eval(e) => self.evaluated = e.epoch,
+            Event::Numbers(n) => {
+                for (name, value) in &n.values {
+                    let (sum, count) = self.numbers.entry(name.clone()).or_default();
+                    (*sum, *count) = (*sum + value, *count + 1);
+                }
+            }
             _ => {}
         }
+    }
+
+    /// Their means.
+    fn take_numbers(&mut self) -> BTreeMap<String, f64> {
+        let all = std::mem::take(&mut self.numbers).into_iter();
+        all.map(|(name, (sum, count))| (name, short(sum / count as f64))).collect()
     }
 }
 
@@ -262,8 +288,10 @@ fn merged(points: &[TrainingPoint]) -> Option<TrainingPoint> {
         let known: Vec<f64> = points.iter().filter_map(of).collect();
         (!known.is_empty()).then(|| short(known.iter().sum::<f64>() / known.len() as f64))
     };
+    // The last of each name.
+    let numbers = points.iter().flat_map(|p| p.numbers.clone()).collect();
     let last = points.last()?;
-    Some(TrainingPoint { loss: mean(|p| p.loss), samples: mean(|p| p.samples), ..last.clone() })
+    Some(TrainingPoint { loss: mean(|p| p.loss), samples: mean(|p| p.samples), numbers, ..last.clone() })
 }
 
 /// Six significant digits: finer than a screen, and half the size on the wire.
