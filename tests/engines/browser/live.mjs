@@ -1,5 +1,5 @@
 // The page over a real fleet: four servers, two jobs of two workers each.
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { TOKEN, audit, beyond, check, freePorts, go, main, open, run, say, scratch, start, until } from "./tools.mjs";
 
@@ -32,7 +32,7 @@ const JOB = ["h1:has-text('digits')", ".facts dd", "figure canvas", "section[ari
 const VIEWS = {
   fleet: ["h1:has-text('Fleet of 4 servers')", ".scroll[aria-label=Jobs] a:has-text('digits')", ".grid .leads", ".scroll[aria-label=Servers] tbody tr", ".events li"],
   job: JOB,
-  compare: ["h1:has-text('Jobs side by side')", "figure canvas", ".key button:has-text('digits')", ".key button:has-text('other')"],
+  compare: ["h1:has-text('Runs')", ".scroll[aria-label=Runs] tbody tr", "figure canvas", ".key button:has-text('digits')", ".key button:has-text('other')"],
 };
 const live = (page) => until("the page to be live", async () => (await page.textContent("#state")).startsWith("live, from"));
 const yes = async (page, what) => {
@@ -52,8 +52,33 @@ await main(async (browser) => {
   const own = start("train", ["train", "digits.toml", "--run-dir", "run", "--faults"], { PARAFT_DASHBOARD_TOKEN: "" });
   const printed = await until("the address of the page", () => /page\s+(http:\/\/\S+#token=\w+)/.exec(own.read())?.[1]);
   const first = await open(browser, printed);
-  for (const wanted of ["h1:has-text('Fleet of ')", ".scroll[aria-label=Jobs] a:has-text('digits')"]) await first.locator(wanted).first().waitFor();
-  say("`paraft train` prints an address, and that lets in");
+  // It opens on the only job, with its loss.
+  for (const wanted of ["h1:has-text('digits')", "figure:has-text('Training and held-out loss') canvas"]) await first.locator(wanted).first().waitFor();
+  say("`paraft train` prints an address, and that lets in, to the loss of the job");
+
+  // ---- a job with its record: from its begin, with how far it is; axes; what can be saved ----
+  const progress = await until("how far it is", async () => first.locator(".progress").textContent({ timeout: 500 }));
+  check(/^\d+(\.\d)? %.*epoch \d.* of 1000000.*step .* of /.test(progress), "progress: " + progress);
+  check((await first.locator("figure:has-text('Steps ahead')").count()) === 0, "in bsp a chart is a constant");
+  const figures = first.locator("figure").first(), saved = async (kind) => {
+    const [file] = await Promise.all([first.waitForEvent("download"), figures.locator("button:text-is('" + kind + "')").click()]);
+    await file.saveAs(scratch + "/out/" + file.suggestedFilename());
+    return readFileSync(scratch + "/out/" + file.suggestedFilename());
+  };
+  for (const [x, column] of [["step", "steps"], ["epoch", "epochs"], ["samples", "samples"], ["time", "seconds"]]) {
+    await first.selectOption("select[aria-label='Horizontal axis']", x);
+    const lines = await until("the axis of " + x, async () => { const text = String(await saved("CSV")); return text.startsWith(column + ",training") && text.trim().split("\n"); });
+    const at = lines.slice(1).map((l) => +l.split(",")[0]);
+    check(at.length > 1 && at.every((v, i) => i === 0 || v > at[i - 1]), "places over " + x + ": " + at);
+  }
+  await first.check(".tools input[type=checkbox]");
+  await first.locator("input[aria-label=Smoothing]").fill("0.5");
+  await until("smoothing", async () => (await first.textContent(".tools output")).trim() === "0.50");
+  check((await saved("PNG")).subarray(1, 4).toString() === "PNG", "that is no picture");
+  await first.screenshot({ path: scratch + "/out/job-recorded.png", fullPage: true });
+  const found = await audit(first);
+  say("a job's record: progress, four axes, logarithm, smoothing, PNG and CSV");
+  await go(first, "fleet", ["h1:has-text('Fleet of ')", ".scroll[aria-label=Jobs] a:has-text('digits')"]);
 
   // ---- what the host of a run's own fleet can do: faults, how many workers, runs that were recorded ----
   const points = first.locator("section", { has: first.locator("h2:has-text('Faults on purpose')") });
@@ -65,7 +90,7 @@ await main(async (browser) => {
   check(file().isolated[0] === 1, "the file of the fault points: " + JSON.stringify(file()));
   await until("s1 to be cut off", async () => !(await first.locator(".scroll[aria-label=Servers] tbody tr", { hasText: "s1" }).textContent()).includes("up"));
   await first.screenshot({ path: scratch + "/out/faults.png", fullPage: true });
-  const found = await audit(first);
+  found.push(...(await audit(first)));
   await points.locator("button:text-is('take back')").click();
   await yes(first, "Take partition back from s1?");
   check(file().isolated.length === 0, "the file of the fault points: " + JSON.stringify(file()));
@@ -81,18 +106,52 @@ await main(async (browser) => {
   await run("fleet", "scale", scratch + "/run", "--workers", "2");
   await until("two workers again", async () => (await rows()) === 2);
   say("set workers: as `paraft fleet scale`");
-  await go(first, "compare", ["h1:has-text('Jobs side by side')", "input[name=earlier]"]);
+  await go(first, "compare", ["h1:has-text('Runs')", "input[name=earlier]"]);
   await first.check("input[name=earlier]");
   await first.locator(".key button:has-text('earlier')").first().waitFor();
   await first.screenshot({ path: scratch + "/out/compare-earlier.png", fullPage: true });
   found.push(...(await audit(first)));
-  check(found.length === 0, found.join("\n  "));
   await first.uncheck("input[name=earlier]");
   await until("one line again", async () => (await first.locator(".key button:has-text('earlier')").count()) === 0);
-  say("a run that was recorded beside a job that trains");
-  await first.context().close();
+  // The table has the results of the run, and sorts by them.
+  const earlier = first.locator(".scroll[aria-label=Runs] tbody tr", { hasText: "earlier" });
+  check((await earlier.textContent()).includes("finished"), "the row: " + (await earlier.textContent()));
+  for (const order of ["descending", "ascending"]) {
+    await first.locator(".scroll[aria-label=Runs] thead button:text-is('loss')").click();
+    await until("the order", async () => (await first.locator(".scroll[aria-label=Runs] th[aria-sort]").getAttribute("aria-sort")) === order);
+  }
+  say("a run that was recorded beside a job that trains, and its row in the table of runs");
+
+  // ---- the end of the run, on a page that is open ----
+  await go(first, "job/0", ["h1:has-text('digits')"]);
   own.child.kill("SIGINT");
+  await first.locator(".end").waitFor({ timeout: 90000 });
+  const end = await first.textContent(".end");
+  check(/Stopped before its end after .* of training.*loss .*samples\/s.*report .*\/run\/report\.html/.test(end), "the end: " + end);
   await own.ended;
+  check(existsSync(scratch + "/run/report.html"), "there is no report");
+  await until("the page to say so", async () => (await first.textContent("#state")) === "the run has ended");
+  check((await first.locator(".acts, #state.lost").count()) === 0, "the page of an ended run offers actions, or an alarm");
+  await first.screenshot({ path: scratch + "/out/ended.png", fullPage: true });
+  found.push(...(await audit(first)));
+  await first.context().close();
+  say("an open page shows how the run has ended, with figures and the report");
+
+  // ---- its page from the record ----
+  const dashboard = start("ended", ["dashboard", "--fleet", "run"]);
+  const again = await open(browser, await until("its address", () => /page\s+(http:\/\/\S+#token=\w+)/.exec(dashboard.read())?.[1]));
+  for (const wanted of ["h1:has-text('digits')", ".end", "figure canvas", ".happened tbody tr"]) await again.locator(wanted).first().waitFor();
+  check((await again.locator("nav a:has-text('Fleet')").count()) === 0, "there is no fleet");
+  for (const width of [1280, 390]) {
+    await again.setViewportSize({ width, height: 900 });
+    check((await beyond(again)) <= 0, "the document is wider than the window, at " + width);
+    await again.screenshot({ path: scratch + "/out/recorded-" + width + ".png", fullPage: true });
+  }
+  found.push(...(await audit(again)));
+  await again.context().close();
+  dashboard.child.kill("SIGINT");
+  check(found.length === 0, found.join("\n  "));
+  say("`paraft dashboard` shows it from its record");
 
   [0, 1, 2, 3].forEach(startServer);
   await run("status", "--fleet", servers, "--wait", "whole", "--timeout", "60");
@@ -203,8 +262,8 @@ await main(async (browser) => {
   await tabTo("select");
   await page.keyboard.type("ssp:4");
   await tabTo("switch mode");
-  const at = await page.locator(".facts").textContent();
-  await until("the page to redraw itself", async () => (await page.locator(".facts").textContent()) !== at);
+  const at = await page.textContent(".facts");
+  await until("the page to redraw itself", async () => (await page.textContent(".facts")) !== at);
   check((await focused()) === "switch mode", "the focus is lost when the page redraws itself: it is on `" + (await focused()) + "`");
   await page.keyboard.press("Enter");
   await page.locator("dialog#ask[open]").waitFor();

@@ -6,7 +6,7 @@ const WORKERS = 200, SHARDS = 64;
 const VIEWS = {
   fleet: ["h1:has-text('Fleet of 5 servers')", ".grid .sum button:has-text('digits, 64 shards')", ".scroll[aria-label=Servers] tbody tr:nth-child(5)"],
   "job/0": ["h1:has-text('digits')", "figure canvas", ".scroll[aria-label=Workers] tbody tr:nth-child(" + WORKERS + ")", ".shares .share"],
-  compare: ["h1:has-text('Jobs side by side')", "figure canvas", ".key button:has-text('digits')"],
+  compare: ["h1:has-text('Runs')", "figure canvas", ".key button:has-text('digits')"],
 };
 const live = (page) => until("the page to be live", async () => (await page.textContent("#state")).startsWith("live, from"));
 
@@ -22,6 +22,15 @@ await main(async (browser) => {
   await live(page);
   await go(page, "job/0", VIEWS["job/0"]);
   await until("points of the training", async () => (await page.locator("figure canvas").count()) > 4);
+
+  // ---- how large: the page, and what it receives first ----
+  const html = (await (await fetch(address())).arrayBuffer()).byteLength;
+  const opened = (await fetch("http://127.0.0.1:" + port + "/live", { headers: { authorization: "Bearer " + TOKEN } })).body.getReader();
+  let received = "";
+  while (!received.includes("\n\n")) received += new TextDecoder().decode((await opened.read()).value);
+  await opened.cancel();
+  check(html + received.length < 1e6, "the page has " + html + " bytes, and receives " + received.length);
+  say("the page has " + html + " bytes, and receives " + received.length + " at first");
 
   // ---- how fast: from an empty page to each view, from view to view, and from what the server says to what is on the page ----
   for (const [name, wanted] of Object.entries(VIEWS)) {
