@@ -207,3 +207,7 @@ impl Recorder {
         }))
     }
 }
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;
