@@ -28,5 +28,6 @@ fn numbers_of_a_script_are_means_up_to_a_count_of_names() {
             _ => None,
         })
         .collect();
-    assert_eq!(numbers, [(WorkerId(1), Step(1), [("norm".to_string(), 1.5)].into())]);
+    let values = BTreeMap::from([("norm".to_string(), 1.5)]);
+    assert_eq!(numbers, [(WorkerId(1), Step(1), values)]);
 }
