@@ -146,13 +146,7 @@ pub fn launch_with(
     // A script hears Ctrl-C itself, and decides.
     let stop = Stop::new(extras.stops_on_interrupt && resolved.cluster.script.is_empty());
     let begun = Begun { job: &resolved, dir, resume, quiet, interrupted, stop };
-    match begun.train(extras, submitted, &mut record) {
-        Ok(launched) => Ok(launched),
-        Err(e) => {
-            record.failed(&e, dir);
-            Err(e)
-        }
-    }
+    begun.train(extras, submitted, &mut record).inspect_err(|e| record.failed(e, dir))
 }
 
 /// A run whose record has its first line.
