@@ -793,7 +793,6 @@
       const until = Date.now() + SILENCE;
       // A timer that is late by more than that comes after a sleep: what was said meanwhile is not read yet.
       wakes = setTimeout(() => { if (Date.now() < until + QUIET) silent.abort(); else alive(); }, SILENCE);
-      heardAt = Date.now();
       doubts = setTimeout(() => tell("lost", location.host + " has said nothing for " + QUIET / 1000 + " s"), QUIET);
     };
     alive();
@@ -815,6 +814,7 @@
         const { value, done } = await reader.read();
         if (done) break;
         alive();
+        heardAt = Date.now();
         tell("", facts && !facts.servers.length && facts.jobs.length ? "from the record" : "live, from " + location.host);
         const messages = (rest + value).split("\n\n");
         rest = messages.pop();
