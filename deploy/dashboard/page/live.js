@@ -261,6 +261,15 @@
     marksOf.set(id, { of, marks: shown });
     return shown;
   };
+  // Of a job, or of two that lie over each other.
+  let together = { of: [], marks: [] };
+  const marksOfAll = (ids, names) => {
+    if (ids.length === 1) return marks(ids[0], ids);
+    if (ids.length !== 2) return [];
+    const of = ids.map((id) => marks(id, ids));
+    if (!of.every((m, i) => m === together.of[i])) together = { of, marks: of.flatMap((all, run) => all.map((m) => ({ ...m, run, text: names[run] + ": " + m.text }))) };
+    return together.marks;
+  };
   const CHARTS = [
     ["Training and held-out loss", (ids) => ids.length > 1 ? null : { names: ["training", "held-out"], points: true, loss: true }, (id, ids) => [line(id, ids, (p) => p.loss), scores(id, ids, (e) => e.loss)]],
     ["Training loss", (ids) => ids.length > 1 ? { loss: true } : null, (id, ids) => [line(id, ids, (p) => p.loss)]],
@@ -292,7 +301,7 @@
     for (const [title, options, lines] of allCharts(ids)) {
       if (!isShown([title, options, lines], ids)) continue;
       const o = options(ids);
-      figure(place, title, () => ({ x: unitOf(ids), names, empty: "nothing yet", events: ids.length === 1 ? marks(ids[0], ids) : [], ...o, log: !!o.loss && axes.log, lines: ids.flatMap((id) => lines(id, ids)).map((l) => (o.loss && axes.log ? { x: l.x, y: l.y.map((v) => (v > 0 ? v : null)) } : l)) }));
+      figure(place, title, () => ({ x: unitOf(ids), names, empty: "nothing yet", events: marksOfAll(ids, names), ...o, log: !!o.loss && axes.log, lines: ids.flatMap((id) => lines(id, ids)).map((l) => (o.loss && axes.log ? { x: l.x, y: l.y.map((v) => (v > 0 ? v : null)) } : l)) }));
     }
   };
   // How all charts are drawn.
@@ -521,7 +530,7 @@
       return [
         ...(record ? [section("What has happened", ...momentsTable(id))] : []),
         ...(lives ? [section("Workers", table("Workers", [{ text: "worker", left: true }, "step", "behind", "state", "lease", { text: "host", left: true }, "device", ""], j.members.map((m) => row("w" + m.worker, number(m.clock, 6), m.clock === front ? "" : number(front - m.clock),
-          stateOf(m.finished ? "finished" : m.idle ? "idle" : "running"), m.lease_ms == null ? "-" : (m.lease_ms / 1000).toFixed(1) + " s", left(m.host || "-"), m.device || "-",
+          m.finished ? stateOf("finished") : !answers || ended ? "-" : stateOf(m.idle ? "idle" : "running"), m.lease_ms == null || !answers || ended ? "-" : (m.lease_ms / 1000).toFixed(1) + " s", left(m.host || "-"), m.device || "-",
           facts.simulated || ended ? null : button("log", () => showLog(j, m.worker)))), "tall")),
         section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker was held up by the one whose push came last, since the shard's leader leads.")),
         section("How late pushes were", delays(j))] : []),
