@@ -242,7 +242,7 @@
   // Moments that are near each other have one mark: more than a few would lie on each other.
   const marksOf = new Map();
   const marks = (id, ids) => {
-    const all = moments(id), points = curveOf(id).points, of = [all.length, axes.x, unitOf(ids), points.length, (all[all.length - 1] || {}).at].join(), known = marksOf.get(id);
+    const all = moments(id), points = curveOf(id).points, of = [all.length, axes.x, unitOf(ids), Math.ceil(points.length / 25), (all[all.length - 1] || {}).at].join(), known = marksOf.get(id);
     if (known && known.of === of) return known.marks;
     const place = placeOf(id, ids), end = points.length ? place(points[points.length - 1]) : null, shown = [];
     // Between the points before and after it.
