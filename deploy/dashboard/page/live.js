@@ -433,7 +433,7 @@
     // Also those that have left.
     const ids = [...new Set([...j.members.map((m) => m.worker), ...j.waits.flatMap((w) => [w.worker, w.of])])].sort((a, b) => a - b);
     if (!j.waits.length) return element("p", { cls: "empty" }, "No worker has waited for another.");
-    const of = (a, b) => j.waits.find((w) => w.worker === a && w.of === b);
+    const all = new Map(j.waits.map((w) => [w.worker + "," + w.of, w])), of = (a, b) => all.get(a + "," + b);
     const some = ids.length > 24 ? [...new Set(j.waits.slice().sort((a, b) => b.seconds - a.seconds).map((w) => w.of))].slice(0, 12).sort((a, b) => a - b) : ids;
     return table("Who waits for whom, in seconds", [{ text: "waits ↓ for →", left: true }, ...some.map((b) => "w" + b)],
       ids.map((a) => row("w" + a, ...some.map((b) => { const w = of(a, b); return element("td", null, w ? number(w.seconds, 3) : ""); }))), "grid tall");
@@ -724,6 +724,13 @@
     drawSweep();
     document.title = (name === "fleet" ? "Fleet" : name === "compare" ? "Runs" : name === "sweep" ? "Sweep" : jobName(facts.jobs.find((j) => "job/" + j.id === name) || { id: "?" })) + " · Paraft";
   };
+  // Once for all that has come in the meantime: on a busy machine that may be much.
+  let due = false;
+  const soon = () => {
+    if (due) return;
+    due = true;
+    setTimeout(() => { due = false; render(); });
+  };
   addEventListener("hashchange", () => {
     if (takeToken() && refused) listen();
     if (location.hash === "#compare") lookAtRuns();
@@ -775,7 +782,7 @@
       const known = events.length ? events[events.length - 1].number : 0;
       events = events.concat(said.news.events.filter((e) => e.number > known)).slice(-500);
     }
-    if (facts) render();
+    if (facts) soon();
   };
   const others = () => (facts ? facts.servers : []).map((s) => s.page).filter((p) => p && p !== location.host);
   const GONE = 10000;
