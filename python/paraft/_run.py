@@ -73,11 +73,6 @@ def _number(name: str, given: Optional[int], *variables: str) -> Optional[int]:
         raise ConfigError(f"{name} is {text!r} in the environment; it is a whole number") from None
 
 
-def _float(value: Any) -> float:
-    """The value of a number or of a tensor of one, on whatever device."""
-    return float(value.detach() if hasattr(value, "detach") else value)
-
-
 def _in_step() -> bool:
     """Whether srun has started this process: Slurm numbers other processes, such as a batch script, from 0xfffffff0
     on."""
@@ -363,24 +358,14 @@ class Run:
         self._step, self._over = self._last["step"], self._last["over"]
         return dict(self._last)
 
-    def log(
-        self,
-        loss: Union[float, torch.Tensor, None] = None,
-        samples: int = 0,
-        **numbers: Union[float, torch.Tensor],
-    ) -> None:
+    def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
         """Records the mean loss of the current step; call it before ``optimizer.step()``. Without it the run's report
         has no loss. (It reads the loss from its device, like ``loss.item()``.)
 
         ``samples``: the number of samples behind it. Default: the first dimension of the model's first argument.
-        ``numbers``: any others by name, as ``run.log(loss, grad_norm=norm)``; the live page has a chart of each.
         """
-        if loss is not None:
-            self._loss, self._samples = _float(loss), samples
-        if numbers:
-            named = [(name, _float(value)) for name, value in numbers.items()]
-            with self._inside("run.log()"):
-                self._joined().log(named)
+        self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
+        self._samples = samples
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -235,14 +235,6 @@ impl Run {
         self.on(py, |inner, _| inner.run()?.prepared())
     }
 
-    /// Records numbers of the script's own with the current step.
-    fn log(&self, py: Python<'_>, numbers: Vec<(String, f64)>) -> PyResult<()> {
-        self.on(py, |inner, _| {
-            let run = inner.run()?;
-            numbers.iter().try_for_each(|(name, value)| run.log(name, *value))
-        })
-    }
-
     /// Reports this worker's share of a held-out evaluation.
     fn report(&self, py: Python<'_>, epoch: u64, loss_sum: f64, correct: u64, count: u64) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.report(epoch, &Evaluation { loss_sum, correct, count }))

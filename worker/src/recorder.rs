@@ -4,7 +4,6 @@ use crate::{WorkerError, job::Job, metrics::Gauges};
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, Follow, METRICS_FILE, MetricsWriter, RecordError, begin, event};
 use std::{
-    collections::BTreeMap,
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -12,9 +11,6 @@ use std::{
 
 /// The minimum time between training lines: a line costs a system call, and a step may take 0.1 ms.
 const LINE_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The maximum number of a script's own names: each is a chart.
-pub const MAX_NAMES: usize = 32;
 
 /// Unix time in seconds.
 pub fn wall() -> f64 {
@@ -85,8 +81,6 @@ pub struct Recorder {
     /// Sum and number of the known losses.
     losses: (f64, u64),
     last: (f64, u64),
-    /// Sum and number of the script's own numbers since the last line; all names so far.
-    numbers: BTreeMap<String, (f64, u64)>,
     /// Progress since the last line.
     unsaid: Option<Progress>,
 }
@@ -126,7 +120,6 @@ impl Recorder {
             since: None,
             losses: (0.0, 0),
             last: (0.0, 0),
-            numbers: BTreeMap::new(),
             unsaid: None,
         })
     }
@@ -148,18 +141,6 @@ impl Recorder {
             return Ok(());
         }
         self.line(p)
-    }
-
-    /// Counts a number of the script's own for the next line; false: there are too many names.
-    pub fn number(&mut self, name: &str, value: f64) -> bool {
-        if self.numbers.len() >= MAX_NAMES && !self.numbers.contains_key(name) {
-            return false;
-        }
-        if value.is_finite() {
-            let (sum, count) = self.numbers.entry(name.to_string()).or_default();
-            (*sum, *count) = (*sum + value, *count + 1);
-        }
-        true
     }
 
     /// Writes what was counted since the last line, at the end of the run.
@@ -189,25 +170,6 @@ impl Recorder {
             samples_per_s: rate,
             wait_seconds: p.wait_seconds,
             delay_mean: None,
-        }))?;
-        let known = self.numbers.iter_mut().filter(|(_, (_, count))| *count > 0);
-        let mean = |(name, counted): (&String, &mut (f64, u64))| {
-            let (sum, count) = std::mem::take(counted);
-            (name.clone(), sum / count as f64)
-        };
-        let values: BTreeMap<String, f64> = known.map(mean).collect();
-        if values.is_empty() {
-            return Ok(());
-        }
-        self.write(&Event::Numbers(event::Numbers {
-            wall: wall(),
-            worker: self.worker,
-            step: p.step,
-            values,
         }))
     }
 }
-
-#[cfg(test)]
-#[path = "recorder_tests.rs"]
-mod tests;

@@ -10,7 +10,6 @@
 
 use paraft_common::{ServerId, Step, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::BTreeMap;
 
 mod incident;
 mod run;
@@ -30,8 +29,6 @@ pub enum Event {
     Run(Run),
     /// A worker's progress since its previous line.
     Train(Train),
-    /// Numbers that a worker's script has named.
-    Numbers(Numbers),
     /// A held-out evaluation.
     Eval(Eval),
     /// A worker's totals, written when it ends.
@@ -176,19 +173,6 @@ pub struct Train {
     /// Mean delay, in versions, of the pushes since the previous line.
     #[serde(default)]
     pub delay_mean: Option<f64>,
-}
-
-/// Numbers that a worker's script has named; each is the mean since the previous line.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Numbers {
-    /// Unix time, seconds.
-    pub wall: f64,
-    /// The worker.
-    pub worker: WorkerId,
-    /// Its last finished step.
-    pub step: Step,
-    /// By name.
-    pub values: BTreeMap<String, f64>,
 }
 
 /// A held-out evaluation. Several workers may log the same one; the first line of an epoch counts.

@@ -33,8 +33,8 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, End, EndKind, Eval, Evaluating, Event, Incident, IncidentKind, Leave, ModeSwitch, Numbers, Run,
-    Server, Shard, Staleness, Summary, SwitchedBy, Train, Wait, Worker,
+    Diverged, End, EndKind, Eval, Evaluating, Event, Incident, IncidentKind, Leave, ModeSwitch, Run, Server,
+    Shard, Staleness, Summary, SwitchedBy, Train, Wait, Worker,
 };
 pub use follow::{Follow, TENSORBOARD_FOLDER};
 pub use incarnations::Incarnations;

@@ -12,11 +12,10 @@ const MAX_FIRST_LINE: u64 = 1 << 20;
 
 /// How the frequent lines begin: the writers put the kind first.
 const TRAIN: &[u8] = br#"{"event":"train""#;
-const NUMBERS: &[u8] = br#"{"event":"numbers""#;
 const CHUNK: &[u8] = br#"{"event":"chunk""#;
 const EVALUATING: &[u8] = br#"{"event":"evaluating""#;
 
-/// As [`read_events`](crate::read_events), with at most about `most` bytes of workers' progress, from pieces that are spread
+/// As [`read_events`](crate::read_events), with at most about `most` bytes of training lines, from pieces that are spread
 /// evenly over the file. Finished chunks, evaluations in progress and damaged lines are left out. A long record is read as
 /// a whole but decoded in part. The same file gives the same events.
 pub fn read_sampled_events(path: impl AsRef<Path>, most: u64) -> Result<Vec<Event>, RecordError> {
@@ -38,7 +37,7 @@ pub fn read_sampled_events(path: impl AsRef<Path>, most: u64) -> Result<Vec<Even
         let is_in_sample = (at / PIECE).is_multiple_of(every) || at + PIECE >= length;
         at += read;
         let is_left_out = line.starts_with(CHUNK) || line.starts_with(EVALUATING);
-        if !is_left_out && (is_in_sample || !line.starts_with(TRAIN) && !line.starts_with(NUMBERS)) {
+        if !is_left_out && (is_in_sample || !line.starts_with(TRAIN)) {
             events.extend(decoded(&line));
         }
     }

@@ -78,7 +78,6 @@ impl RunRecord {
                 | Event::Chunk(_)
                 | Event::End(_)
                 | Event::Evaluating(_)
-                | Event::Numbers(_)
                 | Event::Unknown => {}
                 Event::Incident(i) => incidents.push(i),
                 Event::Worker(w) => _ = workers.insert(w.worker, w),

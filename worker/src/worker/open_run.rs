@@ -12,7 +12,6 @@ use crate::{
     checkpoints,
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
-    recorder::MAX_NAMES,
     slow::Slowdown,
 };
 use next_action::NextAction;
@@ -214,26 +213,7 @@ impl OpenRun {
         if let Some(checkpoints) = &mut self.driver.checkpoints {
             checkpoints.rates.clone_from(&rates);
         }
-        if let Some(rate) = rates.first() {
-            // Beyond the names that a script may have, it is left out.
-            self.driver.recorder.number("learning rate", *rate);
-        }
         self.driver.client.rates(rates);
-    }
-
-    /// Records a number of the loop's own with the current step, under this name. The record has the mean of several
-    /// calls between two of its lines, and no NaN or infinity.
-    ///
-    /// # Errors
-    /// The name is empty or longer than 100 bytes, or there are 32 other names.
-    pub fn log(&mut self, name: &str, value: f64) -> Result<(), WorkerError> {
-        if name.is_empty() || name.len() > 100 {
-            return Err(misuse(format!("`{name}` is no name of a number: 1 to 100 bytes are allowed")));
-        }
-        match self.driver.recorder.number(name, value) {
-            true => Ok(()),
-            false => Err(misuse(format!("{MAX_NAMES} names of numbers are in use, and `{name}` is another"))),
-        }
     }
 
     /// The loop has overwritten its weights, and the change must not stay: the next pull brings all weights.
