@@ -70,10 +70,7 @@ pub(super) fn evaluate(
             }
         }
         fill(test, chunk, &mut batch)?;
-        let e = engine.evaluate(&batch)?;
-        sum.loss_sum += e.loss_sum;
-        sum.correct += e.correct;
-        sum.count += e.count;
+        sum += engine.evaluate(&batch)?;
     }
     Ok(sum)
 }
