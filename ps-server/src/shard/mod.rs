@@ -14,6 +14,7 @@
 //! - [`worker_state`]: state that an algorithm keeps per worker in a bucket.
 //! - [`members`]: the members, and the progress of each.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
+//! - [`cut`]: the state at one moment, for checkpoints, snapshots and digests.
 //! - [`delta`]: state deltas, which replicate pushes at the level `leader`.
 //! - [`round`]: the pushes of a BSP round as one update (pure functions).
 //! - [`payload_queue`]: the bound on bytes that wait for the leader.
@@ -33,10 +34,10 @@ pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
+pub mod cut;
 pub mod delta;
 #[cfg(test)]
 mod delta_properties;
-pub mod image;
 pub mod leader;
 pub mod members;
 pub mod observed_shard;
