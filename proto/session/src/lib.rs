@@ -17,6 +17,7 @@
 //! - `io`: inputs and effects.
 //! - `search`: which server to ask next for the leader.
 //! - `norms`: the norm of a gradient over all shards, some of which other processes of the worker may have.
+//! - [`serve`]: weights for readers, from whatever has them.
 //! - [`encoders`]: how a worker's pushes are encoded, and their state from one to the next.
 //! - [`error`]: few kinds, which say what to do.
 
@@ -26,6 +27,7 @@ mod io;
 mod link;
 mod norms;
 mod search;
+pub mod serve;
 pub mod session;
 
 pub use encoders::Encoders;

@@ -157,9 +157,9 @@ impl ShardsService {
             let (tx, mut rx) = mpsc::channel(reads::MAX_WAITING_COPIES);
             let reader = self.readers.reader(OWN_READER).map_err(|full| passing(&full.to_string()))?;
             let pours = tokio::spawn(async move { reads::send_weights(&here, request, &reader, &tx).await });
-            while let Some(reply) = rx.recv().await {
-                if let Reply::Weights(w) = reply {
-                    give(to, w.bucket, w.payload.into(), from).await?;
+            while let Some(message) = rx.recv().await {
+                if let Some(from_shard::Kind::Weights(w)) = message.kind {
+                    give(to, BucketId(w.bucket), w.payload.into(), from).await?;
                 }
             }
             return match pours.await {

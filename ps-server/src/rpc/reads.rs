@@ -9,11 +9,10 @@ use super::{
 use crate::{
     connections::{Rank, Visitor},
     replicas::Replica,
-    shard::leader::Reply,
 };
-use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
+use paraft_proto::{FromShard, PROTOCOL, ReadRequest, Refusal, RefusalKind, from_shard};
 use paraft_tls::Need;
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
@@ -25,21 +24,21 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
-        let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
-        let (service, server) = (self.clone(), self.server);
+        let (tx, rx) = mpsc::channel::<FromShard>(MAX_WAITING_COPIES);
+        let service = self.clone();
         tokio::spawn(async move {
             if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
-                let _ = tx.send(Reply::Refused(refusal)).await;
+                let _ = tx.send(refusal.into()).await;
             }
         });
-        Box::pin(ReceiverStream::new(rx).map(move |reply| Ok(convert::reply(server, reply).into())))
+        Box::pin(ReceiverStream::new(rx).map(|message| Ok(message.into())))
     }
 
     async fn serve_read(
         &self,
         request: ReadRequest,
         visitor: Option<Visitor>,
-        out: &mpsc::Sender<Reply>,
+        out: &mpsc::Sender<FromShard>,
     ) -> Result<(), Refusal> {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
@@ -63,7 +62,7 @@ pub(super) async fn send_weights(
     hosted: &Replica,
     request: ReadRequest,
     reader: &Reader,
-    out: &mpsc::Sender<Reply>,
+    out: &mpsc::Sender<FromShard>,
 ) -> Result<(), Refusal> {
     let shard = hosted.shard.id();
     if hosted.shard.configured().is_none() {
@@ -74,15 +73,16 @@ pub(super) async fn send_weights(
     loop {
         // Before it reads: an entry applied meanwhile must wake it again.
         applied.mark_unchanged();
-        while let Some(due) = read.due(&hosted.shard) {
+        while let Some(due) = read.due(&*hosted.shard) {
             // A copy is made when there is room for it, and the client has read the one before.
             let Ok(place) = out.reserve().await else { return Ok(()) };
             let room = tokio::select! {
                 room = reader.room(due.bytes) => room,
                 () = out.closed() => return Ok(()),
             };
-            if let Some(weights) = read.take(due, &hosted.shard, &hosted.counters, room) {
-                place.send(Reply::Weights(Box::new(weights)));
+            if let Some(weights) = read.take(due, &*hosted.shard, room) {
+                hosted.counters.bytes_pulled.fetch_add(weights.payload.len() as u64, Relaxed);
+                place.send(FromShard { kind: Some(from_shard::Kind::Weights(weights)) });
             }
         }
         if read.is_over() {

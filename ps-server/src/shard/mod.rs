@@ -21,10 +21,10 @@
 //! - [`batched`]: the pushes of a round in one log entry.
 //! - [`observed_shard`]: observers of the applies: spans, staleness and readers.
 //! - [`staleness`]: the delay of each push; measured on the leader.
-//! - [`reads`]: weights for readers that do not train, from any replica.
+//! - `reads`: weights for readers that do not train, from any replica.
 //! - [`leader`]: all leader-only state: a state machine, its modules, and the task that runs it.
 //!
-//! Nothing here depends on openraft, and only `leader` and `reads` use wire types.
+//! Nothing here depends on openraft, and only `leader` uses wire types.
 
 pub mod batched;
 pub mod begin;
@@ -45,7 +45,7 @@ pub mod payload_queue;
 mod progress;
 #[cfg(test)]
 mod properties;
-pub mod reads;
+mod reads;
 mod replaced_vectors;
 mod replicated;
 pub mod round;
