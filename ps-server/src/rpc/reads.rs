@@ -17,21 +17,15 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 /// Copies in a stream that wait for the transport: this is a stream's part of the common bound.
-pub(super) const MAX_WAITING_COPIES: usize = 1;
+const MAX_WAITING_COPIES: usize = 1;
 /// A reader that waits for a version checks this long after an entry was applied: many readers must not wake
 /// as often as there are updates.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
-        let (tx, rx) = mpsc::channel::<FromShard>(MAX_WAITING_COPIES);
         let service = self.clone();
-        tokio::spawn(async move {
-            if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
-                let _ = tx.send(refusal.into()).await;
-            }
-        });
-        Box::pin(ReceiverStream::new(rx).map(|message| Ok(message.into())))
+        replies(|out| async move { service.serve_read(request, visitor, &out).await })
     }
 
     async fn serve_read(
@@ -55,6 +49,21 @@ impl ShardsService {
         visitor.iter().for_each(|v| v.is(Rank::Reader));
         send_weights(&hosted, request, &reader, out).await
     }
+}
+
+/// What a task sends; its refusal is the last message.
+pub(super) fn replies<F>(sends: impl FnOnce(mpsc::Sender<FromShard>) -> F) -> Replies
+where
+    F: Future<Output = Result<(), Refusal>> + Send + 'static,
+{
+    let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
+    let sending = sends(tx.clone());
+    tokio::spawn(async move {
+        if let Err(refusal) = sending.await {
+            let _ = tx.send(refusal.into()).await;
+        }
+    });
+    Box::pin(ReceiverStream::new(rx).map(|message: FromShard| Ok(message.into())))
 }
 
 /// Sends the current weights of a replica, until all are sent or the client is gone.
