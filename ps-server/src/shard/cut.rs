@@ -209,3 +209,25 @@ impl Cut {
         self.to_raw().into_digest()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::leader::tests::shard_of;
+    use paraft_common::{Mode, config::ServerJob};
+
+    #[test]
+    fn walked_bucket_is_released_behind_its_last_part() {
+        let shard = shard_of(&ServerJob::new("cut", Mode::Asp, 2, 1));
+        let conf = shard.configured().expect("configured");
+        let held = || [0, 1].map(|place| Arc::strong_count(&conf.buckets[place].image()) > 2);
+        let mut parts = shard.cut().into_parts(BucketData::vectors);
+        assert_eq!(held(), [true, true], "the cut holds both");
+        let first = parts.next().expect("the weights of bucket 0");
+        assert_eq!((first.place, first.vector, first.payload.len()), (0, 0, 4));
+        assert_eq!(parts.next().map(|part| (part.place, part.vector)), Some((1, 0)));
+        assert_eq!(held(), [false, true], "bucket 0 has no more parts");
+        assert!(parts.next().is_none());
+        assert_eq!(held(), [false, false]);
+    }
+}
