@@ -1,4 +1,4 @@
-//! Replies to workers: weights, chunks, the image for a checkpoint.
+//! Replies to workers: weights, chunks, the shard's part of a checkpoint.
 
 use super::{
     ConnId, DeferredWeights, Effect, GroupStatus, Leader, Purpose, Reply, Weights,
