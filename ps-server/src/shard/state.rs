@@ -9,6 +9,7 @@ use super::{
     begin::Claim,
     chunks::Chunks,
     command::{Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
+    cut::Cut,
     delta::{DeltaId, StagedDelta},
     members::Members,
 };
@@ -332,13 +333,9 @@ impl Shard {
         Outcome::Joined { worker, session }
     }
 
-    /// A consistent copy of the whole state. It shares the bulk until the next update (copy on write). Only the
-    /// apply task may call it.
-    pub fn image(&self) -> super::image::Image {
+    /// A cut of the whole state, with the staged parts of a state delta. Only the apply task may call it.
+    pub fn cut(&self) -> Cut {
         let staged = self.staged.read().clone();
-        self.view(|conf, meta| {
-            let buckets = conf.map(|c| c.buckets.iter().map(|b| b.image()).collect());
-            super::image::Image { meta: meta.clone(), buckets: buckets.unwrap_or_default(), staged }
-        })
+        self.view(|conf, meta| Cut { staged, ..Cut::of(conf, meta) })
     }
 }
