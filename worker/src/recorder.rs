@@ -17,9 +17,9 @@ pub fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// The first line of a run's record: `parameters` trained values, a `budget` of samples, and the step `resumed`
-/// from which it continues.
-pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>) -> event::Run {
+/// The first line of a run's record: `parameters` trained values, a `budget` of samples, and the step `resumed` from
+/// which it continues, with the numbers up to there that no step of the job has.
+pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<(Step, u64)>) -> event::Run {
     let t = &job.train;
     let run = event::Run {
         wall: wall(),
@@ -43,7 +43,8 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
         round: job.round.kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,
-        resumed_step: resumed,
+        resumed_step: resumed.map(|(step, _)| step),
+        steps_left_out: resumed.map_or(0, |(_, numbers)| numbers),
         founding: String::new(),
         simulated: false,
     };

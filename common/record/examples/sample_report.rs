@@ -108,6 +108,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
             accuracy: classifies.then(|| 0.995 - loss * 0.22 + 0.003 * noise.next()),
             count: 2000,
             is_final: epoch == EPOCHS,
+            step: None,
         }));
     }
     for shard in 0..2 {

@@ -175,13 +175,16 @@ pub struct Train {
     pub delay_mean: Option<f64>,
 }
 
-/// A held-out evaluation. Several workers may log the same one; the first line of an epoch counts.
+/// A held-out evaluation. Several workers may log the same one; the first line counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Eval {
     /// Unix time, seconds.
     pub wall: f64,
     /// Finished passes over the data.
     pub epoch: u64,
+    /// The step that it follows, if the job evaluates within epochs (`eval.every_steps`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
     /// Samples the fleet has trained on.
     pub samples: u64,
     /// The training clock of the worker that evaluated.
@@ -199,6 +202,13 @@ pub struct Eval {
     pub is_final: bool,
 }
 
+impl Eval {
+    /// Tells the run's evaluations apart; a later one has a higher number.
+    pub fn number(&self) -> u64 {
+        self.step.map_or(self.epoch, |step| step.0)
+    }
+}
+
 /// A worker's progress in an evaluation that takes longer than a second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluating {
@@ -208,10 +218,20 @@ pub struct Evaluating {
     pub worker: WorkerId,
     /// Finished passes over the data.
     pub epoch: u64,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
     /// Held-out samples evaluated so far.
     pub done: u64,
     /// Held-out samples in this worker's share.
     pub of: u64,
+}
+
+impl Evaluating {
+    /// As of [`Eval::number`].
+    pub fn number(&self) -> u64 {
+        self.step.map_or(self.epoch, |step| step.0)
+    }
 }
 
 /// A worker's totals.

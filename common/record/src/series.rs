@@ -99,7 +99,7 @@ impl Series {
         match self.incarnations.follow(event.clone()) {
             Event::Run(run) if self.walls.is_none() => {
                 self.now(run.wall);
-                let before = run.resumed_step.map_or(0, |s| s.0);
+                let before = run.resumed_step.map_or(0, |s| s.0.saturating_sub(run.steps_left_out));
                 self.first_step = before.saturating_mul(run.batch).saturating_mul(u64::from(run.workers));
             }
             Event::Train(t) => {
@@ -128,7 +128,7 @@ impl Series {
             Event::Leave(l) if l.rank.is_none() => {
                 self.workers.entry(l.worker).or_default().trains = false;
             }
-            Event::Eval(e) if self.evaluated.insert((e.epoch, e.is_final)) => {
+            Event::Eval(e) if self.evaluated.insert((e.number(), e.is_final)) => {
                 let now = self.now(e.wall);
                 let trained = self.trained();
                 let step = self.first_step + if trained > 0 { trained } else { e.samples };

@@ -99,7 +99,7 @@ impl Recording {
     pub fn evaluation(&self, e: Evaluated, seconds: f64, is_final: bool) -> Result<(), SimError> {
         let samples = {
             let mut inner = self.inner.lock();
-            if !is_final && !inner.evaluated.insert(e.epoch) {
+            if !is_final && !inner.evaluated.insert(e.number) {
                 return Ok(());
             }
             inner.samples
@@ -108,6 +108,7 @@ impl Recording {
         self.write(&Event::Eval(event::Eval {
             wall: self.clock.seconds(),
             epoch: e.epoch,
+            step: e.step,
             samples,
             seconds,
             loss: e.loss_sum / n,
@@ -121,7 +122,10 @@ impl Recording {
 /// Sums over held-out samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluated {
+    /// Of the evaluation.
+    pub number: u64,
     pub epoch: u64,
+    pub step: Option<Step>,
     pub loss_sum: f64,
     pub correct: u64,
     pub count: u64,

@@ -20,7 +20,7 @@ use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Repo
 use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
-use paraft_trainer::{Action, Trainer};
+use paraft_trainer::{Action, EvaluationSteps, Trainer};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -96,8 +96,8 @@ pub(crate) struct Scores {
     pub samples: u64,
     /// Whether evaluations count correct predictions.
     pub classifies: bool,
-    /// Whether the record has every epoch's evaluation, not only the final one.
-    pub every_epoch: bool,
+    /// The evaluations besides the final one.
+    pub at: EvaluationSteps,
 }
 
 impl Driver {
@@ -247,12 +247,13 @@ impl Driver {
                     self.note_checkpoints(false)?;
                     self.space_checkpoints();
                 }
-                Action::Evaluate { epoch, share } => {
+                Action::Evaluate { number, share } => {
                     self.trains = self.clock.stop();
-                    return Ok(DriverAction::Evaluate { epoch, share });
+                    return Ok(DriverAction::Evaluate { number, share });
                 }
                 Action::Checkpoint(pulled) => {
                     if let Some(c) = &mut self.checkpoints {
+                        c.in_force.mode = self.client.mode().1;
                         c.pulled(pulled.done, &pulled);
                     }
                     self.note_checkpoints(false)?;
@@ -320,8 +321,8 @@ impl Driver {
     }
 
     /// Reports this worker's share of an evaluation; shard 0 adds the shares.
-    pub fn evaluated(&mut self, epoch: u64, e: &Evaluation) -> Result<(), WorkerError> {
-        self.client.report(epoch, e.loss_sum, e.correct, e.count);
+    pub fn evaluated(&mut self, number: u64, e: &Evaluation) -> Result<(), WorkerError> {
+        self.client.report(number, e.loss_sum, e.correct, e.count);
         self.not_evaluated();
         self.note_evaluations()
     }

@@ -93,6 +93,11 @@ impl OpenRun {
         mut weights: Box<dyn Landing + Send>,
     ) -> Result<Self, WorkerError> {
         setup.check(job, options)?;
+        if job.eval.every_steps.is_some() {
+            let why = "eval.every_steps is for loops that Paraft asks to evaluate; a script reports its evaluations when it has them; \
+                       take the key out";
+            return Err(WorkerError::Job(why.into()));
+        }
         let plan = match job.train.sampler {
             SamplerKind::Static => Plan::open(job)?,
             SamplerKind::Leased => Plan::of(job, setup.samples)?,
@@ -211,7 +216,7 @@ impl OpenRun {
     pub fn rates(&mut self, rates: Vec<f64>) {
         self.rates.clone_from(&rates);
         if let Some(checkpoints) = &mut self.driver.checkpoints {
-            checkpoints.rates.clone_from(&rates);
+            checkpoints.in_force.rates.clone_from(&rates);
         }
         self.driver.client.rates(rates);
     }

@@ -76,18 +76,22 @@ impl Driver {
         }))?)
     }
 
-    /// The epoch in which the job ended.
-    pub(super) fn epoch_of(&self, done: Step) -> u64 {
+    /// The number of the evaluation at the job's end.
+    pub(super) fn number_at(&self, done: Step) -> u64 {
         match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
-            None => done.0.div_ceil(self.plan.per_epoch),
+            None => self.scores.at.number(done, &self.plan),
         }
     }
 
+    /// The epochs that are over at an evaluation; and its step, if there are several in an epoch.
+    pub(super) fn place_of(&self, number: u64) -> (u64, Option<Step>) {
+        self.scores.at.place_of(number, &self.plan)
+    }
+
     fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
-        let epoch = self.epoch_of(done);
         let all = Reported {
-            epoch,
+            epoch: self.number_at(done),
             loss_sum: e.loss_sum,
             correct: e.correct,
             count: e.count,
@@ -106,13 +110,13 @@ impl Driver {
             if let Some(c) = self.checkpoints.as_ref().filter(|_| is_like_others) {
                 let step = match self.plan.leased {
                     Some(_) => self.ends.get(&e.epoch).copied(),
-                    None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),
+                    None => Some(self.scores.at.step_of(e.epoch, &self.plan)),
                 };
                 if let Some(step) = step {
                     c.loss(step, e.loss_sum / e.count.max(1) as f64);
                 }
             }
-            if self.scores.every_epoch {
+            if self.scores.at.any() {
                 self.write_evaluation(&e, false)?;
             }
             self.reported = Some(e);
@@ -128,9 +132,11 @@ impl Driver {
     fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
         let n = e.count.max(1) as f64;
         let Scores { workers, samples, classifies, .. } = self.scores;
+        let (epoch, step) = self.place_of(e.epoch);
         let event = event::Eval {
             wall: wall(),
-            epoch: e.epoch,
+            epoch,
+            step,
             samples: match self.plan.leased {
                 Some(_) => e.epoch.saturating_sub(self.begun) * samples,
                 None => self.samples * workers,
