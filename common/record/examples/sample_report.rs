@@ -80,6 +80,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
                 samples_per_s: 320.0 / took,
                 wait_seconds: seconds * habit.wait,
                 delay_mean: Some(habit.delay),
+                ..Train::default()
             }));
         }
         let bytes = samples / 32 * 4 * 101_770;

@@ -10,6 +10,7 @@
 
 use paraft_common::{ServerId, Step, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
 
 mod incident;
 mod run;
@@ -173,7 +174,16 @@ pub struct Train {
     /// Mean delay, in versions, of the pushes since the previous line.
     #[serde(default)]
     pub delay_mean: Option<f64>,
+    /// Further values by name, each the mean since the previous line: [`LEARNING_RATE`], [`GRADIENT_NORM`], and those
+    /// that a script has named.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
 }
+
+/// The learning rate of the worker's gradients.
+pub const LEARNING_RATE: &str = "learning_rate";
+/// The norm of the worker's whole gradient, before any clipping.
+pub const GRADIENT_NORM: &str = "gradient_norm";
 
 /// A held-out evaluation. Several workers may log the same one; the first line counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use crate::{SimError, clock::Clock};
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, RecordError, event};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Receives the lines in the order of simulated time.
 pub type Sink = Box<dyn FnMut(&Event) -> Result<(), RecordError> + Send>;
@@ -91,6 +91,7 @@ impl Recording {
             samples_per_s: rate,
             wait_seconds: s.wait_seconds,
             delay_mean: None,
+            values: BTreeMap::new(),
         }))
     }
 

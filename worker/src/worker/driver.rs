@@ -17,7 +17,7 @@ use crate::{
     recorder::{Recorder, wall},
 };
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
-use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
+use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights, optim::Descent};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::{Action, EvaluationSteps, Trainer};
@@ -26,7 +26,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a worker that ends waits for the shards' confirmation. It is less than the time that launchers give it.
@@ -85,6 +85,12 @@ pub(crate) struct Driver {
     pub(super) most: u64,
     /// The last complete evaluation.
     pub(super) reported: Option<Reported>,
+    /// How the servers apply gradients, if the worker pushes them.
+    pub(super) descent: Option<Descent>,
+    /// The learning rate that the user's loop has set instead.
+    pub(super) rate: Option<f64>,
+    /// When the norm of a gradient was measured last, and what it cost.
+    pub(super) norm: Option<(Instant, Duration)>,
 }
 
 /// The samples behind an evaluation.
@@ -140,6 +146,9 @@ impl Driver {
             trains: false,
             most: 0,
             reported: None,
+            descent: None,
+            rate: None,
+            norm: None,
         }
     }
 
@@ -214,6 +223,7 @@ impl Driver {
                 Action::Gradient { step, ask_ahead, goes_on } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
+                    self.begin_norm();
                     return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
@@ -235,6 +245,7 @@ impl Driver {
                     self.copy_to_user(self.values(&buckets))?;
                 }
                 Action::Pushed { loss, samples, .. } => {
+                    self.end_norm();
                     self.steps += 1;
                     self.samples += samples;
                     if loss.is_finite() {

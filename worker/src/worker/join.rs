@@ -116,7 +116,7 @@ pub(super) fn join(
         at: plan.evaluations(job),
     };
     let on_demand = (author, checkpoints::place(job, options.run_dir.as_deref()).ok());
-    let driver = Driver::new(
+    let mut driver = Driver::new(
         options,
         (client, trainer),
         plan.clone(),
@@ -125,6 +125,7 @@ pub(super) fn join(
         (layout, local),
         scores,
     );
+    driver.descent = (!job.local.is_local()).then(|| job.descent());
     Ok(JoinedWorker { driver, start, flush })
 }
 

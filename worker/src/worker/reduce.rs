@@ -27,7 +27,7 @@ use crate::{
 };
 use paraft_checkpoint::{Checkpoint, Folder, MODEL_FILE, State, weights};
 use paraft_client::Client;
-use paraft_common::{BucketSpec, Layout, Step, TensorSpec};
+use paraft_common::{BucketSpec, Layout, Step, TensorSpec, optim::Descent};
 use paraft_models::{Evaluation, Model, Part};
 use paraft_record::{Event, event};
 
@@ -82,6 +82,7 @@ struct LeaderState<'a> {
     steps: u64,
     /// The step at the job's start.
     begun: Step,
+    descent: Descent,
 }
 
 impl<'a> LeaderState<'a> {
@@ -137,6 +138,7 @@ impl<'a> LeaderState<'a> {
             samples: 0,
             steps: 0,
             begun,
+            descent: job.descent(),
         };
         Ok((lead, (state, begun)))
     }
@@ -221,6 +223,8 @@ impl<'a> LeaderState<'a> {
             seconds: self.clock.seconds(),
             wait_seconds: 0.0,
         };
+        let rate = self.descent.hyper(done.0.saturating_sub(1), done.0).lr;
+        self.recorder.value(event::LEARNING_RATE, rate.into());
         Ok(self.recorder.step(progress, stepped.loss, now)?)
     }
 
