@@ -80,6 +80,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
                 samples_per_s: 320.0 / took,
                 wait_seconds: seconds * habit.wait,
                 delay_mean: Some(habit.delay),
+                ..Train::default()
             }));
         }
         let bytes = samples / 32 * 4 * 101_770;
@@ -108,6 +109,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
             accuracy: classifies.then(|| 0.995 - loss * 0.22 + 0.003 * noise.next()),
             count: 2000,
             is_final: epoch == EPOCHS,
+            step: None,
         }));
     }
     for shard in 0..2 {

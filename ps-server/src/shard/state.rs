@@ -81,10 +81,10 @@ pub struct Meta {
     pub last_cut: Option<DeltaId>,
     /// Which worker has which chunk of the data (shard 0, leased sampler).
     pub chunks: Option<Chunks>,
-    /// Open evaluations, by epoch: a bounded number of them.
+    /// Open evaluations, by number (the epoch; in a job that evaluates within epochs, the step): a bounded number of them.
     evaluations: BTreeMap<u64, OpenEvaluation>,
-    /// The latest epoch with a complete evaluation and all shares. Workers resend a report after a failover:
-    /// without this field an old epoch would be evaluated twice, and count twice for early stopping.
+    /// The latest evaluation that is complete, with all shares. Workers resend a report after a failover: without this
+    /// field an old evaluation would be made twice, and count twice for early stopping.
     pub(super) evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
