@@ -777,7 +777,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 "{encoding}"
             );
         }
-        let [a, b] = [&as_they_came, &added_up].map(Shard::image);
+        let [a, b] = [&as_they_came, &added_up].map(Shard::cut);
         assert_eq!(a.buckets, b.buckets, "{encoding}");
         assert_eq!(a.meta.members, b.meta.members);
         assert_eq!((a.meta.pushes, a.meta.bytes_pushed), (9, pushed), "{encoding}");
