@@ -162,8 +162,8 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
         &["train.mode=ssp:2"],
         &["train.mode=asp"],
         &["train.mode=asp", "train.max_steps=50"],
-        &["train.mode=asp", "local.kind=downpour"],
-        &["train.mode=bsp", "local.kind=diloco", "local.steps=8"],
+        &["train.mode=asp", "local.steps=1"],
+        &["train.mode=bsp", "local.steps=8"],
         &["train.mode=asp", "train.sampler=leased"],
         // Its pulls bring other weights than the servers'.
         &["train.mode=asp", "algorithm.kind=dana-zero", "optimizer.kind=nesterov", "optimizer.lr=0.01"],

@@ -33,7 +33,7 @@ fn what_is_wrong_is_said_with_the_whole_key_and_what_it_takes() {
         ),
         ("[schedule]\nkind = \"cosine\"", "job.toml:6: schedule: missing field `steps`"),
         (
-            "[local]\nkind = \"diloco\"\n[local.outer]\nkind = \"sgd\"\nlr = true",
+            "[local]\nsteps = 4\n[local.outer]\nkind = \"sgd\"\nlr = true",
             "job.toml:10: local.outer.lr: boolean `true`, where a number is expected",
         ),
         (
@@ -60,7 +60,7 @@ fn a_key_in_the_wrong_place_is_told_the_right_one() {
         ("", &["durability=leader"][..], &["--set durability=leader: durability: unknown key"][..]),
         ("", &["cluster.log=auto"], &["unknown key `log`", "help: take the key out", "cluster.durability"]),
         ("", &["durability=leader"], &["help: did you mean `cluster.durability`?"]),
-        ("", &["lr=3"], &["did you mean `local.lr` or `optimizer.lr`?"]),
+        ("", &["lr=3"], &["did you mean `optimizer.lr`?"]),
         ("", &["min_delta=3"], &["did you mean `eval.early_stop.min_delta`?"]),
         (
             "",

@@ -47,7 +47,7 @@ pub struct Job {
     /// When a lock-step round closes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub round: RoundConfig,
-    /// A worker's work between two pushes.
+    /// A worker's work between two pushes, if it is more than a minibatch.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: LocalConfig,
     /// How gradients change weights: on the servers, or on workers with local steps.

@@ -181,7 +181,7 @@ impl ParallelConfig {
         }
         if job.local.is_local() {
             return no(
-                "local.kind",
+                "local.steps",
                 "pushes gradients, and with [local] a worker moves weights of its own",
                 "take [local] out",
             );
