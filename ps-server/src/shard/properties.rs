@@ -56,17 +56,7 @@ fn some_constraints() -> impl Strategy<Value = Vec<Constraint>> {
 
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
     let kinds = [
-        "sgd",
-        "momentum",
-        "nesterov",
-        "delayed-nesterov",
-        "adagrad",
-        "rmsprop",
-        "adam",
-        "adamw",
-        "adadelta",
-        "adamax",
-        "nadam",
+        "sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "adadelta", "adamax", "nadam",
         "radam",
     ];
     (prop::sample::select(kinds.to_vec()), 0usize..10, some_constraints()).prop_map(

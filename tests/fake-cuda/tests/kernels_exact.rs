@@ -81,8 +81,7 @@ fn update(
                 args![w, &mut slots[0], g, count, scale, limit, c.weight_decay as f32, lr, c.momentum as f32];
             launch_flat(s, "nesterov", n, args);
         }
-        OptimizerConfig::DelayedNesterov(_)
-        | OptimizerConfig::Adadelta(_)
+        OptimizerConfig::Adadelta(_)
         | OptimizerConfig::Adamax(_)
         | OptimizerConfig::NAdam(_)
         | OptimizerConfig::RAdam(_) => unreachable!("it has no kernel: `has_kernel`"),

@@ -4,10 +4,7 @@ use crate::{
     DeviceConfig, Exchange, Job, SamplerKind,
     check::{Check, bad},
 };
-use paraft_common::{
-    algorithm::{AlgorithmConfig, AlgorithmError},
-    optim::OptimizerConfig,
-};
+use paraft_common::algorithm::{AlgorithmConfig, AlgorithmError};
 use paraft_data::{DataConfig, LabelColumn, Task};
 use paraft_models::ModelConfig;
 
@@ -89,10 +86,6 @@ pub(crate) fn algorithm(job: &Job) -> Check {
         if job.algorithm != AlgorithmConfig::default() {
             let why = "with train.exchange = \"all-reduce\" no gradient comes late";
             return bad("algorithm.kind", why, "take [algorithm] out");
-        }
-        if matches!(job.optimizer, OptimizerConfig::DelayedNesterov(_)) {
-            let why = "delayed-nesterov is for gradients that come late, and in an all-reduce job none does";
-            return bad("optimizer.kind", why, "set optimizer.kind = \"nesterov\"");
         }
         if !job.optimizer.has_kernel() && job.train.device != DeviceConfig::Cpu {
             let why = format!(
