@@ -3,7 +3,7 @@
 //! `cargo run --release -p paraft-models --example step_speed [seconds a model] [threads, 1] [model]`
 
 use paraft_common::layout::Layout;
-use paraft_models::{Batch, DataShape, Model, ModelConfig, NormKind, Sample};
+use paraft_models::{Batch, DataShape, Model, ModelConfig, Sample};
 use std::time::{Duration, Instant};
 
 /// Tokens per sample of text.
@@ -50,13 +50,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds: f64 = args.next().map_or(Ok(2.0), |a| a.parse())?;
     let threads: usize = args.next().map_or(Ok(1), |a| a.parse())?;
     let only = args.next();
-    let transformer = ModelConfig::Transformer {
-        layers: 4,
-        heads: 4,
-        width: 128,
-        norm: NormKind::Layer,
-        checkpoint_activations: false,
-    };
+    let transformer =
+        ModelConfig::Transformer { layers: 4, heads: 4, width: 128, checkpoint_activations: false };
     let cases = [
         (ModelConfig::LogisticRegression, 64),
         (ModelConfig::Mlp { hidden: vec![256, 128] }, 64),
