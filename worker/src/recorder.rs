@@ -40,7 +40,7 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
         optimizer: job.optimizer.kind().to_string(),
         algorithm: job.algorithm.kind().to_string(),
         encoding: t.encoding.to_string(),
-        round: job.round.kind().to_string(),
+        round: t.round().kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,
         resumed_step: resumed,

@@ -58,7 +58,6 @@ fn what_is_wrong_is_said_with_the_whole_key_and_what_it_takes() {
 fn a_key_in_the_wrong_place_is_told_the_right_one() {
     for (more, set, words) in [
         ("", &["durability=leader"][..], &["--set durability=leader: durability: unknown key"][..]),
-        ("", &["cluster.log=auto"], &["unknown key `log`", "help: take the key out", "cluster.durability"]),
         ("", &["durability=leader"], &["help: did you mean `cluster.durability`?"]),
         ("", &["lr=3"], &["did you mean `optimizer.lr`?"]),
         ("", &["min_delta=3"], &["did you mean `eval.early_stop.min_delta`?"]),

@@ -12,7 +12,6 @@ use paraft_common::{
     config::check_name,
     local::LocalConfig,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-    round::RoundConfig,
 };
 use paraft_data::{DataConfig, Task};
 use paraft_models::{ModelConfig, Precision};
@@ -44,9 +43,6 @@ pub struct Job {
     /// How late gradients are treated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
-    /// When a lock-step round closes.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub round: RoundConfig,
     /// A worker's work between two pushes, if it is more than a minibatch.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: LocalConfig,
@@ -108,7 +104,6 @@ impl Job {
         self.cluster.check(self)?;
         sections::auto(self)?;
         sections::optimizer(self)?;
-        sections::round(self)?;
         sections::algorithm(self)?;
         self.check_local()?;
         self.memory.check(self)?;

@@ -43,10 +43,10 @@ impl Job {
             let why = format!("{a} corrects single gradients, and with [local] none is pushed");
             return bad("algorithm.kind", why, "take [algorithm] out, or [local]");
         }
-        if self.local.fragments().stream() && self.round.drops_late() {
+        if self.local.fragments().stream() && t.backup_workers > 0 {
             let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
                           would leave its others behind";
-            return bad("round.kind", closed, "take [round] out, or local.fragments");
+            return bad("train.backup_workers", closed, "take it out, or local.fragments");
         }
         Ok(())
     }

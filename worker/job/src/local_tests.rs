@@ -15,7 +15,7 @@ fn what_does_not_go_with_local_steps_is_refused_by_its_key() {
     for (set, key) in [
         (vec!["local.steps=0"], "steps"),
         (vec!["local.steps=4", "local.fragments=5"], "fragments"),
-        (vec!["local.fragments=2", "round.kind=backup", "round.spare=1"], "round.kind"),
+        (vec!["local.fragments=2", "train.backup_workers=1"], "train.backup_workers"),
         (vec!["local.steps=4", "train.sampler=leased"], "train.sampler"),
         (vec!["local.steps=4", "train.group_size=2"], "train.group_size"),
         (vec!["local.steps=4", "train.workers=1", "train.exchange=all-reduce"], "train.exchange"),

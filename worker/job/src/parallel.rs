@@ -5,7 +5,7 @@ use crate::{
     check::{Check, bad},
     is_default,
 };
-use paraft_common::{ModeChoice, pipeline::PipelineSchedule, round::RoundConfig};
+use paraft_common::{ModeChoice, pipeline::PipelineSchedule};
 use paraft_models::{Layer, Model, Stages};
 use serde::{Deserialize, Serialize};
 
@@ -193,8 +193,8 @@ impl ParallelConfig {
                 "take [memory] or [parallel] out",
             );
         }
-        if !matches!(job.round, RoundConfig::All(_)) {
-            return no("round.kind", "waits for all of a round's pushes", "take [round] out");
+        if train.backup_workers > 0 {
+            return no("train.backup_workers", "waits for all of a round's pushes", "take it out");
         }
         if !job.cluster.script.is_empty() {
             return no(

@@ -1,7 +1,7 @@
 //! Sections with types of other crates: their compatibility within a job.
 
 use crate::{
-    DeviceConfig, Exchange, Job, SamplerKind,
+    DeviceConfig, Exchange, Job,
     check::{Check, bad},
 };
 use paraft_common::algorithm::{AlgorithmConfig, AlgorithmError};
@@ -53,18 +53,6 @@ pub(crate) fn auto(job: &Job) -> Check {
 /// `[optimizer]`
 pub(crate) fn optimizer(job: &Job) -> Check {
     job.optimizer.validate().or_else(|e| bad("optimizer.kind", e.to_string(), SEE))
-}
-
-/// `[round]`
-pub(crate) fn round(job: &Job) -> Check {
-    job.round.validate(job.train.workers).or_else(|e| bad("round.spare", e.to_string(), SEE))?;
-    let elsewhere = job.train.sampler == SamplerKind::Leased || job.train.exchange == Exchange::AllReduce;
-    if job.round.drops_late() && elsewhere {
-        let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
-                   \"static\" and train.exchange = \"servers\"";
-        return bad("round.kind", why, "change those, or take [round] out");
-    }
-    Ok(())
 }
 
 /// `[algorithm]`, and its compatible optimizers.

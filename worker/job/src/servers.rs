@@ -75,7 +75,7 @@ impl Job {
             durability: self.cluster.durability,
             leader_window: LeaderWindow::default(),
             algorithm: self.algorithm,
-            round: self.round,
+            round: self.train.round(),
             encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
             optimizer,
