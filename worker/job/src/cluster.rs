@@ -4,7 +4,7 @@ use crate::{
     Exchange, Job,
     check::{Check, bad},
 };
-use paraft_common::{Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
+use paraft_common::{AutoConfig, Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster]`
@@ -161,7 +161,7 @@ impl ClusterConfig {
     }
 
     fn check_durability(&self, job: &Job) -> Check {
-        let mode = job.train.mode.first(&job.auto);
+        let mode = job.train.mode.first(&AutoConfig::default());
         durability::check(mode, self.durability, LeaderWindow::default())
             .or_else(|e| bad("cluster.durability", e.message, e.remedy))
     }

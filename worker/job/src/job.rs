@@ -7,7 +7,6 @@ use crate::{
     constraints, is_default, sections,
 };
 use paraft_common::{
-    AutoConfig,
     algorithm::AlgorithmConfig,
     config::check_name,
     local::LocalConfig,
@@ -37,9 +36,6 @@ pub struct Job {
     /// Length, steps and consistency of training.
     #[serde(default)]
     pub train: TrainConfig,
-    /// The rule of `train.mode = "auto"`.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub auto: AutoConfig,
     /// How late gradients are treated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
@@ -102,7 +98,6 @@ impl Job {
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
         self.track.as_ref().map_or(Ok(()), TrackConfig::check)?;
         self.cluster.check(self)?;
-        sections::auto(self)?;
         sections::optimizer(self)?;
         sections::algorithm(self)?;
         self.check_local()?;

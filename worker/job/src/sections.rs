@@ -45,11 +45,6 @@ pub(crate) fn data(job: &Job) -> Check {
     }
 }
 
-/// `[auto]`
-pub(crate) fn auto(job: &Job) -> Check {
-    job.auto.validate().or_else(|e| bad(e.key, e.to_string(), "see docs/consistency.md"))
-}
-
 /// `[optimizer]`
 pub(crate) fn optimizer(job: &Job) -> Check {
     job.optimizer.validate().or_else(|e| bad("optimizer.kind", e.to_string(), SEE))
