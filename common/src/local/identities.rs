@@ -173,7 +173,7 @@ fn one_local_step_with_outer_sgd_equals_a_lock_step_round() {
 #[test]
 fn the_inner_state_and_clock_persist_between_pushes() {
     let schedule =
-        ScheduleConfig { shape: Shape::Step { every: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
+        ScheduleConfig { shape: Shape::Step { steps: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
     let adam = OptimizerConfig::Adam(Adam { lr: 0.05, ..Adam::default() });
     let job = Descent { schedule, ..job(adam) };
     // The servers take what comes as it is: the worker is alone, and so is Adam.

@@ -791,7 +791,7 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
             let optimizer = |lr: f64| {
                 toml::from_str::<OptimizerConfig>(&format!("kind = \"{kind}\"\nlr = {lr:?}")).expect("a kind")
             };
-            let shape = Shape::Step { every: 1, gamma: 0.5 };
+            let shape = Shape::Step { steps: 1, gamma: 0.5 };
             let falls = ScheduleConfig { shape, warmup: 5, scale };
             let constant = ScheduleConfig { scale, ..ScheduleConfig::default() };
             let [said, own] = [(0.9, falls), (0.125, constant)].map(|(lr, schedule)| {

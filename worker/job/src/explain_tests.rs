@@ -28,8 +28,8 @@ fn what_is_wrong_is_said_with_the_whole_key_and_what_it_takes() {
         ),
         ("[train]\nshuffle = 3", "job.toml:7: train.shuffle: integer `3`, where true or false is expected"),
         (
-            "[schedule]\nkind = \"step\"\nevery = 3\nsteps = 4",
-            "job.toml:9: schedule.steps: unknown key `steps`; [schedule] takes `every`, `gamma`, `warmup`, `scale`",
+            "[schedule]\nkind = \"step\"\nsteps = 3\nmin_factor = 0.5",
+            "job.toml:9: schedule.min_factor: unknown key `min_factor`; [schedule] takes `steps`, `gamma`, `warmup`, `scale`",
         ),
         ("[schedule]\nkind = \"cosine\"", "job.toml:6: schedule: missing field `steps`"),
         (
