@@ -36,5 +36,5 @@ pub use error::{DataError, Place};
 pub use idx::{read_idx_folder, read_idx_pair};
 pub use prefetch::{Minibatch, Prefetcher};
 pub use sampler::{Batches, Sampler, chunk_of};
-pub use text::{TextCorpus, TextVocab, Vocab};
+pub use text::TextCorpus;
 pub use values::FileValues;
