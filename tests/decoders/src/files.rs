@@ -9,9 +9,7 @@ use paraft_checkpoint::{
     weights::{self, Precision},
 };
 use paraft_common::{Layout, TensorSpec};
-use paraft_data::{
-    Column, CsvOptions, Dataset, Header, LabelColumn, Task, TextCorpus, read_csv, read_idx_pair,
-};
+use paraft_data::{Column, CsvOptions, Dataset, LabelColumn, Task, TextCorpus, read_csv, read_idx_pair};
 use std::{
     cell::OnceCell,
     path::{Path, PathBuf},
@@ -198,12 +196,10 @@ pub fn csv(data: &[u8]) {
     let mut input = Input(data);
     let how = input.byte();
     let label = [LabelColumn::First, LabelColumn::Last, LabelColumn::None, LabelColumn::Index(1)];
-    let header = [Header::Yes, Header::No, Header::Auto, Header::Auto];
     let options = CsvOptions {
         label: label[usize::from(how & 3)].clone(),
         task: if how & 128 > 0 { Task::Regression } else { Task::Classification },
         ignore: if how & 3 == 3 { vec![Column::Index(2)] } else { Vec::new() },
-        header: header[usize::from(how >> 2 & 3)],
         test_fraction: (how & 16 > 0).then_some(0.5),
         scale: if how & 32 > 0 { 0.5 } else { 1e30 },
     };

@@ -1,6 +1,6 @@
 //! The `[data]` table of a job.
 
-use crate::csv_file::{self, Column, CsvOptions, Header, LabelColumn, Task};
+use crate::csv_file::{self, Column, CsvOptions, LabelColumn, Task};
 use crate::text::TextCorpus;
 use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
 use paraft_common::kind::NoOptions;
@@ -40,8 +40,6 @@ pub enum DataConfig {
         /// Columns that are neither label nor feature, by name or index.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         ignore: Vec<Column>,
-        /// Whether the first row has names: `yes`, `no` or `auto` (default).
-        header: Header,
         /// Part of the rows held out, above 0 and below 1; not beside `test_path`. Default 0.2.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_fraction: Option<f64>,
@@ -78,8 +76,6 @@ struct Csv {
     #[serde(default)]
     ignore: Vec<Column>,
     #[serde(default)]
-    header: Header,
-    #[serde(default)]
     test_fraction: Option<f64>,
     #[serde(default = "one")]
     scale: f64,
@@ -99,8 +95,8 @@ paraft_common::kinds!(DataConfig {
     "digits" => |_: NoOptions| Self::Digits {},
     "idx" => |o: Idx| Self::Idx { path: o.path },
     "csv" => |o: Csv| {
-        let Csv { path, test_path, label, task, ignore, header, test_fraction, scale } = o;
-        Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale }
+        let Csv { path, test_path, label, task, ignore, test_fraction, scale } = o;
+        Self::Csv { path, test_path, label, task, ignore, test_fraction, scale }
     },
     "text" => |o: Text| {
         let Text { path, context, test_fraction } = o;
@@ -172,12 +168,11 @@ impl DataConfig {
                 }
                 cache.split(&files.each_ref().map(PathBuf::as_path), "idx", || idx::read_idx_folder(&folder))
             }
-            Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale } => {
+            Self::Csv { path, test_path, label, task, ignore, test_fraction, scale } => {
                 let options = CsvOptions {
                     label: label.clone(),
                     task: *task,
                     ignore: ignore.clone(),
-                    header: *header,
                     test_fraction: *test_fraction,
                     scale: *scale,
                 };

@@ -26,7 +26,7 @@ fn a_config_survives_toml() {
     for text in [
         "kind = \"digits\"",
         "kind = \"idx\"\npath = \"mnist\"",
-        "kind = \"csv\"\npath = \"a.csv\"\nlabel = 3\nheader = \"no\"\ntest_fraction = 0.5",
+        "kind = \"csv\"\npath = \"a.csv\"\nlabel = 3\ntest_fraction = 0.5",
         "kind = \"csv\"\npath = \"a.csv\"\nlabel = \"none\"\ntest_path = \"b.csv\"\nscale = 2",
         "kind = \"csv\"\npath = \"a.csv\"\nlabel = \"price\"\ntask = \"regression\"\nignore = [\"id\", 4]",
         "kind = \"text\"\npath = \"a.txt\"\ncontext = 4",

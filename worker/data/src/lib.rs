@@ -28,7 +28,7 @@ mod values;
 
 pub use cache::Cache;
 pub use config::DataConfig;
-pub use csv_file::{Column, CsvOptions, Header, LabelColumn, Task, read_csv};
+pub use csv_file::{Column, CsvOptions, LabelColumn, Task, read_csv};
 pub use dataset::{Dataset, Samples, Split};
 pub use digest::DataDigest;
 pub use digits::digits;

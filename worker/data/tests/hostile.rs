@@ -2,7 +2,7 @@
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paraft_data::{CsvOptions, Dataset, Header, LabelColumn, TextCorpus};
+use paraft_data::{CsvOptions, Dataset, LabelColumn, TextCorpus};
 use paraft_data::{read_csv, read_idx_folder, read_idx_pair};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -233,7 +233,6 @@ fn broken_tables_are_refused_with_their_line() {
         (CsvOptions { test_fraction: Some(1.0), ..CsvOptions::default() }, "[data] test_fraction"),
         (CsvOptions::default(), "of 2 rows 0 would be held out"),
         (CsvOptions { label: LabelColumn::Index(3), ..CsvOptions::default() }, "the label is column 3"),
-        (CsvOptions { header: Header::Yes, ..CsvOptions::default() }, "of 1 rows 0"),
     ] {
         let text = f.csv(ok, &options).expect_err(expected);
         assert!(text.contains(expected), "{text}\nlacks: {expected}");
