@@ -1,7 +1,7 @@
 //! `[cluster]`: servers, replicas, the meaning of an acknowledgement, timeouts.
 
 use crate::{
-    Exchange, Job,
+    Job,
     check::{Check, bad},
 };
 use paraft_common::{AutoConfig, Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
@@ -116,10 +116,6 @@ impl ClusterConfig {
         if job.train.group_size > 1 {
             let why = "a script makes groups of its processes itself (torch.distributed)";
             return bad("train.group_size", why, "set train.group_size = 1");
-        }
-        if job.train.exchange == Exchange::AllReduce {
-            let why = "the ranks of an all-reduce job are `paraft worker`s";
-            return bad("train.exchange", why, "take train.exchange or cluster.script out");
         }
         Ok(())
     }

@@ -98,6 +98,7 @@ impl Job {
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
         self.track.as_ref().map_or(Ok(()), TrackConfig::check)?;
         self.cluster.check(self)?;
+        self.check_ways()?;
         sections::optimizer(self)?;
         sections::algorithm(self)?;
         self.check_local()?;

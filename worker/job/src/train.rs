@@ -210,10 +210,6 @@ impl TrainConfig {
             let nowhere = "the servers have no weights to begin with";
             return bad("train.init", why(nowhere), "give a file: `paraft checkpoint export` makes one");
         }
-        if self.sampler == SamplerKind::Leased {
-            let share = "each rank has its share of an epoch";
-            return bad("train.sampler", why(share), "set train.sampler = \"static\"");
-        }
         if self.encoding != Encoding::F32 {
             let sums = "gradients are summed as f32";
             return bad("train.encoding", why(sums), "set train.encoding = \"f32\", or take it out");
