@@ -46,8 +46,6 @@ pub mod sgd;
 mod golden;
 #[cfg(test)]
 mod identities;
-#[cfg(test)]
-mod speed;
 
 pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
