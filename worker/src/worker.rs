@@ -126,7 +126,7 @@ pub fn run(
             world - 1
         )));
     }
-    let plan = Plan::new(job, &data.train)?;
+    let plan = Plan::new(job, &data.train)?.resuming_from(job, options.resume.as_deref())?;
     let gauges = Arc::new(Gauges::default());
     metrics::serve_at(options.metrics, &gauges, &job.name)?;
     let digest = data.digest()?;

@@ -105,7 +105,7 @@ fn of(points: &[Point]) -> Curves {
         let (at, value) = ((wall * 1e3) as u64, Some(*value).filter(|v| v.is_finite()));
         let t = || TrainingPoint { at, ..TrainingPoint::default() };
         let s = || EvaluationPoint { at, ..EvaluationPoint::default() };
-        match *tag {
+        match &**tag {
             "train/loss" => trained.entry(at).or_insert_with(t).loss = value,
             "perf/samples_per_s" => trained.entry(at).or_insert_with(t).samples = value,
             "eval/loss" => scored.entry(at).or_insert_with(s).loss = value,

@@ -3,7 +3,7 @@
 use super::*;
 
 fn point(tag: &'static str, wall: f64, value: f64) -> Point {
-    Point { tag, value: Value::Number(value), step: 1, wall }
+    Point { tag: tag.into(), value: Value::Number(value), step: 1, wall }
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn unreadable(e: &RecordError, dir: &Path) -> Failure {
 }
 
 /// The steps of a worker in the whole job.
-fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
+pub(crate) fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
     let is_shared = job.is_some_and(|job| job.train.sampler == SamplerKind::Leased);
     if run.of_script() || run.samples_budget == 0 || is_shared {
         return None;

@@ -379,6 +379,17 @@ fn acknowledged_pushes_of_failing_workers_apply_once() {
 }
 
 #[test]
+fn evaluations_within_epochs_are_simulated() {
+    let (_, events) = run(&job(&["train.mode=ssp:2", "eval.every_steps=15"]), &Setup::default());
+    let evals = record(&events).evals;
+    let at: Vec<_> = evals.iter().map(|e| (e.epoch, e.step.map(|s| s.0), e.is_final)).collect();
+    // An epoch has 22 steps.
+    let due = [(0, 15, false), (1, 22, false), (1, 30, false), (2, 44, false), (2, 44, true)];
+    assert_eq!(at, due.map(|(epoch, step, is_final)| (epoch, Some(step), is_final)));
+    assert!(evals.iter().all(|e| e.count == 360), "each is whole: {evals:?}");
+}
+
+#[test]
 fn the_record_has_what_a_real_one_has() {
     let job = job(&["train.mode=asp"]);
     let (outcome, events) = run(&job, &Setup::default());

@@ -202,6 +202,30 @@ fn asynchronous_jobs_continue_from_the_slowest_version() -> Result<()> {
 }
 
 #[test]
+fn more_workers_resume_with_higher_step_numbers() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    // One worker has 89 steps an epoch, two have 44.
+    run(ONE, dir.path(), MLP, &["train.workers=1", "train.max_steps=40"])?;
+    let folder = Folder::new(dir.path());
+    let mut newest = step(dir.path(), 40);
+    // Step 40 of 89 is step 19 of 44. There are 31 more up to the fiftieth.
+    for (set, last, place) in [
+        (["train.workers=2", "train.max_steps=50"], 71, 50),
+        // The fiftieth of two, in the second epoch, is step 101 of one.
+        (["train.workers=1", "train.max_steps=105"], 105, 105),
+    ] {
+        resume(ONE, dir.path(), &newest, MLP, &set)?;
+        newest = step(dir.path(), last);
+        let m = Checkpoint::open(&newest)?.manifest().clone();
+        assert_eq!((m.step, m.resume_step, m.place()), (last, last, place));
+        assert_eq!(folder.latest().as_ref(), Some(&newest));
+        let highest = folder.manifests().into_iter().filter_map(|(_, m)| Some(m?.step)).max();
+        assert_eq!(highest, Some(last), "the newest has the highest number");
+    }
+    Ok(())
+}
+
+#[test]
 fn what_servers_hold_after_a_resume_is_what_the_checkpoint_says() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let text = format!("{MLP}\n[optimizer]\nkind = \"adagrad\"\nlr = 0.01");

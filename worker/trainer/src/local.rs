@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Every fragment has one turn in a step, so each bucket has one push per step. If a step is cut into a checkpoint
-//! or ends an epoch, the last fragment arrives with a pull of everything.
+//! or evaluated, or ends an epoch, the last fragment arrives with a pull of everything.
 
 use crate::{
     action::Action,
@@ -121,7 +121,7 @@ impl Trainer {
         // Weigh by the samples of the whole step, including those after this fragment's last turn.
         let samples = of as usize * self.o.batch;
         self.queue.push_back(Action::PushFragment { step, buckets: buckets.clone(), samples });
-        if i == of && (self.is_due(step) || self.o.steps.ends_epoch(step)) {
+        if i == of && self.needs_all_after(step) {
             self.rest = Some(buckets);
             self.state = State::Local(local);
             return;
