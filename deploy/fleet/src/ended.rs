@@ -256,7 +256,7 @@ pub(crate) fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
     let share = job.map_or(run.batch.saturating_mul(run.workers.into()), |job| {
         (job.train.batch as u64).saturating_mul(job.shares().into())
     });
-    let a_step = job.map_or(1, |job| job.local.rule().minibatches());
+    let a_step = job.map_or(1, |job| job.local.minibatches());
     let minibatches = run.samples_budget / share.max(1);
     Some(resumed.saturating_add(minibatches.div_ceil(a_step.max(1))))
 }

@@ -116,7 +116,7 @@ fn it_goes_on_with_other_shards_and_buckets() -> Result<()> {
     let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
     // Without the global norm, whose sum goes bucket by bucket, no bit depends on how buckets are cut.
     let text =
-        format!("{MLP}\n[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"step\"\nevery = 15");
+        format!("{MLP}\n[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"step\"\nsteps = 15");
     let set = ["train.workers=2"];
     let whole = run(ONE, a.path(), &text, &[set[0], "checkpoint.every_steps=20"])?;
     let other = [set[0], "cluster.bucket_bytes=400"];

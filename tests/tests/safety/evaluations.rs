@@ -170,8 +170,8 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
         &["train.mode=ssp:2"],
         &["train.mode=asp"],
         &["train.mode=asp", "train.max_steps=50"],
-        &["train.mode=asp", "local.kind=downpour"],
-        &["train.mode=bsp", "local.kind=diloco", "local.steps=8"],
+        &["train.mode=asp", "local.steps=1"],
+        &["train.mode=bsp", "local.steps=8"],
         &["train.mode=asp", "train.sampler=leased"],
         // The worker holds a layer at a time, and all weights only to evaluate.
         &["train.mode=bsp", "memory.resident=1", "train.device=cpu"],

@@ -75,7 +75,7 @@ fn listed(tensors: &[TensorSpec]) -> Vec<String> {
 /// The servers do not see what changes the workers' own weights.
 fn local(job: &Job) -> String {
     match job.local.is_local() {
-        true => format!("{:?} {:?}", job.local, job.local.rule().on_worker(&job.descent())),
+        true => format!("{:?} {:?}", job.local, job.descent()),
         false => String::new(),
     }
 }

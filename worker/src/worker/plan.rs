@@ -59,7 +59,7 @@ impl Plan {
             None => sampler.steps(job.shares() as usize, t.batch) as u64,
             Some(_) => (samples as u64).div_ceil(u64::from(job.shares()) * t.batch as u64),
         };
-        let a_step = job.local.rule().minibatches();
+        let a_step = job.local.minibatches();
         let steps = Steps::new(minibatches_an_epoch, a_step, t.epochs, t.max_steps).ok_or_else(|| {
             WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
@@ -73,7 +73,7 @@ impl Plan {
 
     /// For a job that ends when its loops end: no epochs, and no limit of steps.
     pub fn open(job: &Job) -> Result<Self, WorkerError> {
-        let (endless, a_step) = (1 << 62, job.local.rule().minibatches());
+        let (endless, a_step) = (1 << 62, job.local.minibatches());
         let steps = Steps::new(endless, a_step, 1, job.train.max_steps)
             .ok_or_else(|| WorkerError::Job("a step of no minibatches".into()))?;
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })

@@ -229,12 +229,11 @@ impl Trainer {
         self.queue_action(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
     }
 
-    /// After a step's push comes a pull, unless the pull precedes the next push or came with the fragments.
+    /// After a step's push comes a pull, unless it came with the fragments.
     fn pull_behind(&mut self, step: Step, loss: f32) {
-        let (checkpoint, rule) = (self.is_due(step), self.o.local.rule());
-        let pulled_elsewhere = rule.pulls_first() || rule.fragments().stream();
-        if pulled_elsewhere && !self.needs_all_after(step) {
-            // The next pull belongs to this step too and waits for its push; or the last fragment's pull is done.
+        let (checkpoint, streams) = (self.is_due(step), self.o.local.fragments().stream());
+        if streams && !self.needs_all_after(step) {
+            // The last fragment's pull is done.
             return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
         }
         self.queue_action(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });

@@ -3,7 +3,7 @@
 use paraft_common::{
     Layout, Step, TensorSpec, WorkerId,
     config::ChunkPlan,
-    local::{Diloco, Downpour, Easgd, LocalConfig},
+    local::{Diloco, LocalConfig},
 };
 use paraft_session::{Next, Pulled};
 use paraft_trainer::{Action, CheckpointSteps, EvaluationSteps, Options, Steps, Trainer};
@@ -120,21 +120,17 @@ fn no_chunks() -> Next {
 }
 
 fn a_rule() -> impl Strategy<Value = LocalConfig> {
-    let easgd = Easgd { steps: 3, ..Easgd::default() };
-    let downpour = |n_push| Downpour { n_push, ..Downpour::default() };
     prop_oneof![
         Just(LocalConfig::default()),
-        (1u64..5).prop_map(|steps| LocalConfig::Diloco(Diloco { steps, ..Diloco::default() })),
+        (1u64..5).prop_map(|steps| LocalConfig(Some(Diloco { steps, ..Diloco::default() }))),
         (1u64..5, 1u64..4).prop_map(|(steps, fragments)| {
-            LocalConfig::Diloco(Diloco { steps, fragments, ..Diloco::default() })
+            LocalConfig(Some(Diloco { steps, fragments, ..Diloco::default() }))
         }),
-        (1u64..4).prop_map(move |n| LocalConfig::Downpour(downpour(n))),
-        Just(LocalConfig::Easgd(easgd)),
     ]
 }
 
 fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
-    let a_step = rule.rule().minibatches();
+    let a_step = rule.minibatches();
     let steps = Steps::new(an_epoch, a_step, epochs, None).expect("some steps");
     let due = Some(CheckpointSteps::new(Some(3), None, &steps, None));
     Options { evaluates: EACH_EPOCH, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
@@ -193,7 +189,7 @@ proptest! {
     fn every_minibatch_is_trained_once_and_every_step_pushed_whole(
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4,
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let options = options(rule.clone(), an_epoch, epochs);
         let steps = options.steps;
         let told = drive(options, &mut in_order, &mut no_chunks);
@@ -215,7 +211,7 @@ proptest! {
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4, every in 1u64..7, ends in any::<bool>(),
         start in 0u64..9,
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let evaluates = EvaluationSteps { epochs: ends, every: Some(every) };
         let options = Options { evaluates, ..options(rule, an_epoch, epochs) };
         let steps = options.steps;
@@ -239,7 +235,7 @@ proptest! {
         rule in a_rule(), an_epoch in 1u64..8,
         odd in prop::collection::btree_map(1u64..30, (0u64..4, any::<bool>(), any::<bool>()), 0..5),
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let (mut stopped, mut rejoined_at_barrier) = (false, false);
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             let mut pulled = in_order(n, pull);
@@ -267,7 +263,7 @@ proptest! {
         rule in a_rule(), an_epoch in 1u64..8, epochs in 1u64..4, every_epoch in any::<bool>(),
         changed in any::<bool>(), back in 0u64..3,
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let evaluates = EvaluationSteps { epochs: every_epoch, every: None };
         let options = Options { evaluates, ..options(rule, an_epoch, epochs) };
         let total = options.steps.total;
