@@ -31,7 +31,7 @@ use crate::consistency::Mode;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// `[auto]` of the job file.
+/// The bounds between which the rule chooses; a job file has the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AutoConfig {

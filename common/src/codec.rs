@@ -97,15 +97,6 @@ impl Reader<'_> {
             at += run.len();
         })
     }
-
-    /// Adds the next little-endian values to `out`, one to each. On an error nothing was added.
-    pub fn add_values(&mut self, out: &mut [f32]) -> Result<(), Short> {
-        let mut at = 0;
-        self.words(out.len(), |run: &[[u8; F32_BYTES]]| {
-            out[at..].iter_mut().zip(run).for_each(|(o, b)| *o += f32::from_le_bytes(*b));
-            at += run.len();
-        })
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Tests of `kind`.
 
 use super::*;
-use crate::{algorithm::AlgorithmConfig, local::LocalConfig, optim::OptimizerConfig, round::RoundConfig};
+use crate::{algorithm::AlgorithmConfig, local::Diloco, optim::OptimizerConfig, round::RoundConfig};
 use serde::{
     Serialize,
     de::{DeserializeOwned, IgnoredAny},
@@ -38,8 +38,8 @@ fn key_order_does_not_matter_and_every_source_is_checked() {
         let said = both::<OptimizerConfig>(text).expect_err(text);
         assert!(said.contains(words), "{said}");
     }
-    both::<LocalConfig>("outer = 3\nkind = \"diloco\"").expect_err("a table is wanted");
-    both::<LocalConfig>("kind = \"diloco\"\nouter = { lr = 1, kind = \"sgd\" }").expect("one in another");
+    both::<Diloco>("outer = 3").expect_err("a table is wanted");
+    both::<Diloco>("outer = { lr = 1, kind = \"sgd\" }").expect("one in another");
 }
 
 /// The names in [`Kinds::KINDS`] are those that the derived writer uses.
@@ -57,7 +57,6 @@ fn what_is_written_is_read_for_every_kind() {
     all::<OptimizerConfig>(&[]);
     all::<AlgorithmConfig>(&[]);
     all::<RoundConfig>(&[("backup", "spare = 1")]);
-    all::<LocalConfig>(&[]);
 }
 
 #[test]

@@ -88,11 +88,6 @@ impl Need {
         }
     }
 
-    /// The need of several shards on one server.
-    pub fn of_all(job: &ServerJob, held: impl IntoIterator<Item = ShardId>, shards: u32) -> Self {
-        held.into_iter().map(|shard| Self::of(job, shard, shards)).sum()
-    }
-
     /// The total.
     pub fn total(&self) -> u64 {
         self.parts().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))

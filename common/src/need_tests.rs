@@ -40,7 +40,7 @@ fn bytes_are_read_as_they_are_written() {
 #[test]
 fn the_largest_job_with_adam_says_what_it_is_for() {
     let job = ServerJob { optimizer: adam(), ..job(1 << 34, 1 << 18) };
-    let need = Need::of_all(&job, (0..3).map(ShardId), 3);
+    let need: Need = (0..3).map(|shard| Need::of(&job, ShardId(shard), 3)).sum();
     assert_eq!((need.weights, need.slots), (64 << 30, 128 << 30));
     let text = need.to_string();
     assert!(text.contains("weights 64.0 GiB, slots 128.0 GiB"), "{text}");

@@ -32,7 +32,6 @@ pub mod adam;
 pub mod adamax;
 mod check;
 pub mod clip;
-pub mod delayed_nesterov;
 pub mod descent;
 pub mod exact;
 mod gradient;
@@ -47,8 +46,6 @@ pub mod sgd;
 mod golden;
 #[cfg(test)]
 mod identities;
-#[cfg(test)]
-mod speed;
 
 pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
@@ -56,7 +53,6 @@ pub use adam::{Adam, AdamRule, AdamW};
 pub use adamax::{Adamax, AdamaxRule};
 pub use check::OptimError;
 pub use clip::{ClipConfig, norm_factor};
-pub use delayed_nesterov::{DelayedNesterov, DelayedNesterovRule};
 pub use descent::{Descent, NotFinite};
 pub use gradient::{Gradient, apply_buffer};
 pub use nadam::{NAdam, NAdamRule};
@@ -90,9 +86,6 @@ pub enum OptimizerConfig {
     Momentum(Momentum),
     /// SGD with Nesterov's momentum.
     Nesterov(Nesterov),
-    /// Nesterov momentum that changes with every n-th update.
-    #[serde(rename = "delayed-nesterov")]
-    DelayedNesterov(DelayedNesterov),
     /// Adagrad.
     Adagrad(Adagrad),
     /// RMSprop.
@@ -115,7 +108,6 @@ crate::kinds!(OptimizerConfig {
     "sgd" => Self::Sgd,
     "momentum" => Self::Momentum,
     "nesterov" => Self::Nesterov,
-    "delayed-nesterov" => Self::DelayedNesterov,
     "adagrad" => Self::Adagrad,
     "rmsprop" => Self::RmsProp,
     "adam" => Self::Adam,
@@ -155,7 +147,6 @@ impl OptimizerConfig {
             Self::Sgd(_) => "sgd",
             Self::Momentum(_) => "momentum",
             Self::Nesterov(_) => "nesterov",
-            Self::DelayedNesterov(_) => "delayed-nesterov",
             Self::Adagrad(_) => "adagrad",
             Self::RmsProp(_) => "rmsprop",
             Self::Adam(_) => "adam",
@@ -173,7 +164,6 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.lr,
             Self::Momentum(c) => c.lr,
             Self::Nesterov(c) => c.lr,
-            Self::DelayedNesterov(c) => c.lr,
             Self::Adagrad(c) => c.lr,
             Self::RmsProp(c) => c.lr,
             Self::Adam(c) => c.lr,
@@ -187,10 +177,7 @@ impl OptimizerConfig {
 
     /// Whether a GPU kernel exists for it, for ranks that apply their gradients themselves.
     pub fn has_kernel(&self) -> bool {
-        !matches!(
-            self,
-            Self::DelayedNesterov(_) | Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_)
-        )
+        !matches!(self, Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_))
     }
 
     /// The same optimizer with this base rate and weight decay.
@@ -203,20 +190,7 @@ impl OptimizerConfig {
                 }
             };
         }
-        set!(
-            Sgd,
-            Momentum,
-            Nesterov,
-            DelayedNesterov,
-            Adagrad,
-            RmsProp,
-            Adam,
-            AdamW,
-            Adadelta,
-            Adamax,
-            NAdam,
-            RAdam
-        );
+        set!(Sgd, Momentum, Nesterov, Adagrad, RmsProp, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam);
         with
     }
 
@@ -226,7 +200,6 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.validate(),
             Self::Momentum(c) => c.validate(),
             Self::Nesterov(c) => c.validate(),
-            Self::DelayedNesterov(c) => c.validate(),
             Self::Adagrad(c) => c.validate(),
             Self::RmsProp(c) => c.validate(),
             Self::Adam(c) => c.validate(),
@@ -244,17 +217,16 @@ impl OptimizerConfig {
             Self::Sgd(_) => 0,
             Self::Momentum(_) | Self::Nesterov(_) | Self::Adagrad(_) => 1,
             Self::RmsProp(c) => c.slots(),
-            Self::DelayedNesterov(_) | Self::Adam(_) | Self::AdamW(_) => 2,
-            Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_) => 2,
+            Self::Adam(_) | Self::AdamW(_) | Self::Adadelta(_) => 2,
+            Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_) => 2,
         }
     }
 
-    /// PyTorch's names of the state vectors (our own where PyTorch has none), in our order: the keys of `optimizer.state_dict()["state"]`.
+    /// PyTorch's names of the state vectors, in our order: the keys of `optimizer.state_dict()["state"]`.
     pub fn slot_names(&self) -> Vec<&'static str> {
         match self {
             Self::Sgd(_) => vec![],
             Self::Momentum(_) | Self::Nesterov(_) => vec!["momentum_buffer"],
-            Self::DelayedNesterov(_) => vec!["momentum_buffer", "gradient_sum"],
             Self::Adagrad(_) => vec!["sum"],
             Self::RmsProp(c) => c.slot_names(),
             Self::Adadelta(_) => vec!["square_avg", "acc_delta"],
@@ -301,7 +273,6 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.weight_decay,
             Self::Momentum(c) => c.weight_decay,
             Self::Nesterov(c) => c.weight_decay,
-            Self::DelayedNesterov(c) => c.weight_decay,
             Self::Adagrad(c) => c.weight_decay,
             Self::RmsProp(c) => c.weight_decay,
             Self::Adam(c) => c.weight_decay,
@@ -323,7 +294,6 @@ impl OptimizerConfig {
             Self::Sgd(_) => Rule::Sgd { lr: hyper.lr },
             Self::Momentum(c) => Rule::Momentum(c.rule(hyper)),
             Self::Nesterov(c) => Rule::Nesterov(c.rule(hyper)),
-            Self::DelayedNesterov(c) => Rule::DelayedNesterov(c.rule(hyper)),
             Self::Adagrad(c) => Rule::Adagrad(c.rule(hyper)),
             Self::RmsProp(c) => Rule::RmsProp(c.rule(hyper)),
             Self::Adam(c) => Rule::Adam(c.rule(hyper)),

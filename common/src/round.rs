@@ -11,7 +11,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The `[round]` table of a job: `kind` and the options of that kind. Used only in mode `bsp`.
+/// The `round` table of a server job: `kind` and the options of that kind. Used only in mode `bsp`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum RoundConfig {
@@ -47,7 +47,7 @@ impl Default for Backup {
 
 /// `spare` is too large for the job's workers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("[round] spare = {0}: must be less than train.workers")]
+#[error("[round] spare = {0}: must be less than workers")]
 pub struct RoundError(u32);
 
 impl Default for RoundConfig {

@@ -157,7 +157,7 @@ fn describe(c: &Checkpoint) -> Value {
         "job": m.name,
         "step": m.step,
         "resume_step": m.resume_step,
-        "epochs": m.epochs_done.map_or_else(|| m.resume_step as f64 / m.steps_per_epoch.max(1) as f64, |n| n as f64),
+        "epochs": m.epochs_done.map_or_else(|| m.place() as f64 / m.steps_per_epoch.max(1) as f64, |n| n as f64),
         "mode": m.mode.to_string(),
         "workers": m.workers,
         "worker_clocks": range(clocks().min(), clocks().max()),

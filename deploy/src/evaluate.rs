@@ -4,7 +4,7 @@ use crate::short;
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder, MODEL_FILE, weights};
 use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out};
-use paraft_worker::{Batch, Dataset, Evaluation, Job, Model, WorkerError, cli, exit, job::assigns, samples};
+use paraft_worker::{Job, cli, exit, samples};
 use serde_json::json;
 use std::{
     fs,
@@ -29,9 +29,6 @@ pub struct EvaluateArgs {
     #[arg(long)]
     pub json: bool,
 }
-
-/// Samples per call of the model.
-const CHUNK: usize = 256;
 
 /// Weights in a file, and the job that they are of, if it is known.
 struct Found {
@@ -80,7 +77,7 @@ pub fn run(args: &EvaluateArgs) -> Result<i32, Failure> {
     }
     let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
     let (weights, _) = weights::load(&found.weights, &layout)?;
-    let e = evaluate(&mut *model, &weights, &data.test)?;
+    let e = samples::evaluate(&mut *model, &weights, &data.test, 0..data.test.len())?;
     let n = e.count as f64;
     let accuracy = data.test.classes().filter(|_| job.classifies()).map(|_| e.correct as f64 / n);
     let loss = e.loss_sum / n;
@@ -127,23 +124,6 @@ fn with_data(job: &Job, data: &Path, set: &[String]) -> Result<String, Failure> 
             return Err(Failure::new(exit::USAGE, why).help("it takes a CSV file or a folder of IDX files"));
         }
     };
-    if let Some(assignment) = set.iter().find(|assignment| assigns(assignment, key)) {
-        let why = format!("--data and --set {assignment} both set {key}");
-        return Err(Failure::new(exit::USAGE, why).help("give one of them"));
-    }
+    short::only_once("--data", key, set)?;
     short::assignment(key, data)
-}
-
-/// Over all samples.
-fn evaluate(model: &mut dyn Model, weights: &[f32], test: &Dataset) -> Result<Evaluation, WorkerError> {
-    let indices: Vec<u32> = (0..test.len()).map(|i| i as u32).collect();
-    let (mut sum, mut batch) = (Evaluation::default(), Batch::default());
-    for chunk in indices.chunks(CHUNK) {
-        samples::fill(test, chunk, &mut batch)?;
-        let e = model.evaluate(weights, &batch)?;
-        sum.loss_sum += e.loss_sum;
-        sum.correct += e.correct;
-        sum.count += e.count;
-    }
-    Ok(sum)
 }

@@ -1,10 +1,10 @@
 //! `paraft init`: asks five questions and writes a job file.
 
+use crate::short::toml;
 use clap::Args;
-use paraft_common::config::check_name;
+use paraft_common::{Mode, config::check_name, kind::Kinds};
 use paraft_fleet::{failure::Failure, out};
-use paraft_worker::{Job, cli, exit};
-use serde_json::Value;
+use paraft_worker::{Job, ModelConfig, cli, exit};
 use std::{
     fs::File,
     io::{self, BufRead, Write},
@@ -21,7 +21,6 @@ pub struct InitArgs {
 /// The kinds of data, with the model that fits first.
 const DATA: [(&str, &str); 4] =
     [("digits", "mlp"), ("csv", "mlp"), ("idx", "convnet"), ("text", "transformer")];
-const MODELS: [&str; 5] = ["mlp", "logistic-regression", "convnet", "autoencoder", "transformer"];
 
 /// Asks on standard error, reads the answers from standard input, and writes the file; returns the exit code.
 ///
@@ -51,14 +50,18 @@ fn job_of(answers: &mut dyn BufRead, file: &Path) -> Result<String, Failure> {
     let data = ask(answers, &format!("Data: {}?", kinds.join(", ")), "digits", one_of(&kinds))?;
     let model = DATA.iter().find(|(kind, _)| *kind == data).map_or("mlp", |(_, model)| model);
     let path = if data == "digits" { None } else { Some(ask_path(answers, &data)?) };
-    let model = ask(answers, &format!("Model: {}?", MODELS.join(", ")), model, one_of(&MODELS))?;
+    let models = ModelConfig::KINDS;
+    let model = ask(answers, &format!("Model: {}?", models.join(", ")), model, one_of(models))?;
     let workers = ask(answers, "Workers, each of them a process?", "2", number)?;
     let mode = "Mode: bsp (workers wait for each other at each step), ssp:4 (up to 4 steps apart), asp (they never wait)?";
     let mode = ask(answers, mode, "bsp", |mode| {
-        mode.parse().map(|_: paraft_common::Mode| mode.to_string()).map_err(|e| format!("{e}"))
+        mode.parse().map(|_: Mode| mode.to_string()).map_err(|e| format!("{e}"))
     })?;
     let epochs = ask(answers, "Epochs?", "10", number)?;
-    let path = path.map(|path| format!("path = {}\n", quoted(&path))).unwrap_or_default();
+    let path = match path {
+        Some(path) => format!("path = {}\n", toml(path)?),
+        None => String::new(),
+    };
     let hidden = if matches!(&model[..], "mlp" | "autoencoder") { "hidden = [128, 64]\n" } else { "" };
     Ok(format!(
         "# Written by `paraft init`. All keys: docs/configuration.md\n\
@@ -67,10 +70,10 @@ fn job_of(answers: &mut dyn BufRead, file: &Path) -> Result<String, Failure> {
          [model]\nkind = {}\n{hidden}\n\
          [train]\nworkers = {workers}\nmode = {}\nbatch = 32\nepochs = {epochs}\n\n\
          [optimizer]\nkind = \"adam\"\nlr = 0.001\n",
-        quoted(stem.unwrap_or("job")),
-        quoted(&data),
-        quoted(&model),
-        quoted(&mode),
+        toml(stem.unwrap_or("job"))?,
+        toml(data)?,
+        toml(&model)?,
+        toml(mode)?,
     ))
 }
 
@@ -129,9 +132,4 @@ fn one_of(words: &[&str]) -> impl Fn(&str) -> Result<String, String> {
 
 fn number(answer: &str) -> Result<u32, String> {
     answer.parse().ok().filter(|n| *n >= 1).ok_or_else(|| format!("`{answer}` is no number from 1"))
-}
-
-/// A TOML string. JSON strings are ones, but for one character, which TOML wants escaped.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -1,7 +1,7 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`train`], [`launch`], [`demo`]: what a user starts. [`init`]: writes a job file. [`serve`], [`worker`]: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
-//!   fault points.
+//! - [`train`], [`launch`], [`demo`]: what a user starts. [`init`]: writes a job file. [`serve`], [`worker`]: what a fleet
+//!   consists of, also by hand. [`disk_faults`]: a server's own fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
 //!   [`mod@replay`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.

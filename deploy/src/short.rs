@@ -54,7 +54,12 @@ pub fn only_once(flag: &str, key: &str, set: &[String]) -> Result<(), Failure> {
 
 /// `key=["word", ...]` or `key="word"`, as `--set` reads it.
 pub fn assignment(key: &str, value: impl Serialize) -> Result<String, Failure> {
+    toml(value).map(|value| format!("{key}={value}"))
+}
+
+/// A text, or a list of texts, in TOML.
+pub fn toml(value: impl Serialize) -> Result<String, Failure> {
     let value = serde_json::to_string(&value).map_err(|e| Failure::new(exit::USAGE, e))?;
     // JSON strings are TOML strings, except for this character.
-    Ok(format!("{key}={}", value.replace('\u{7f}', "\\u007f")))
+    Ok(value.replace('\u{7f}', "\\u007f"))
 }

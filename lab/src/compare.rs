@@ -46,7 +46,7 @@ pub struct CompareArgs {
     /// How many seeds (3: 1, 2 and 3), or which (4,7,9). Default: the job's.
     #[arg(long, value_name = "N|LIST")]
     pub seeds: Option<Seeds>,
-    /// Each an algorithm.kind, a round.kind (with bsp), a train.encoding, or `job`; comma-separated. Default: the job as it is.
+    /// Each an algorithm.kind, a train.encoding, or `job`; comma-separated. Default: the job as it is.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub algorithms: Vec<String>,
     /// An algorithm of your own: 'weak: algorithm.kind=dc-asgd-c, algorithm.lambda=0.1'; may be given often.

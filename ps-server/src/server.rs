@@ -3,6 +3,7 @@
 mod error;
 mod identity;
 mod options;
+mod readers;
 
 pub use error::ServerError;
 pub(crate) use error::data_failed;
@@ -35,6 +36,7 @@ use paraft_lanes::Pool;
 use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_tls::Access;
 use paraft_trace::Stages;
+use readers::ReaderThreads;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -279,7 +281,8 @@ impl Server {
             };
             match bound {
                 Ok(l) => {
-                    let incoming = connections::incoming(l, self.connections.clone(), lanes.clone());
+                    // Who reaches it may do everything: no peer of it only reads.
+                    let (incoming, _) = connections::incoming(l, self.connections.clone(), lanes.clone());
                     let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
                     tokio::spawn(serve);
                     owns_socket = true;
@@ -289,7 +292,10 @@ impl Server {
                 }
             }
         }
-        let incoming = connections::incoming(listener, self.connections.clone(), lanes);
+        let (incoming, readers) = connections::incoming(listener, self.connections.clone(), lanes);
+        let reader_threads =
+            ReaderThreads::start().map_err(|e| ServerError::Io("no threads for readers".into(), e))?;
+        reader_threads.spawn(self.router().serve_with_incoming_shutdown(readers, until(stopped.clone())));
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
         let mut misfit = Ok(());
         tokio::select! {

@@ -348,6 +348,8 @@ class Folder(Source):
         #: The run; None: its record has not started.
         self.job: Optional[Job] = None
         self._curves: dict[str, list[Point]] = {}
+        #: The last evaluation: its step, if the job evaluates within epochs, else its epoch.
+        self._evaluated: Optional[int] = None
         self._began = 0.0
         self._rates: dict[int, float] = {}
         self._workers: dict[int, Worker] = {}
@@ -393,7 +395,7 @@ class Folder(Source):
         if kind == "run":
             self._curves = {"loss": [], "held_out_loss": [], "accuracy": [], "samples_per_s": []}
             self.job = Job(event["name"], "running", event["mode"], event["workers"], curve=self._curves.__getitem__)
-            self._began, self.over = event["wall"], False
+            self._began, self.over, self._evaluated = event["wall"], False, None
             self._rates, self._workers, self._servers, self._events = {}, {}, {}, []
             return
         job = self.job
@@ -409,8 +411,9 @@ class Folder(Source):
                 self._rates[event["worker"]] = event["samples_per_s"]
                 job.samples_per_s = sum(self._rates.values())
                 _put(self._curves["samples_per_s"], seconds, job.samples_per_s)
-        elif kind == "eval" and (event["epoch"] != job.epoch or event["final"]):
-            new = event["epoch"] != job.epoch
+        elif kind == "eval" and (event.get("step", event["epoch"]) != self._evaluated or event["final"]):
+            number = event.get("step", event["epoch"])
+            new, self._evaluated = number != self._evaluated, number
             job.epoch, job.held_out_loss, job.accuracy = event["epoch"], event["loss"], event["accuracy"]
             for curve, value in (("held_out_loss", event["loss"]), ("accuracy", event["accuracy"])):
                 if new and value is not None:

@@ -80,6 +80,10 @@ def _in_step() -> bool:
     return step.isdecimal() and int(step) < 0xFFFF_FFF0
 
 
+def _float(value: Union[float, torch.Tensor]) -> float:
+    return float(value.detach() if hasattr(value, "detach") else value)
+
+
 def _factor(text: str) -> float:
     try:
         return float(text)
@@ -358,14 +362,22 @@ class Run:
         self._step, self._over = self._last["step"], self._last["over"]
         return dict(self._last)
 
-    def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
+    def log(self, loss: Union[float, torch.Tensor, None] = None, samples: int = 0, **values: Union[float, torch.Tensor]) -> None:
         """Records the mean loss of the current step; call it before ``optimizer.step()``. Without it the run's report
         has no loss. (It reads the loss from its device, like ``loss.item()``.)
 
         ``samples``: the number of samples behind it. Default: the first dimension of the model's first argument.
+        ``values``: further numbers of this step, under names of your own: ``run.log(loss, perplexity=8.1)``. Report and
+        trackers have a curve of each; in a group of ranks, of the first rank's. A number that is NaN or infinite is left
+        out.
+
+        Raises:
+            MisuseError: a name is that of a curve that Paraft records itself, or there are more than 64 names.
         """
-        self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
-        self._samples = samples
+        if loss is not None:
+            self._loss, self._samples = _float(loss), samples
+        for name, value in values.items():
+            self._joined().log(name, _float(value))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -67,10 +67,11 @@ def optimize(
     """Trains ``n_trials`` trials of a study, each as a job of one fleet, and reports their results to the study.
 
     The result is the held-out accuracy for a study that maximizes, the held-out loss for one that minimizes.
-    Intermediate evaluations are reported to the trial with their epoch as the step, so that the study's pruner can
-    end it; a pruned trial's job is deleted from the fleet like any other. A trial that diverges, or whose settings
-    the job refuses, gets the state ``FAIL``. A killed trial is attempted again, at most three times in all. The user
-    attributes of each trial have its run's folder (``run_dir``), its attempts (``tries``), and its failure (``why``).
+    Intermediate evaluations are reported to the trial with their epoch as the step (with ``eval.every_steps`` their own
+    step), so that the study's pruner can end it; a pruned trial's job is deleted from the fleet like any other. A trial
+    that diverges, or whose settings the job refuses, gets the state ``FAIL``. A killed trial is attempted again, at most
+    three times in all. The user attributes of each trial have its run's folder (``run_dir``), its attempts (``tries``),
+    and its failure (``why``).
 
     Args:
         study: of :func:`optuna.create_study`, with one direction. It may have trials already, and share its storage
@@ -263,7 +264,7 @@ class _Interrupted(Exception):
 
 @dataclass
 class _Watch:
-    """A trial's reports. Of several attempts only the first to reach an epoch reports it."""
+    """A trial's reports. Of several attempts only the first to make an evaluation reports it."""
 
     trial: Trial
     metric: str
@@ -271,11 +272,11 @@ class _Watch:
 
     def report(self, event: Mapping[str, Any]) -> bool:
         """Reports an evaluation; returns whether to prune the trial."""
-        epoch, value = event.get("epoch"), event.get(self.metric)
-        if not isinstance(epoch, int) or not isinstance(value, (int, float)) or epoch in self.reported:
+        number, value = event.get("step", event.get("epoch")), event.get(self.metric)
+        if not isinstance(number, int) or not isinstance(value, (int, float)) or number in self.reported:
             return False
-        self.reported.add(epoch)
-        self.trial.report(float(value), epoch)
+        self.reported.add(number)
+        self.trial.report(float(value), number)
         return not event.get("final") and self.trial.should_prune()
 
 

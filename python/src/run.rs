@@ -201,6 +201,11 @@ impl Run {
         })
     }
 
+    /// Records a value of the current step by name.
+    fn log(&self, py: Python<'_>, name: String, value: f64) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.log(&name, value))
+    }
+
     /// The script has overwritten weights, and the change must not stay: the next pull brings all weights,
     /// including those without an update.
     fn forget_weights(&self, py: Python<'_>) -> PyResult<()> {

@@ -70,6 +70,23 @@ def test_a_loss_that_no_script_has_said_is_none(says: bool, tmp_path: Path) -> N
     assert (summary["final_loss"] is not None) == says, summary
 
 
+def test_values_under_names_of_ones_own_have_curves(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    logs = "run.log(loss, half=loss / 2, rank=run.rank, none=float('nan'))"
+    script.write_text(TRAINS.replace("LOG", logs))
+    ended = launch(script, "--servers", "1", "--run-dir", str(tmp_path / "run"))
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [e for e in lines if e["event"] == "train"]
+    for e in trained:
+        values = e["values"]
+        assert values["half"] == pytest.approx(e["loss"] / 2) and values["rank"] == e["worker"] and "none" not in values, e
+        assert values["learning_rate"] > 0, e
+    # The first step's is measured, and later ones' at intervals.
+    assert {e["worker"] for e in trained if e["values"].get("gradient_norm", 0) > 0} == {0, 1}, trained
+    assert '"title":"half"' in (tmp_path / "run" / "report.html").read_text()
+
+
 STEP = 0.03
 
 

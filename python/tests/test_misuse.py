@@ -53,6 +53,17 @@ def test_a_scaler_does_not_hide_the_scripts_own_clipping(start_fleet: Callable[.
         run.close()
 
 
+def test_names_that_cannot_be_recorded_are_refused(fleet: paraft.Fleet) -> None:
+    run, m, o = prepared(fleet)
+    with pytest.raises(paraft.MisuseError, match="`learning_rate` is recorded by itself"):
+        run.log(learning_rate=0.1)
+    run.log(**{f"value_{i}": float(i) for i in range(60)})
+    with pytest.raises(paraft.MisuseError, match="at most 64 names"):
+        run.log(**{f"other_{i}": float(i) for i in range(60)})
+    steps(m, o)
+    run.finish()
+
+
 def test_what_is_trained_stays_so(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)

@@ -351,6 +351,42 @@ fn what_is_told_is_of_the_jobs_that_a_role_is_for() -> Result<()> {
     Ok(())
 }
 
+/// How often the threads for readers, of all servers in this process, have waited for a request.
+fn waits_of_reader_threads() -> Result<u64> {
+    let mut waits = 0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let status = std::fs::read_to_string(task?.path().join("status")).unwrap_or_default();
+        if status.starts_with("Name:\tparaft-readers\n") {
+            let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+            waits += line.context("no count")?.trim().parse::<u64>()?;
+        }
+    }
+    Ok(waits)
+}
+
+#[test]
+fn who_may_only_read_is_served_by_threads_of_low_priority() -> Result<()> {
+    const REQUESTS: u64 = 200;
+    closed();
+    let (fleet, _) = fleet()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let waits_for = |role: &str| {
+        let access = closed().shows(&[role], DAY)?;
+        runtime.block_on(async {
+            let channel = lazy(&fleet.at.addresses[0], &access).map_err(anyhow::Error::msg)?;
+            let mut control = ControlClient::new(channel);
+            let before = waits_of_reader_threads()?;
+            for _ in 0..REQUESTS {
+                control.describe(DescribeRequest {}).await?;
+            }
+            Ok::<_, anyhow::Error>(waits_of_reader_threads()? - before)
+        })
+    };
+    let (worker, reader) = (waits_for("worker:ledger")?, waits_for("reader:ledger")?);
+    ensure!(reader >= REQUESTS / 2, "{reader} waits for {REQUESTS} requests of a reader, {worker} of a worker");
+    Ok(())
+}
+
 #[test]
 fn a_worker_with_another_jobs_certificate_changes_nothing() -> Result<()> {
     closed();

@@ -64,11 +64,11 @@ CASES = [  # name, table as the job file has it, optimizer class, its arguments,
 ]
 
 SCHEDULES = [  # name, table, function from optimizer to scheduler
-    ("step", {"kind": "step", "every": 3, "gamma": 0.5}, lambda o: StepLR(o, 3, 0.5)),
+    ("step", {"kind": "step", "steps": 3, "gamma": 0.5}, lambda o: StepLR(o, 3, 0.5)),
     ("cosine", {"kind": "cosine", "steps": 20, "min_factor": 0.1}, lambda o: CosineAnnealingLR(o, 20, 0.1)),
     ("cosine-to-zero", {"kind": "cosine", "steps": 25}, lambda o: CosineAnnealingLR(o, 25)),
     ("warmup", {"warmup": 5}, lambda o: LinearLR(o, 1 / 5, 1.0, 4)),
-    ("warmup-step", {"kind": "step", "every": 4, "gamma": 0.1, "warmup": 6},
+    ("warmup-step", {"kind": "step", "steps": 4, "gamma": 0.1, "warmup": 6},
      lambda o: ChainedScheduler([LinearLR(o, 1 / 6, 1.0, 5), StepLR(o, 4, 0.1)])),
 ]
 

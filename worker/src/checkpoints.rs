@@ -33,7 +33,7 @@ use checkpoint_thread::{CheckpointThread, Order};
 use control_notifier::ControlNotifier;
 use paraft_checkpoint::{Folder, State};
 use paraft_client::Pulled;
-use paraft_common::{Share, Step, WorkerId};
+use paraft_common::{Mode, Share, Step, WorkerId};
 use paraft_record::{Event, event};
 use paraft_trainer::CheckpointSteps;
 use spacing::Spacing;
@@ -92,6 +92,15 @@ pub struct Checkpoints {
     waiting: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
     skipped: Vec<event::Checkpoint>,
+    /// As of this worker's last pull.
+    pub(crate) in_force: InForce,
+}
+
+/// What a job's training is by when a checkpoint is made, beside the job itself.
+#[derive(Clone, Debug)]
+pub(crate) struct InForce {
+    /// The mode.
+    pub mode: Mode,
     /// The learning rates that the loop set last, per group. Empty: the job's schedule.
     pub rates: Vec<f64>,
 }
@@ -126,6 +135,7 @@ impl Checkpoints {
         let (tell, events) = mpsc::channel();
         let waiting = Arc::new(AtomicU64::new(0));
         let done = waiting.clone();
+        let in_force = InForce { mode: author.server_job.first_mode(), rates: Vec::new() };
         let checkpoint_thread = CheckpointThread { author, folder: folder.map(Folder::new), teller };
         let work = move || checkpoint_thread.work(&received, &tell, &done);
         let thread = thread::Builder::new()
@@ -142,7 +152,7 @@ impl Checkpoints {
             waiting,
             thread: Some(thread),
             skipped: Vec::new(),
-            rates: Vec::new(),
+            in_force,
         })
     }
 
@@ -181,7 +191,7 @@ impl Checkpoints {
         if pulled.checkpoint {
             self.begins(step);
             self.waiting.fetch_add(1, SeqCst);
-            self.send(Order::Write(step, self.rates.clone()));
+            self.send(Order::Write(step, self.in_force.clone()));
         } else if pulled.partial_checkpoint {
             self.send(Order::Release(step));
         } else if self.waiting.load(SeqCst) > 0 {

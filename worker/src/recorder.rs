@@ -4,22 +4,28 @@ use crate::{WorkerError, job::Job, metrics::Gauges};
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, Follow, METRICS_FILE, MetricsWriter, RecordError, begin, event};
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// The minimum time between training lines: a line costs a system call, and a step may take 0.1 ms.
-const LINE_INTERVAL: Duration = Duration::from_millis(50);
+pub const LINE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The most names of values, and their bytes: a script that names a value anew in each step would fill the memory.
+pub const MAX_VALUES: usize = 64;
+/// See [`MAX_VALUES`].
+pub const MAX_NAME: usize = 64;
 
 /// Unix time in seconds.
 pub fn wall() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// The first line of a run's record: `parameters` trained values, a `budget` of samples, and the step `resumed`
-/// from which it continues.
-pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>) -> event::Run {
+/// The first line of a run's record: `parameters` trained values, a `budget` of samples, and the step `resumed` from
+/// which it continues, with the numbers up to there that no step of the job has.
+pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<(Step, u64)>) -> event::Run {
     let t = &job.train;
     let run = event::Run {
         wall: wall(),
@@ -40,10 +46,11 @@ pub fn described(job: &Job, parameters: u64, budget: u64, resumed: Option<Step>)
         optimizer: job.optimizer.kind().to_string(),
         algorithm: job.algorithm.kind().to_string(),
         encoding: t.encoding.to_string(),
-        round: job.round.kind().to_string(),
+        round: t.round().kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,
-        resumed_step: resumed,
+        resumed_step: resumed.map(|(step, _)| step),
+        steps_left_out: resumed.map_or(0, |(_, numbers)| numbers),
         founding: String::new(),
         simulated: false,
     };
@@ -80,6 +87,8 @@ pub struct Recorder {
     since: Option<Instant>,
     /// Sum and number of the known losses.
     losses: (f64, u64),
+    /// Likewise of further values, by name.
+    values: BTreeMap<String, (f64, u64)>,
     last: (f64, u64),
     /// Progress since the last line.
     unsaid: Option<Progress>,
@@ -119,6 +128,7 @@ impl Recorder {
             gauges,
             since: None,
             losses: (0.0, 0),
+            values: BTreeMap::new(),
             last: (0.0, 0),
             unsaid: None,
         })
@@ -126,6 +136,24 @@ impl Recorder {
 
     pub fn write(&mut self, event: &Event) -> Result<(), RecordError> {
         self.file.as_mut().map_or(Ok(()), |f| f.write(event))
+    }
+
+    /// Counts a value of the current step, besides the loss. One that is not finite is left out. Returns whether there is
+    /// room for its name.
+    pub fn value(&mut self, name: &str, value: f64) -> bool {
+        if !value.is_finite() {
+            return true;
+        }
+        // Not by `entry`: nearly always the name is there, and needs no copy.
+        if let Some(of) = self.values.get_mut(name) {
+            *of = (of.0 + value, of.1 + 1);
+            return true;
+        }
+        let has_room = self.values.len() < MAX_VALUES && name.len() <= MAX_NAME;
+        if has_room {
+            self.values.insert(name.to_string(), (value, 1));
+        }
+        has_room
     }
 
     /// Counts a step. It writes a line at intervals, and whenever `now` is set. `loss`: NaN if unknown.
@@ -154,6 +182,11 @@ impl Recorder {
         // 0/0 is NaN: no loss is known.
         let loss = self.losses.0 / self.losses.1 as f64;
         self.losses = (0.0, 0);
+        let values = self.values.iter_mut().filter(|(_, of)| of.1 > 0).map(|(name, of)| {
+            let (sum, n) = std::mem::take(of);
+            (name.clone(), sum / n as f64)
+        });
+        let values = values.collect();
         let elapsed = p.seconds - self.last.0;
         let rate = if elapsed > 0.0 { (p.samples - self.last.1) as f64 / elapsed } else { 0.0 };
         self.last = (p.seconds, p.samples);
@@ -170,6 +203,7 @@ impl Recorder {
             samples_per_s: rate,
             wait_seconds: p.wait_seconds,
             delay_mean: None,
+            values,
         }))
     }
 }

@@ -1,7 +1,7 @@
 //! A job's initial state: weights from the seed, a model file, another job's weights, or a checkpoint.
 
 use crate::{Job, WorkerError, streamed, worker::Plan};
-use paraft_checkpoint::{Checkpoint, Folder, weights};
+use paraft_checkpoint::{Checkpoint, Folder, Manifest, weights};
 use paraft_client::{Initial, Values};
 use paraft_common::{
     Layout,
@@ -75,7 +75,8 @@ fn from_checkpoint(
     checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
     let manifest = checkpoint.manifest();
     let samples = u64::from(job.shares()) * job.train.batch as u64;
-    let (mut step, mut epochs) = (manifest.step_in(plan.per_epoch, samples), 0);
+    let place = manifest.step_in(plan.per_epoch, samples);
+    let (mut step, mut epochs) = (place.saturating_add(plan.left_out), 0);
     if plan.leased.is_some() {
         // Only the servers knew which chunks of an unfinished epoch were done, and they are gone. Steps continue,
         // so that later checkpoints have higher numbers.
@@ -95,10 +96,27 @@ fn from_checkpoint(
     let mut stopping = Stopping::from(&manifest.early_stop);
     // The user may have changed or removed the rule to continue.
     stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
+    if let Some(evaluated) = &mut stopping.evaluated {
+        evaluated.epoch = number_here(job, step, manifest, evaluated.epoch);
+    }
     let (weights, slots) = checkpoint.load_into(room)?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(InitialState {
         initial: Initial { weights, slots, stamps },
         start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
     })
+}
+
+/// The number in this job, which goes on at `step`, of an evaluation of the checkpoint's job: a step if
+/// `eval.every_steps` is set, else an epoch. A number of the other kind would hide evaluations of this job.
+fn number_here(job: &Job, step: u64, from: &Manifest, number: u64) -> u64 {
+    let is_by_steps = |job: &Job| job.eval.every_steps.is_some();
+    let before = Job::parse(&from.job, Path::new("checkpoint.json"), &[]);
+    match (before.map_or(is_by_steps(job), |before| is_by_steps(&before)), is_by_steps(job)) {
+        (true, false) => number.saturating_sub(from.steps_left_out) / from.steps_per_epoch.max(1),
+        (false, true) => {
+            number.saturating_mul(from.steps_per_epoch).saturating_add(from.steps_left_out).min(step)
+        }
+        _ => number,
+    }
 }

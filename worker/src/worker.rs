@@ -126,7 +126,7 @@ pub fn run(
             world - 1
         )));
     }
-    let plan = Plan::new(job, &data.train)?;
+    let plan = Plan::new(job, &data.train)?.resuming_from(job, options.resume.as_deref())?;
     let gauges = Arc::new(Gauges::default());
     metrics::serve_at(options.metrics, &gauges, &job.name)?;
     let digest = data.digest()?;
@@ -245,11 +245,11 @@ fn lead(
 ) -> Result<WorkerReport, WorkerError> {
     let Shared { train, test, digest, plan, gauges } = data;
     if job.local.is_local() && model.resident().is_some() {
-        return Err(WorkerError::Job(format!(
-            "local.kind = \"{}\" keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
-             = \"cpu\", or take [local] out",
-            job.local.kind()
-        )));
+        return Err(WorkerError::Job(
+            "[local] keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
+             = \"cpu\", or take [local] out"
+                .into(),
+        ));
     }
     if job.memory.resident.is_some() && model.resident().is_some() {
         return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \

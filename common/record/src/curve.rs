@@ -4,7 +4,7 @@
 //! clocks. Each worker's clock starts with its own first step, so a worker that joined late is drawn as
 //! if it had been there from the start.
 
-use crate::{RunRecord, total};
+use crate::{RunRecord, Train, total};
 use std::collections::BTreeMap;
 
 /// Maximal points of a loss curve, so it is readable and the page stays small.
@@ -14,7 +14,7 @@ pub const LOSS_WINDOWS: usize = 300;
 /// depends more on the moments of log lines than on speed.
 pub const RATE_WINDOWS: usize = 60;
 
-/// The mean training loss of all workers in one window of the training clock.
+/// The mean training loss of all workers, or another value of theirs, in one window of the training clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossPoint {
     /// Mean training clock of the window's lines.
@@ -36,6 +36,15 @@ pub struct RatePoint {
 
 /// Training loss over the run, in at most [`LOSS_WINDOWS`] windows of equal time.
 pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
+    windowed(record, record.train_losses().map(|t| (t, t.loss)))
+}
+
+/// A further value of the training lines over the run, as [`train_loss`].
+pub fn value(record: &RunRecord, name: &str) -> Vec<LossPoint> {
+    windowed(record, record.train.iter().filter_map(|t| Some((t, *t.values.get(name)?))))
+}
+
+fn windowed<'a>(record: &RunRecord, lines: impl Iterator<Item = (&'a Train, f64)>) -> Vec<LossPoint> {
     let fleet = Fleet::new(record);
     let windows = fleet.windows(record, LOSS_WINDOWS);
     #[derive(Clone, Default)]
@@ -47,7 +56,7 @@ pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
     }
     let mut sums = vec![Sum::default(); windows];
     let mut before = BTreeMap::new();
-    for t in record.train_losses() {
+    for (t, value) in lines {
         let done = before.insert(t.worker, t.samples).unwrap_or(0);
         // A line without new samples still reports a loss; it weighs as one sample.
         let weight = t.samples.saturating_sub(done).max(1) as f64;
@@ -57,7 +66,7 @@ pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
         sum.lines += 1.0;
         sum.seconds += t.seconds;
         sum.weight += weight;
-        sum.loss += weight * t.loss;
+        sum.loss += weight * value;
     }
     let point = |s: &Sum| {
         let seconds = s.seconds / s.lines;

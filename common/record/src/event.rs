@@ -10,6 +10,7 @@
 
 use paraft_common::{ServerId, Step, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
 
 mod incident;
 mod run;
@@ -173,15 +174,27 @@ pub struct Train {
     /// Mean delay, in versions, of the pushes since the previous line.
     #[serde(default)]
     pub delay_mean: Option<f64>,
+    /// Further values by name, each the mean since the previous line: [`LEARNING_RATE`], [`GRADIENT_NORM`], and those
+    /// that a script has named.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
 }
 
-/// A held-out evaluation. Several workers may log the same one; the first line of an epoch counts.
+/// The learning rate of the worker's gradients.
+pub const LEARNING_RATE: &str = "learning_rate";
+/// The norm of the worker's whole gradient, before any clipping.
+pub const GRADIENT_NORM: &str = "gradient_norm";
+
+/// A held-out evaluation. Several workers may log the same one; the first line counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Eval {
     /// Unix time, seconds.
     pub wall: f64,
     /// Finished passes over the data.
     pub epoch: u64,
+    /// The step that it follows, if the job evaluates within epochs (`eval.every_steps`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
     /// Samples the fleet has trained on.
     pub samples: u64,
     /// The training clock of the worker that evaluated.
@@ -199,6 +212,13 @@ pub struct Eval {
     pub is_final: bool,
 }
 
+impl Eval {
+    /// Tells the run's evaluations apart; a later one has a higher number.
+    pub fn number(&self) -> u64 {
+        self.step.map_or(self.epoch, |step| step.0)
+    }
+}
+
 /// A worker's progress in an evaluation that takes longer than a second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluating {
@@ -208,10 +228,20 @@ pub struct Evaluating {
     pub worker: WorkerId,
     /// Finished passes over the data.
     pub epoch: u64,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
     /// Held-out samples evaluated so far.
     pub done: u64,
     /// Held-out samples in this worker's share.
     pub of: u64,
+}
+
+impl Evaluating {
+    /// As of [`Eval::number`].
+    pub fn number(&self) -> u64 {
+        self.step.map_or(self.epoch, |step| step.0)
+    }
 }
 
 /// A worker's totals.

@@ -70,7 +70,7 @@ impl RunRecord {
             match incarnations.follow(event) {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
-                Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
+                Event::Eval(e) if evaluated.insert((e.number(), e.is_final)) => evals.push(e),
                 Event::Mode(m) => switches.push(m),
                 Event::Eval(_)
                 | Event::Summary(_)
@@ -110,7 +110,7 @@ impl RunRecord {
             }
         }
         moments.sort_by(|a: &Moment, b| a.wall.total_cmp(&b.wall));
-        evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
+        evals.sort_by_key(|e: &Eval| (e.samples, e.number(), e.is_final));
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
         let servers = servers.into_values().collect();
@@ -130,9 +130,9 @@ impl RunRecord {
         })
     }
 
-    /// The evaluation at the end of the run: the one marked final, else the last epoch's.
+    /// The evaluation at the end of the run: the one marked final, else the last.
     pub fn final_eval(&self) -> Option<&Eval> {
-        self.evals.iter().rfind(|e| e.is_final).or_else(|| self.evals.iter().max_by_key(|e| e.epoch))
+        self.evals.iter().rfind(|e| e.is_final).or_else(|| self.evals.iter().max_by_key(|e| e.number()))
     }
 
     /// The delays of all pushes to all shards.

@@ -9,6 +9,7 @@
 use crate::{Event, Incarnations, Shard, count, story};
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The width of the first windows, in seconds.
@@ -21,8 +22,9 @@ const SILENCE_SECONDS: f64 = 10.0;
 /// A point of a curve, emitted once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The curve: `train/loss`, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`, `ps/delay`, `events`.
-    pub tag: &'static str,
+    /// The curve: `train/loss`, `train/NAME` of a further value, `eval/loss`, `eval/accuracy`, `perf/samples_per_s`,
+    /// `ps/delay`, `events`.
+    pub tag: Cow<'static, str>,
     /// Its value.
     pub value: Value,
     /// The samples that the fleet has trained on; a resumed run includes those before its checkpoint.
@@ -63,6 +65,8 @@ struct Window {
     heard: BTreeSet<WorkerId>,
     weight: f64,
     loss: f64,
+    /// By name: the weight, and the weighted sum.
+    values: BTreeMap<String, (f64, f64)>,
 }
 
 /// Converts the events of one run, in the order of its file, to points.
@@ -94,12 +98,12 @@ impl Series {
         let mut points = Vec::new();
         if let Some(moment) = story::moment(event).filter(|_| self.walls.is_some()) {
             let (wall, step) = (self.now(moment.wall), self.first_step + self.trained());
-            points.push(Point { tag: "events", value: Value::Text(moment.line()), step, wall });
+            points.push(Point { tag: "events".into(), value: Value::Text(moment.line()), step, wall });
         }
         match self.incarnations.follow(event.clone()) {
             Event::Run(run) if self.walls.is_none() => {
                 self.now(run.wall);
-                let before = run.resumed_step.map_or(0, |s| s.0);
+                let before = run.resumed_step.map_or(0, |s| s.0.saturating_sub(run.steps_left_out));
                 self.first_step = before.saturating_mul(run.batch).saturating_mul(u64::from(run.workers));
             }
             Event::Train(t) => {
@@ -113,6 +117,10 @@ impl Series {
                 if of.says_loss {
                     self.window.weight += weight;
                     self.window.loss += weight * t.loss;
+                }
+                for (name, value) in t.values {
+                    let of = self.window.values.entry(name).or_default();
+                    *of = (of.0 + weight, of.1 + weight * value);
                 }
                 self.window.heard.insert(t.worker);
                 if self.is_full(now) {
@@ -128,7 +136,7 @@ impl Series {
             Event::Leave(l) if l.rank.is_none() => {
                 self.workers.entry(l.worker).or_default().trains = false;
             }
-            Event::Eval(e) if self.evaluated.insert((e.epoch, e.is_final)) => {
+            Event::Eval(e) if self.evaluated.insert((e.number(), e.is_final)) => {
                 let now = self.now(e.wall);
                 let trained = self.trained();
                 let step = self.first_step + if trained > 0 { trained } else { e.samples };
@@ -136,8 +144,8 @@ impl Series {
                 let same = |(at, loss): (u64, f64)| at == step && loss.to_bits() == e.loss.to_bits();
                 if !self.last_eval.is_some_and(same) {
                     self.last_eval = Some((step, e.loss));
-                    let mut point = |tag, x| {
-                        points.push(Point { tag, value: Value::Number(x), step, wall: now });
+                    let mut point = |tag: &'static str, x| {
+                        points.push(Point { tag: tag.into(), value: Value::Number(x), step, wall: now });
                     };
                     point("eval/loss", e.loss);
                     e.accuracy.into_iter().for_each(|a| point("eval/accuracy", a));
@@ -160,7 +168,7 @@ impl Series {
         self.shards.values().for_each(|s| delays.merge(&s.delays()));
         if delays.total() > 0 {
             let step = self.first_step + self.trained();
-            points.push(Point { tag: "ps/delay", value: Value::Delays(delays), step, wall: now });
+            points.push(Point { tag: "ps/delay".into(), value: Value::Delays(delays), step, wall: now });
         }
         self.shards.clear();
         points
@@ -190,7 +198,7 @@ impl Series {
     }
 
     fn close(&mut self, now: f64, points: &mut Vec<Point>) {
-        let Window { heard, weight, loss } = std::mem::take(&mut self.window);
+        let Window { heard, weight, loss, values } = std::mem::take(&mut self.window);
         self.opened = now;
         let step = self.first_step + self.trained();
         let mut rate = 0.0;
@@ -204,12 +212,16 @@ impl Series {
             // A worker without a line in this window is assumed to keep its rate.
             rate += if heard || of.trains { of.rate } else { 0.0 };
         }
-        let mut point = |tag, x| points.push(Point { tag, value: Value::Number(x), step, wall: now });
+        let mut point =
+            |tag: Cow<'static, str>, x| points.push(Point { tag, value: Value::Number(x), step, wall: now });
         if weight > 0.0 {
-            point("train/loss", loss / weight);
+            point("train/loss".into(), loss / weight);
+        }
+        for (name, (weight, sum)) in values {
+            point(format!("train/{name}").into(), sum / weight);
         }
         if rate > 0.0 && rate.is_finite() {
-            point("perf/samples_per_s", rate);
+            point("perf/samples_per_s".into(), rate);
         }
     }
 }

@@ -117,10 +117,41 @@ fn a_worker_without_loss_has_no_line_a_diverging_one_has() {
 }
 
 #[test]
+fn values_by_name_have_curves_of_their_own() {
+    let with = |wall, samples, value| match line(0, wall, samples, 1.0) {
+        Event::Train(t) => Event::Train(Train { values: [("half".to_string(), value)].into(), ..t }),
+        other => other,
+    };
+    let points = of(&[run(), with(101.0, 100, 2.0), line(0, 102.0, 200, 1.0), with(103.0, 300, 4.0)]);
+    assert_eq!(numbers(&points, "train/half"), [(100, 2.0), (300, 4.0)]);
+    assert_eq!(numbers(&points, "train/loss").len(), 3);
+}
+
+#[test]
+fn evaluations_within_an_epoch_are_points_of_their_own() {
+    let at = |step, wall, loss| {
+        Event::Eval(Eval {
+            wall,
+            epoch: 1,
+            step: Some(Step(step)),
+            loss,
+            samples: step * 10,
+            ..Eval::default()
+        })
+    };
+    let twice = [at(20, 101.0, 3.0), at(20, 101.1, 3.0), at(30, 102.0, 2.0)];
+    let points = of(&[&[run()][..], &twice].concat());
+    assert_eq!(numbers(&points, "eval/loss"), [(200, 3.0), (300, 2.0)]);
+}
+
+#[test]
 fn what_happens_is_a_text_at_the_samples_of_its_moment() {
     let left = Leave { wall: 101.5, worker: WorkerId(0), reason: "was ended".into(), ..Leave::default() };
     let points = of(&[run(), line(0, 101.0, 100, 1.0), Event::Leave(left)]);
     let text = Value::Text("worker 0 has left: was ended".into());
-    assert!(points.contains(&Point { tag: "events", value: text, step: 100, wall: 101.5 }), "{points:?}");
+    assert!(
+        points.contains(&Point { tag: "events".into(), value: text, step: 100, wall: 101.5 }),
+        "{points:?}"
+    );
     assert!(of(&[run(), line(0, 101.0, 100, 1.0)]).iter().all(|p| p.tag != "events"));
 }

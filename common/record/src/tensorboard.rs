@@ -77,9 +77,9 @@ impl EventFile {
     /// Writes one point of a run.
     pub fn point(&mut self, p: &Point) -> Result<(), RecordError> {
         match &p.value {
-            Value::Number(x) => self.scalar(p.tag, *x as f32, p.step, p.wall),
-            Value::Delays(delays) => self.histogram(p.tag, delays, p.step, p.wall),
-            Value::Text(text) => self.text(p.tag, text, p.step, p.wall),
+            Value::Number(x) => self.scalar(&p.tag, *x as f32, p.step, p.wall),
+            Value::Delays(delays) => self.histogram(&p.tag, delays, p.step, p.wall),
+            Value::Text(text) => self.text(&p.tag, text, p.step, p.wall),
         }
     }
 

@@ -262,3 +262,22 @@ fn of_many_checkpoints_the_last_and_the_failed_are_shown() {
     );
     assert!(!page.contains("checkpoint of step 29 "));
 }
+
+#[test]
+fn values_that_change_have_charts_and_constants_have_none() {
+    let with = |e: Event| match e {
+        Event::Train(t) => {
+            let all = [("learning_rate", 0.1), ("gradient_norm", t.loss), ("<own>", t.samples as f64)];
+            let values = all.map(|(name, value)| (name.to_string(), value)).into();
+            Event::Train(Train { values, ..t })
+        }
+        other => other,
+    };
+    let record = RunRecord::from_events(events("bsp", None, vec![10]).into_iter().map(with)).unwrap();
+    let data = data(&render_report(&[record]));
+    let charts = data["groups"].as_array().unwrap().last().unwrap()["charts"].as_array().unwrap();
+    let titles: Vec<_> = charts.iter().map(|c| c["title"].as_str().unwrap()).collect();
+    assert_eq!(titles, ["<own>", "Norm of a worker's gradient"]);
+    let norms = charts[1]["lines"][0]["y"].as_array().unwrap();
+    assert_eq!((norms.len(), norms[0].as_f64()), (20, Some(2.0)));
+}

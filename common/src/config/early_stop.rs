@@ -38,7 +38,7 @@ impl Default for Stopping {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LastEvaluation {
-    /// The epoch.
+    /// Its number: the epoch; in a job that evaluates within epochs, the step.
     pub epoch: u64,
     /// Sum of the loss.
     pub loss_sum: f64,

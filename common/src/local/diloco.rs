@@ -13,8 +13,7 @@
 //! The inner optimizer, schedule and clipping are the job's; the inner state stays on the worker from one push to the next. The
 //! schedule's clock counts the worker's minibatches. The outer rate is constant and `d` is not clipped. Outer SGD at rate 1
 //! without decay is local SGD: the center becomes the mean of the workers. Where pushes are applied as they come, `d` is one
-//! worker's, and delayed Nesterov is the outer optimizer that suits
-//! ([`DelayedNesterov`](crate::optim::DelayedNesterov)).
+//! worker's.
 //!
 //! *Streaming*, by [`Fragments`](super::Fragments): Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a
 //! Distributed Free Lunch", 2025. The model is cut into P fragments, each with its own turn every H minibatches, H/P after the one
@@ -26,11 +25,19 @@
 //!
 //! One fragment is DiLoCo, bit for bit.
 
-use super::{Fragments, LOCAL, LocalRule, count};
-use crate::optim::{ClipConfig, Descent, Nesterov, OptimError, OptimizerConfig, ScheduleConfig};
+use crate::optim::{Check, Nesterov, OptimError, OptimizerConfig};
 use serde::{Deserialize, Serialize};
 
+/// Maximal minibatches of a step: the time between two pushes must be bounded.
+const MAX_MINIBATCHES: u64 = 1_000_000;
+
 /// Local SGD and DiLoCo.
+///
+/// ```
+/// use paraft_common::local::Diloco;
+/// let d: Diloco = toml::from_str("steps = 20").expect("valid");
+/// assert_eq!((d.steps, d.fragments, d.outer.kind()), (20, 1, "nesterov"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Diloco {
@@ -49,30 +56,14 @@ impl Default for Diloco {
     }
 }
 
-impl LocalRule for Diloco {
-    fn validate(&self) -> Result<(), OptimError> {
-        count("steps", self.steps)?;
+impl Diloco {
+    /// Checks the options.
+    pub(super) fn validate(&self) -> Result<(), OptimError> {
+        let check = Check("local");
+        let steps = (1..=MAX_MINIBATCHES).contains(&self.steps);
+        check.that("steps", self.steps as f64, steps, "from 1 to 1000000")?;
         let fragments = (1..=self.steps).contains(&self.fragments);
-        LOCAL.that("fragments", self.fragments as f64, fragments, "from 1 to local.steps")?;
+        check.that("fragments", self.fragments as f64, fragments, "from 1 to local.steps")?;
         self.outer.validate().map_err(|e| OptimError { section: "local.outer", ..e })
-    }
-
-    fn minibatches(&self) -> u64 {
-        self.steps
-    }
-
-    fn fragments(&self) -> Fragments {
-        Fragments { count: self.fragments }
-    }
-
-    fn on_servers(&self, _job: &Descent) -> Descent {
-        let (schedule, clip) = (ScheduleConfig::default(), ClipConfig::default());
-        Descent { optimizer: self.outer.clone(), schedule, clip }
-    }
-
-    fn push(&self, center: &[f32], weights: &mut [f32], push: &mut [f32]) {
-        for ((d, c), x) in push.iter_mut().zip(center).zip(weights) {
-            *d = *c - *x;
-        }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     encoding::Encoding,
-    optim::{Adagrad, Adam, ClipConfig, Gradient, Nesterov, OptimizerConfig, ScheduleConfig, Shape},
+    optim::{Adam, ClipConfig, Gradient, Nesterov, OptimizerConfig, ScheduleConfig, Shape},
     payload::Payload,
 };
 
@@ -17,7 +17,7 @@ struct Servers {
 
 impl Servers {
     fn new(config: &LocalConfig, job: &Descent, weights: &[f32]) -> Self {
-        let descent = config.rule().on_servers(job);
+        let descent = config.on_servers(job);
         let slots = descent.optimizer.new_slots(weights.len());
         Self { descent, weights: weights.to_vec(), slots, t: 0 }
     }
@@ -50,15 +50,15 @@ fn local_weights(config: &LocalConfig, job: &Descent, weights: &[f32]) -> LocalW
 }
 
 /// The minibatches of a step with the gradient `h w`.
-fn minibatches(local_weights: &mut LocalWeights, h: f32) {
-    for i in 0..local_weights.rule().minibatches() {
+fn minibatches(local_weights: &mut LocalWeights, steps: u64, h: f32) {
+    for i in 0..steps {
         let gradient: Vec<f32> = local_weights.weights().iter().map(|w| h * w).collect();
         local_weights.step(i, &gradient).expect("finite");
     }
 }
 
 fn diloco(steps: u64, outer: OptimizerConfig) -> LocalConfig {
-    LocalConfig::Diloco(Diloco { steps, outer, ..Diloco::default() })
+    LocalConfig(Some(Diloco { steps, outer, ..Diloco::default() }))
 }
 
 fn outer_nesterov() -> OptimizerConfig {
@@ -78,7 +78,7 @@ fn outer_sgd_shrinks_a_quadratic_by_its_inner_factor() {
         let factor = 1.0 - a * (1.0 - inner);
         let mut expected = 1.0;
         for round in 0..5 {
-            minibatches(&mut worker, h);
+            minibatches(&mut worker, steps, h);
             let push = worker.push(&servers.weights).to_vec();
             servers.round(&[push]);
             worker.pulled(&servers.weights);
@@ -118,7 +118,7 @@ fn outer_nesterov_has_the_spectral_radius_of_its_matrix() {
         // The state of two rounds is the matrix's action: its powers grow as its radius, whatever it begins with.
         let mut states = Vec::new();
         for _ in 0..3 {
-            minibatches(&mut worker, 1.0);
+            minibatches(&mut worker, 1, 1.0);
             let push = worker.push(&servers.weights).to_vec();
             let before = [f64::from(servers.weights[0]), f64::from(servers.slots[0][0])];
             servers.round(&[push]);
@@ -173,7 +173,7 @@ fn one_local_step_with_outer_sgd_equals_a_lock_step_round() {
 #[test]
 fn the_inner_state_and_clock_persist_between_pushes() {
     let schedule =
-        ScheduleConfig { shape: Shape::Step { every: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
+        ScheduleConfig { shape: Shape::Step { steps: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
     let adam = OptimizerConfig::Adam(Adam { lr: 0.05, ..Adam::default() });
     let job = Descent { schedule, ..job(adam) };
     // The servers take what comes as it is: the worker is alone, and so is Adam.
@@ -199,122 +199,22 @@ fn the_inner_state_and_clock_persist_between_pushes() {
 }
 
 #[test]
-fn downpour_at_every_minibatch_is_adagrad_bit_for_bit() {
-    let adagrad = OptimizerConfig::Adagrad(Adagrad { lr: 0.1, ..Adagrad::default() });
-    let config = LocalConfig::Downpour(Downpour { n_push: 1, lr: 0.3 });
-    let job = job(adagrad);
-    let start: Vec<f32> = (0..40).map(|i| (i as f32).sin()).collect();
-    let mut servers = Servers::new(&config, &job, &start);
-    let mut plain = Servers::new(&LocalConfig::default(), &job, &start);
-    let mut worker = local_weights(&config, &job, &start);
-    for _ in 0..30 {
-        let gradient = |at: &[f32]| at.iter().map(|x| x * x * x - 0.3).collect::<Vec<f32>>();
-        let g = gradient(worker.weights());
-        worker.step(0, &g).expect("finite");
-        let push = worker.push(&servers.weights).to_vec();
-        servers.round(&[push]);
-        worker.pulled(&servers.weights);
-        let g = gradient(&plain.weights);
-        plain.round(&[g]);
-    }
-    let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&servers.weights), bits(&plain.weights));
-    assert_ne!(servers.weights, start);
-}
-
-#[test]
-fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
-    let config = LocalConfig::Downpour(Downpour { n_push: 3, lr: 0.5 });
-    assert_eq!(config.rule().minibatches(), 3);
-    let mut worker = local_weights(&config, &job(OptimizerConfig::sgd(1.0)), &[8.0, 0.0]);
-    for round in 1..=2 {
-        for g in [1.0, 2.0, 4.0] {
-            worker.step(0, &[g, -g]).expect("finite");
-        }
-        // Nothing is pulled in between: the weights continue, and the sum restarts at zero.
-        assert_eq!(worker.push(&[8.0, 0.0]), [7.0, -7.0]);
-        assert_eq!(worker.weights(), [8.0 - 3.5 * round as f32, 3.5 * round as f32]);
-    }
-    worker.pulled(&[5.0, 5.0]);
-    assert_eq!(worker.weights(), [5.0, 5.0]);
-}
-
-/// Whether `p` workers with EASGD that take turns come to rest on the quadratic.
-fn elastic_is_stable(eta: f64, alpha: f64, p: usize) -> bool {
-    let config = LocalConfig::Easgd(Easgd { steps: 1, alpha });
-    let job = job(OptimizerConfig::sgd(eta));
-    let mut servers = Servers::new(&config, &job, &[1.0]);
-    let mut workers: Vec<LocalWeights> =
-        (0..p).map(|i| local_weights(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
-    for _ in 0..40_000 {
-        for worker in &mut workers {
-            minibatches(worker, 1.0);
-            let push = worker.push(&servers.weights).to_vec();
-            servers.round(&[push]);
-            worker.pulled(&servers.weights);
-        }
-        let largest = workers.iter().map(|w| w.weights()[0].abs()).fold(servers.weights[0].abs(), f32::max);
-        if largest > 1e6 {
-            return false;
-        }
-        if largest < 1e-6 {
-            return true;
-        }
-    }
-    panic!("eta {eta}, alpha {alpha}, {p} workers: neither")
-}
-
-#[test]
-fn elastic_averaging_is_stable_up_to_the_papers_bound() {
-    for p in [1, 3] {
-        for eta in [0.2, 0.5, 1.0, 1.5, 1.9] {
-            let bound = (4.0 - 2.0 * eta) / (4.0 - eta);
-            assert!(elastic_is_stable(eta, bound * 0.98, p), "eta {eta}, {p} workers: below {bound}");
-            assert!(!elastic_is_stable(eta, bound * 1.02, p), "eta {eta}, {p} workers: above {bound}");
-        }
-    }
-}
-
-#[test]
-fn an_easgd_round_moves_the_center_by_the_sum_of_pulls() {
-    let config = LocalConfig::Easgd(Easgd { steps: 2, alpha: 0.25 });
-    let job = job(OptimizerConfig::sgd(0.0));
-    let mut servers = Servers::new(&config, &job, &[0.0]);
-    let mut pushes = Vec::new();
-    for x in [4.0, 8.0, -2.0, 2.0] {
-        let mut worker = local_weights(&config, &job, &[x]);
-        minibatches(&mut worker, 1.0);
-        worker.pulled(&servers.weights);
-        pushes.push(worker.push(&servers.weights).to_vec());
-        assert_eq!(worker.weights(), [0.75 * x]);
-    }
-    servers.round(&pushes);
-    // a * (4 + 8 - 2 + 2)
-    assert_eq!(servers.weights, [3.0]);
-}
-
-#[test]
 fn options_outside_their_range_are_refused_by_name() {
     for (text, said) in [
-        ("kind = \"diloco\"\nsteps = 0", "[local] steps"),
-        ("kind = \"diloco\"\nouter = { kind = \"nesterov\", lr = -1.0 }", "[local.outer] lr"),
-        ("kind = \"downpour\"\nn_push = 0", "[local] n_push"),
-        ("kind = \"downpour\"\nlr = -0.1", "[local] lr"),
-        ("kind = \"easgd\"\nalpha = 0.0", "[local] alpha"),
-        ("kind = \"easgd\"\nalpha = 1.5", "[local] alpha"),
-        ("kind = \"easgd\"\nsteps = 1000001", "[local] steps"),
+        ("steps = 0", "[local] steps"),
+        ("steps = 1000001", "[local] steps"),
+        ("steps = 4\nfragments = 5", "[local] fragments"),
+        ("outer = { kind = \"nesterov\", lr = -1.0 }", "[local.outer] lr"),
     ] {
-        let config: LocalConfig = toml::from_str(text).expect("it can be read");
-        let error = config.rule().validate().expect_err(text).to_string();
+        let config = LocalConfig(Some(toml::from_str(text).expect("it can be read")));
+        let error = config.validate().expect_err(text).to_string();
         assert!(error.starts_with(said), "{text}: {error}");
     }
-    assert!(toml::from_str::<LocalConfig>("kind = \"easgd\"\nn_push = 3").is_err());
-    let whole: LocalConfig = toml::from_str("kind = \"diloco\"").expect("defaults");
-    assert_eq!(toml::from_str::<LocalConfig>(&toml::to_string(&whole).expect("text")).expect("same"), whole);
-    for kind in ["every-step", "diloco", "downpour", "easgd"] {
-        let config: LocalConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect(kind);
-        config.rule().validate().expect(kind);
-        assert_eq!(config.kind(), kind);
+    assert!(toml::from_str::<Diloco>("alpha = 0.3").is_err());
+    let whole: Diloco = toml::from_str("").expect("defaults");
+    assert_eq!(toml::from_str::<Diloco>(&toml::to_string(&whole).expect("text")).expect("same"), whole);
+    for config in [LocalConfig::default(), LocalConfig(Some(whole))] {
+        config.validate().expect("defaults are valid");
     }
 }
 

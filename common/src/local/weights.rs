@@ -1,6 +1,6 @@
 //! The worker's side of local steps.
 
-use super::{LocalConfig, LocalRule, Notes};
+use super::LocalConfig;
 use crate::{
     codec::F32_BYTES,
     optim::{Descent, NotFinite},
@@ -14,7 +14,6 @@ use std::ops::Range;
 /// for each state vector of the optimizer, and once more with several fragments.
 #[derive(Debug)]
 pub struct LocalWeights {
-    config: LocalConfig,
     descent: Descent,
     /// Number of trained values; running statistics follow them.
     params_len: usize,
@@ -23,8 +22,6 @@ pub struct LocalWeights {
     /// Updates of the local weights since the slots were reset.
     t: u64,
     push: Vec<f32>,
-    /// The content of `push` was pushed.
-    pushed: bool,
     gradient: Vec<u8>,
     /// With several fragments, the center at each fragment's last pull; otherwise empty, and the center
     /// is the last pull.
@@ -35,24 +32,16 @@ impl LocalWeights {
     /// For a job with this optimizer, with `params_len` trained values among `len`; `None` if its
     /// workers have no local weights. Call [`Self::begin`] first.
     pub fn new(config: &LocalConfig, job: &Descent, params_len: usize, len: usize) -> Option<Self> {
-        let descent = config.rule().on_worker(job);
         config.is_local().then(|| Self {
-            config: config.clone(),
-            slots: descent.optimizer.new_slots(params_len),
-            descent,
+            slots: job.optimizer.new_slots(params_len),
+            descent: job.clone(),
             params_len,
             weights: vec![0.0; len],
             t: 0,
             push: vec![0.0; len],
-            pushed: true,
             gradient: Vec::new(),
-            center: if config.rule().fragments().stream() { vec![0.0; len] } else { Vec::new() },
+            center: if config.fragments().stream() { vec![0.0; len] } else { Vec::new() },
         })
-    }
-
-    /// The rule.
-    pub fn rule(&self) -> &dyn LocalRule {
-        self.config.rule()
     }
 
     /// Resets to the center, with fresh state: at the start, and after the worker resumes elsewhere.
@@ -62,12 +51,12 @@ impl LocalWeights {
             self.center.copy_from_slice(center);
         }
         self.slots = self.descent.optimizer.new_slots(self.params_len);
-        (self.t, self.pushed) = (0, true);
+        self.t = 0;
     }
 
     /// Handles a pull of the center.
     pub fn pulled(&mut self, center: &[f32]) {
-        if self.rule().follows() && self.center.is_empty() {
+        if self.center.is_empty() {
             self.weights.copy_from_slice(center);
         }
     }
@@ -80,9 +69,8 @@ impl LocalWeights {
 
     /// What is pushed of a fragment, as long as its range.
     pub fn push_fragment(&mut self, range: Range<usize>) -> &[f32] {
-        let Self { config, center, weights, push, .. } = self;
-        let part = &mut push[range.clone()];
-        config.rule().push(&center[range.clone()], &mut weights[range], part);
+        let part = &mut self.push[range.clone()];
+        difference(&self.center[range.clone()], &self.weights[range], part);
         part
     }
 
@@ -103,19 +91,11 @@ impl LocalWeights {
         bytes.iter_mut().zip(gradient).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
         let bytes = Bytes::from(std::mem::take(&mut self.gradient));
         let hyper = self.descent.hyper(clock, self.t + 1);
-        match self.rule().notes() {
-            Notes::Nothing => {}
-            Notes::Before => self.push.copy_from_slice(&self.weights),
-            // Copied: adding to zero would change the sign of a zero.
-            Notes::Sum if self.pushed => self.push.copy_from_slice(gradient),
-            Notes::Sum => self.push.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
-        }
         let applied = self.descent.apply(&hyper, self.params_len, &mut self.weights, &mut self.slots, &bytes);
         // No other owner is left, so the memory is reused for the next gradient.
         self.gradient = bytes.into();
         applied?;
         self.t += 1;
-        self.pushed = false;
         Ok(())
     }
 
@@ -127,10 +107,16 @@ impl LocalWeights {
         self.weights[range].copy_from_slice(weights);
     }
 
-    /// What is pushed for the gradients since the last push, as long as the weights; `center` is what was pulled last.
+    /// What is pushed for the minibatches since the last push, as long as the weights; `center` is what was pulled last.
     pub fn push(&mut self, center: &[f32]) -> &[f32] {
-        self.config.rule().push(center, &mut self.weights, &mut self.push);
-        self.pushed = true;
+        difference(center, &self.weights, &mut self.push);
         &self.push
+    }
+}
+
+/// How far the weights have gone from the center.
+fn difference(center: &[f32], weights: &[f32], push: &mut [f32]) {
+    for ((d, c), x) in push.iter_mut().zip(center).zip(weights) {
+        *d = *c - *x;
     }
 }

@@ -24,12 +24,6 @@ pub(super) fn all_kinds() -> Vec<OptimizerConfig> {
         OptimizerConfig::RmsProp(RmsProp { centered: true, momentum: 0.9, ..rms }),
         OptimizerConfig::adam(0.001),
         OptimizerConfig::AdamW(AdamW::default()),
-        OptimizerConfig::DelayedNesterov(DelayedNesterov {
-            n: 3,
-            c: 0.2,
-            weight_decay: 0.01,
-            ..Default::default()
-        }),
         OptimizerConfig::Adadelta(Adadelta { weight_decay: 0.01, ..Adadelta::default() }),
         OptimizerConfig::Adamax(Adamax { weight_decay: 0.01, ..Adamax::default() }),
         OptimizerConfig::NAdam(NAdam { weight_decay: 0.01, ..NAdam::default() }),
@@ -261,29 +255,4 @@ fn a_payload_of_another_length_is_a_bug_of_the_caller() {
         &mut [],
         Gradient { payload, encoding: Encoding::F32, scale: 1.0 },
     );
-}
-
-#[test]
-fn delayed_nesterov_equals_nesterov_on_the_mean_of_n_steps() {
-    let (lr, momentum, weight_decay) = (0.1, 0.9, 0.0);
-    let nesterov = OptimizerConfig::Nesterov(Nesterov { lr, momentum, weight_decay });
-    let delayed =
-        |n, c| OptimizerConfig::DelayedNesterov(DelayedNesterov { lr, momentum, n, c, weight_decay });
-    let run = |optimizer: &OptimizerConfig, gradients: &[f32]| {
-        let (mut w, mut slots) = (vec![1.0f32], optimizer.new_slots(1));
-        for (t, g) in (1..).zip(gradients) {
-            let payload = g.to_le_bytes().to_vec().into();
-            let grad = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
-            optimizer.apply(&Hyper { lr: lr as f32, t, clip_value: None }, &mut w, &mut slots, grad);
-        }
-        w[0]
-    };
-    let gradients: Vec<f32> = (0..60).map(|i| ((i * 37 % 11) as f32 - 5.0) / 10.0).collect();
-    assert_eq!(run(&delayed(1, 0.0), &gradients), run(&nesterov, &gradients));
-    let means: Vec<f32> = gradients.chunks(4).map(|g| g.iter().sum::<f32>() / 4.0).collect();
-    let (late, mean) = (run(&delayed(4, 0.0), &gradients), run(&nesterov, &means));
-    assert!((late - mean).abs() < 1e-5, "{late} is not {mean}");
-    // Where each of the n applies an equal share, the sums differ by the momentum's age alone.
-    let shared = run(&delayed(4, 0.25), &gradients);
-    assert!(shared.is_finite() && (shared - late).abs() > 1e-6);
 }

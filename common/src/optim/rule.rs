@@ -1,8 +1,8 @@
 //! The rules of all optimizers.
 
 use super::{
-    AdadeltaRule, AdagradRule, AdamRule, AdamaxRule, DelayedNesterovRule, MomentumRule, NAdamRule,
-    NesterovRule, RAdamRule, RmsPropRule, gradient::Prepared, sgd,
+    AdadeltaRule, AdagradRule, AdamRule, AdamaxRule, MomentumRule, NAdamRule, NesterovRule, RAdamRule,
+    RmsPropRule, gradient::Prepared, sgd,
 };
 use std::ops::Range;
 
@@ -18,8 +18,6 @@ pub enum Rule {
     Momentum(MomentumRule),
     /// See [`Nesterov`](super::Nesterov).
     Nesterov(NesterovRule),
-    /// See [`DelayedNesterov`](super::DelayedNesterov).
-    DelayedNesterov(DelayedNesterovRule),
     /// See [`Adagrad`](super::Adagrad).
     Adagrad(AdagradRule),
     /// See [`RmsProp`](super::RmsProp).
@@ -52,9 +50,6 @@ impl Rule {
             (Rule::Sgd { lr }, _) => sgd::plain(weights, grad, lr),
             (Rule::Momentum(r), [buf]) => r.run(weights, &mut buf[at], grad),
             (Rule::Nesterov(r), [buf]) => r.run(weights, &mut buf[at], grad),
-            (Rule::DelayedNesterov(r), [buf, sum]) => {
-                r.run(weights, &mut buf[at.clone()], &mut sum[at], grad)
-            }
             (Rule::Adagrad(r), [sum]) => r.run(weights, &mut sum[at], grad),
             (Rule::RmsProp(r), slots) => r.run(weights, slots, at, grad),
             (Rule::Adam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```
 /// use paraft_common::optim::ScheduleConfig;
-/// let s: ScheduleConfig = toml::from_str("kind = \"step\"\nevery = 100\ngamma = 0.5\nwarmup = 10").expect("valid");
+/// let s: ScheduleConfig = toml::from_str("kind = \"step\"\nsteps = 100\ngamma = 0.5\nwarmup = 10").expect("valid");
 /// assert_eq!((s.factor(0.0, 1), s.factor(50.0, 1), s.factor(250.0, 1)), (0.1, 1.0, 0.25));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -46,10 +46,10 @@ pub enum Shape {
     /// Always 1.
     #[default]
     Constant,
-    /// `gamma ^ floor(clock / every)`.
+    /// `gamma ^ floor(clock / steps)`.
     Step {
         /// Ticks between two changes, from 1.
-        every: u64,
+        steps: u64,
         /// The factor of each change, from 0. Default 0.1.
         gamma: f64,
     },
@@ -89,8 +89,8 @@ impl ScheduleConfig {
         let check = Check("schedule");
         match self.shape {
             Shape::Constant => Ok(()),
-            Shape::Step { every, gamma } => {
-                check.that("every", every as f64, every > 0, "1 or more")?;
+            Shape::Step { steps, gamma } => {
+                check.that("steps", steps as f64, steps > 0, "1 or more")?;
                 check.not_negative("gamma", gamma)
             }
             Shape::Cosine { steps, min_factor } => {
@@ -107,7 +107,7 @@ impl ScheduleConfig {
         let clock = clock.max(0.0); // and 0 for NaN
         let shape = match self.shape {
             Shape::Constant => 1.0,
-            Shape::Step { every, gamma } => pow(gamma, (clock / every.max(1) as f64).floor() as u64),
+            Shape::Step { steps, gamma } => pow(gamma, (clock / steps.max(1) as f64).floor() as u64),
             Shape::Cosine { steps, min_factor } => {
                 let done = (clock / steps.max(1) as f64).min(1.0);
                 min_factor + (1.0 - min_factor) * (1.0 + cos_pi(done)) / 2.0
@@ -124,11 +124,9 @@ impl ScheduleConfig {
 struct Table {
     kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    every: Option<u64>,
+    steps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gamma: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    steps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     min_factor: Option<f64>,
     warmup: u64,
@@ -140,9 +138,9 @@ impl From<ScheduleConfig> for Table {
         let (warmup, scale) = (s.warmup, s.scale);
         match s.shape {
             Shape::Constant => Self { kind: "constant", warmup, scale, ..Self::default() },
-            Shape::Step { every, gamma } => {
-                let (every, gamma) = (Some(every), Some(gamma));
-                Self { kind: "step", every, gamma, warmup, scale, ..Self::default() }
+            Shape::Step { steps, gamma } => {
+                let (steps, gamma) = (Some(steps), Some(gamma));
+                Self { kind: "step", steps, gamma, warmup, scale, ..Self::default() }
             }
             Shape::Cosine { steps, min_factor } => {
                 let (steps, min_factor) = (Some(steps), Some(min_factor));
@@ -162,7 +160,7 @@ struct Constant {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Step {
-    every: u64,
+    steps: u64,
     #[serde(default = "tenth")]
     gamma: f64,
     #[serde(default)]
@@ -190,7 +188,7 @@ fn tenth() -> f64 {
 crate::kinds!(ScheduleConfig or "constant" {
     "constant" => |o: Constant| Self { shape: Shape::Constant, warmup: o.warmup, scale: o.scale },
     "step" => |o: Step| {
-        let shape = Shape::Step { every: o.every, gamma: o.gamma };
+        let shape = Shape::Step { steps: o.steps, gamma: o.gamma };
         Self { shape, warmup: o.warmup, scale: o.scale }
     },
     "cosine" => |o: Cosine| {

@@ -5,9 +5,9 @@ use super::*;
 #[test]
 fn keys_of_another_kind_and_unknown_keys_are_refused() {
     for bad in [
-        "kind = \"constant\"\nevery = 3",
+        "kind = \"constant\"\nsteps = 3",
         "kind = \"step\"",
-        "kind = \"step\"\nevery = 3\nsteps = 4",
+        "kind = \"step\"\nsteps = 3\nmin_factor = 0.1",
         "kind = \"cosine\"\nmin_factor = 0.1",
         "kind = \"cosine\"\nsteps = 3\nlast = 1",
         "kind = \"wave\"",
@@ -20,7 +20,7 @@ fn keys_of_another_kind_and_unknown_keys_are_refused() {
 #[test]
 fn a_schedule_survives_toml() {
     for text in
-        ["warmup = 5", "kind = \"step\"\nevery = 2", "kind = \"cosine\"\nsteps = 9\nscale = \"linear\""]
+        ["warmup = 5", "kind = \"step\"\nsteps = 2", "kind = \"cosine\"\nsteps = 9\nscale = \"linear\""]
     {
         let s: ScheduleConfig = toml::from_str(text).expect("valid");
         let back = toml::from_str(&toml::to_string(&s).expect("writes")).expect("reads");
@@ -30,9 +30,9 @@ fn a_schedule_survives_toml() {
 
 #[test]
 fn bad_ranges_are_named() {
-    let zero = ScheduleConfig { shape: Shape::Step { every: 0, gamma: 0.1 }, ..Default::default() };
+    let zero = ScheduleConfig { shape: Shape::Step { steps: 0, gamma: 0.1 }, ..Default::default() };
     let text = zero.validate().expect_err("zero").to_string();
-    assert_eq!(text, "[schedule] every = 0: must be 1 or more");
+    assert_eq!(text, "[schedule] steps = 0: must be 1 or more");
     let up = ScheduleConfig { shape: Shape::Cosine { steps: 3, min_factor: 1.5 }, ..Default::default() };
     assert_eq!(up.validate().expect_err("above 1").key, "min_factor");
 }

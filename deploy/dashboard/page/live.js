@@ -281,9 +281,15 @@
     ["Share of the time that workers wait for each other", () => ({ zero: true, percent: true, rare: true }), (id, ids) => [seen(id, ids, (p) => p.waited)]],
     ["Megabytes a second", (ids) => ids.length > 1 ? null : { names: ["pushed", "pulled"], zero: true, rare: true }, (id, ids) => [seen(id, ids, (p) => p.pushed == null ? null : p.pushed / 1e6), seen(id, ids, (p) => p.pulled == null ? null : p.pulled / 1e6)]],
   ];
-  // A chart of each number that the script has named.
-  const namesOf = (id) => { const r = recordOf(id); return r ? (r.names ||= [...new Set(r.points.flatMap((p) => Object.keys(p.numbers || {})))].sort()) : []; };
-  const allCharts = (ids) => [...CHARTS, ...[...new Set(ids.flatMap(namesOf))].map((name) => [name, () => ({}), (id, ids) => [line(id, ids, (p) => (p.numbers || {})[name] ?? null)]])];
+  // A chart of each further value of the record that changes: rates, norms, and what the script has named.
+  const TITLES = { learning_rate: "Learning rate", gradient_norm: "Norm of a worker's gradient" };
+  const namesOf = (id) => {
+    const r = recordOf(id), first = {}, changes = new Set();
+    if (!r) return [];
+    if (!r.names) for (const p of r.points) for (const n in p.numbers || {}) if ((first[n] ??= p.numbers[n]) !== p.numbers[n]) changes.add(n);
+    return (r.names ||= [...changes].sort());
+  };
+  const allCharts = (ids) => [...CHARTS, ...[...new Set(ids.flatMap(namesOf))].map((name) => [TITLES[name] || name, () => ({}), (id, ids) => [line(id, ids, (p) => (p.numbers || {})[name] ?? null)]])];
   // In bsp workers are never apart by more than the step that they are in, and no push is late: a chart would be a constant. Others are left out
   // where a record has no such numbers.
   const inBsp = (id) => { const j = facts.jobs.find((j) => j.id === id), run = (recordOf(id) || {}).run; return (!run || run.mode === "bsp") && (!j || j.mode === "bsp") && !moments(id).some((m) => m.kind === "mode"); };

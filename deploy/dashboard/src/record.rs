@@ -19,7 +19,7 @@ const MAX_DECODED_BYTES: u64 = 16 << 20;
 const MAX_RECORD_BYTES: u64 = 2 << 30;
 /// Maximal points of a curve: beyond it, each point is the mean of as many neighbours as it takes.
 const MAX_POINTS: usize = 1200;
-/// So many names of a script's own numbers have the size of the rest of a point, so points become fewer.
+/// So many further values have the size of the rest of a point, so points become fewer.
 const NAMES_OF_A_POINT: usize = 4;
 /// Maximal evaluations: beyond it, every second, third, ... one, and always the last.
 const MAX_EVALUATIONS: usize = 600;
@@ -66,7 +66,7 @@ pub struct TrainingPoint {
     pub loss: Option<f64>,
     /// Samples per second.
     pub samples: Option<f64>,
-    /// The script's own numbers, by name.
+    /// The further values of the training lines, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub numbers: BTreeMap<String, f64>,
 }
@@ -172,45 +172,48 @@ impl Recorded {
                 cost: m.cost,
                 is_checkpoint: m.kind == MomentKind::Checkpoint,
             }));
-            recorded.add(series.follow(event), &mut now);
+            recorded.add(series.follow(event), &now);
         }
-        recorded.add(series.end(), &mut now);
+        recorded.add(series.end(), &now);
         recorded.thin();
         recorded
     }
 
-    fn add(&mut self, points: Vec<paraft_record::Point>, now: &mut Now) {
+    fn add(&mut self, points: Vec<paraft_record::Point>, now: &Now) {
         for point in points {
             let Value::Number(value) = point.value else { continue };
             let (at, value) = (millis(point.wall), Some(short(value)).filter(|v| v.is_finite()));
             let (step, done) = (now.step, point.step);
-            match point.tag {
-                "train/loss" | "perf/samples_per_s" => {
-                    if self.points.last().is_none_or(|p| p.at != at) {
-                        let epoch = now.epoch;
-                        let numbers = now.take_numbers();
-                        let new = TrainingPoint { at, step, epoch, done, loss: None, samples: None, numbers };
-                        self.points.push(new);
-                    }
-                    let Some(last) = self.points.last_mut() else { continue };
-                    match point.tag {
-                        "train/loss" => last.loss = value,
-                        _ => last.samples = value,
-                    }
-                }
+            match &*point.tag {
                 "eval/loss" | "eval/accuracy" => {
                     if self.evaluations.last().is_none_or(|e| e.at != at) {
-                        let epoch = now.evaluated;
+                        let (step, epoch) = (now.evaluated.1.unwrap_or(step), now.evaluated.0);
                         let new = EvaluationPoint { at, step, epoch, done, loss: None, accuracy: None };
                         self.evaluations.push(new);
                     }
                     let Some(last) = self.evaluations.last_mut() else { continue };
-                    match point.tag {
+                    match &*point.tag {
                         "eval/loss" => last.loss = value,
                         _ => last.accuracy = value,
                     }
                 }
-                _ => {}
+                tag => {
+                    let name = tag.strip_prefix("train/");
+                    if name.is_none() && tag != "perf/samples_per_s" {
+                        continue;
+                    }
+                    if self.points.last().is_none_or(|p| p.at != at) {
+                        let (epoch, numbers) = (now.epoch, BTreeMap::new());
+                        let new = TrainingPoint { at, step, epoch, done, loss: None, samples: None, numbers };
+                        self.points.push(new);
+                    }
+                    let Some(last) = self.points.last_mut() else { continue };
+                    match name {
+                        None => last.samples = value,
+                        Some("loss") => last.loss = value,
+                        Some(own) => last.numbers.extend(value.map(|value| (own.to_string(), value))),
+                    }
+                }
             }
         }
     }
@@ -251,10 +254,8 @@ struct Now {
     /// Of the fastest worker.
     step: u64,
     epoch: u64,
-    /// Finished epochs at the last evaluation.
-    evaluated: u64,
-    /// Sum and number of the script's own numbers since the last point.
-    numbers: BTreeMap<String, (f64, u64)>,
+    /// Finished epochs at the last evaluation, and its step within an epoch.
+    evaluated: (u64, Option<u64>),
 }
 
 impl Now {
@@ -264,21 +265,9 @@ impl Now {
                 (self.step, self.epoch) = (self.step.max(t.step.0), self.epoch.max(t.epoch));
             }
             Event::Worker(w) => self.step = self.step.max(w.steps),
-            Event::Eval(e) => self.evaluated = e.epoch,
-            Event::Numbers(n) => {
-                for (name, value) in &n.values {
-                    let (sum, count) = self.numbers.entry(name.clone()).or_default();
-                    (*sum, *count) = (*sum + value, *count + 1);
-                }
-            }
+            Event::Eval(e) => self.evaluated = (e.epoch, e.step.map(|step| step.0)),
             _ => {}
         }
-    }
-
-    /// Their means.
-    fn take_numbers(&mut self) -> BTreeMap<String, f64> {
-        let all = std::mem::take(&mut self.numbers).into_iter();
-        all.map(|(name, (sum, count))| (name, short(sum / count as f64))).collect()
     }
 }
 

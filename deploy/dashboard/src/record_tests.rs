@@ -3,7 +3,7 @@
 use super::*;
 use paraft_common::{ServerId, ShardId, Step, WorkerId};
 use paraft_record::{
-    End, EndKind, Eval, Incident, IncidentKind, MetricsWriter, Numbers, Run, Train, Worker, event::Checkpoint,
+    End, EndKind, Eval, Incident, IncidentKind, MetricsWriter, Run, Train, Worker, event::Checkpoint,
 };
 
 fn run() -> Event {
@@ -65,19 +65,14 @@ fn points_have_all_places_on_the_x_axis() {
 }
 
 #[test]
-fn numbers_of_a_script_are_means_of_their_window() {
-    let numbers = |after, worker, value| {
-        let values = [("grad_norm".to_string(), value)].into();
-        Event::Numbers(Numbers { wall: 100.0 + after, worker: WorkerId(worker), step: Step(1), values })
+fn further_values_are_points_of_their_own() {
+    let valued = |event, value| match event {
+        Event::Train(t) => Event::Train(Train { values: [("norm".to_string(), value)].into(), ..t }),
+        other => other,
     };
-    let recorded = Recorded::of(&[
-        run(),
-        train(0, 1.0, 1, 2.0),
-        numbers(1.0, 0, 1.0),
-        numbers(1.5, 1, 2.0),
-        train(0, 2.0, 7, 1.0),
-    ]);
-    let values: Vec<_> = recorded.points.iter().map(|p| p.numbers.get("grad_norm").copied()).collect();
+    let events = [run(), train(0, 1.0, 1, 2.0), valued(train(0, 2.0, 7, 1.0), 1.5)];
+    let recorded = Recorded::of(&events);
+    let values: Vec<_> = recorded.points.iter().map(|p| p.numbers.get("norm").copied()).collect();
     assert_eq!(values, [None, Some(1.5)]);
     let json = serde_json::to_string(&recorded.points).expect("JSON");
     assert_eq!(json.matches("numbers").count(), 1, "{json}");

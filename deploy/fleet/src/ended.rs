@@ -283,7 +283,7 @@ fn unreadable(e: &RecordError, dir: &Path) -> Failure {
 }
 
 /// The steps of a worker in the whole job.
-fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
+pub(crate) fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
     let is_shared = job.is_some_and(|job| job.train.sampler == SamplerKind::Leased);
     if run.of_script() || run.samples_budget == 0 || is_shared {
         return None;
@@ -292,7 +292,7 @@ fn total_steps(run: &Run, job: Option<&Job>) -> Option<u64> {
     let share = job.map_or(run.batch.saturating_mul(run.workers.into()), |job| {
         (job.train.batch as u64).saturating_mul(job.shares().into())
     });
-    let a_step = job.map_or(1, |job| job.local.rule().minibatches());
+    let a_step = job.map_or(1, |job| job.local.minibatches());
     let minibatches = run.samples_budget / share.max(1);
     Some(resumed.saturating_add(minibatches.div_ceil(a_step.max(1))))
 }

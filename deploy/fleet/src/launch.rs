@@ -2,6 +2,7 @@
 
 use crate::{
     ask::ask_all,
+    ended,
     existing::Submitted,
     failure::Failure,
     files::{REPORT_FILE, SERVERS_FILE, wall},
@@ -254,7 +255,7 @@ impl Begun<'_> {
         progress.update(&tail.poll()?);
         progress.finish();
         let after = ask_all(&fleet.addresses, false);
-        if let Some(why) = has_stopped(&after, resolved, stop.has_begun()).filter(|_| !quiet) {
+        if let Some(why) = has_stopped(&after, resolved, &record.run, stop.has_begun()).filter(|_| !quiet) {
             progress.note(&why);
         }
         record.end(&after, resolved)?;
@@ -279,22 +280,27 @@ impl Begun<'_> {
 type Answer = Result<paraft_proto::StatusReply, String>;
 
 /// Why a job ended early, if it did.
-fn has_stopped(servers: &[Answer], job: &Job, interrupted: bool) -> Option<String> {
+fn has_stopped(servers: &[Answer], job: &Job, run: &event::Run, interrupted: bool) -> Option<String> {
     let first = |s: &&paraft_proto::ShardStatus| s.shard == 0 && s.job_name == job.name;
     let shards = servers.iter().flatten().flat_map(|reply| &reply.shards).filter(first);
     // The rule may also fire at the last evaluation.
-    let is_before_the_end = |epoch: u64| job.train.max_steps.is_none() && epoch < job.train.epochs;
+    let by_steps = job.eval.every_steps.is_some();
+    let is_before_the_end = |number: u64| match by_steps {
+        true => ended::total_steps(run, Some(job)).is_none_or(|last| number < last),
+        false => job.train.max_steps.is_none() && number < job.train.epochs,
+    };
     let evaluated =
         shards.filter_map(|s| s.evaluated.as_ref()).find(|e| e.stop && is_before_the_end(e.epoch))?;
     let who = match &job.eval.early_stop {
         _ if interrupted => "it was interrupted (Ctrl-C)".to_string(),
         Some(rule) => format!(
-            "the held-out loss has not fallen by more than {} in {} epochs (eval.early_stop), or a user has stopped it",
+            "the held-out loss has not fallen by more than {} in {} evaluations (eval.early_stop), or a user has stopped it",
             rule.min_delta, rule.patience
         ),
         None => "a user has stopped it (`paraft stop`)".to_string(),
     };
-    Some(format!("{} has stopped before its end, after epoch {} or later: {who}", job.name, evaluated.epoch))
+    let unit = if by_steps { "step" } else { "epoch" };
+    Some(format!("{} has stopped before its end, after {unit} {} or later: {who}", job.name, evaluated.epoch))
 }
 
 /// The line with the reason of an early end.
@@ -357,7 +363,7 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
 /// starts. Reduces the job's shards to those with buckets.
 pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
-    let (parameters, budget, done) = if !job.cluster.own_program() {
+    let (parameters, budget, done, left_out) = if !job.cluster.own_program() {
         let (model, data) = cli::built_in(job)?;
         let stages = match job.parallel.is_cut() {
             false => Vec::new(),
@@ -374,17 +380,18 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         let cuts = Cuts { stages: &stages, ..Cuts::default() };
         let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| Failure::new(exit::CONFIG, e))?;
         job.only_shards_with_buckets(&layout);
-        let plan = Plan::new(job, &data.train)?;
+        let plan = Plan::new(job, &data.train)?.resuming_from(job, resume)?;
         // The workers draw the weights from the seed.
         let beginning = start::begin(job, resume, None, &layout, &plan, &std::env::temp_dir())?;
         let budget = plan.budget(job, beginning.start.as_ref());
-        (layout.params_len() as u64, budget, beginning.step())
+        (layout.params_len() as u64, budget, beginning.step(), plan.left_out)
     } else {
         // Only the script knows the model; its workers report a mismatch.
-        (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step))
+        (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step), 0)
     };
     tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");
-    let run = described(job, parameters, budget, resume.map(|_| paraft_common::Step(done)));
+    let resumed = resume.map(|_| (paraft_common::Step(done), left_out));
+    let run = described(job, parameters, budget, resumed);
     Ok(match run.of_script() {
         true => event::Run { model: script::name(&job.cluster.script), ..run },
         false => run,

@@ -24,7 +24,7 @@ pub struct Progress {
     left: BTreeSet<u32>,
     incarnations: Incarnations,
     accuracy: Option<f64>,
-    /// A long evaluation: its epoch, and for each worker the finished and total samples.
+    /// A long evaluation: its number, and for each worker the finished and total samples.
     evaluating: (u64, BTreeMap<u32, (u64, u64)>),
     said: Instant,
     /// The time of the last training event.
@@ -89,14 +89,14 @@ impl Progress {
                     }
                 }
                 Event::Evaluating(e) => {
-                    if self.evaluating.0 != e.epoch {
-                        self.evaluating = (e.epoch, BTreeMap::new());
+                    if self.evaluating.0 != e.number() {
+                        self.evaluating = (e.number(), BTreeMap::new());
                     }
                     self.evaluating.1.insert(e.worker.0, (e.done, e.of));
                 }
                 Event::Eval(e) => {
                     self.accuracy = e.accuracy.or(self.accuracy);
-                    if e.epoch >= self.evaluating.0 {
+                    if e.number() >= self.evaluating.0 {
                         self.evaluating.1.clear();
                     }
                 }

@@ -359,8 +359,8 @@ fn has_ended_without_servers(run: &Path) -> bool {
 fn ended(run: &Path) -> Failure {
     let why = format!("{}: that run has ended, and its servers with it", run.display());
     Failure::new(exit::UNAVAILABLE, why).help(
-        "what it left is in the folder, and `paraft status --fleet FOLDER` shows it; it goes on there with --resume, and a \
-         sweep by itself",
+        "`paraft status --fleet FOLDER` shows what it left; --resume continues it in that folder, and a sweep continues \
+         without a flag",
     )
 }
 

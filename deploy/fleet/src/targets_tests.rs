@@ -50,7 +50,7 @@ fn a_fleet_is_read_by_the_form_of_its_name() {
 }
 
 #[test]
-fn without_a_name_the_newest_run_is_asked_and_only_a_single_one_is_changed() {
+fn newest_run_is_asked_and_the_only_running_one_changed() {
     let scratch = tempfile::tempdir().expect("scratch");
     let runs = scratch.path().join("runs");
     for none in [newest(&runs), only_running(&runs)] {

@@ -192,7 +192,7 @@ fn earlier(dir: &Path) -> Vec<(String, f64)> {
 /// The metrics for MLflow.
 fn metrics(points: &[Point]) -> impl Iterator<Item = Metric> {
     points.iter().filter_map(|p| match p.value {
-        Value::Number(value) => Some(Metric { key: p.tag, value, step: p.step, wall: p.wall }),
+        Value::Number(value) => Some(Metric { key: p.tag.clone(), value, step: p.step, wall: p.wall }),
         Value::Delays(_) | Value::Text(_) => None,
     })
 }

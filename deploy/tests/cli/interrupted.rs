@@ -71,7 +71,7 @@ fn a_stopped_job_without_a_section_resumes_where_it_ended() {
     let out = run(&[&["train", "--json", "--set", &last][..], &words].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     // One worker may have been a step ahead.
-    let from = Launcher::metrics_in(&on)[0]["resumed_step"].as_u64().expect("where it goes on");
+    let from = Launcher::metrics_in(&on)[0]["resumed_step"].as_u64().expect("the step at which it continues");
     assert!((step.saturating_sub(1)..=step).contains(&from) && from > 0, "{from} of {step}");
 }
 

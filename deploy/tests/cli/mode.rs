@@ -48,6 +48,10 @@ fn a_running_job_switches_its_mode_and_records_it() {
             text(&run(&["status", "--fleet", dir]).stdout).contains("(auto, up to asp)")
         );
     }
+    // A checkpoint says in which mode it was made, not which one the job's file has.
+    let saved = run(&["checkpoint", "save", "t", "--fleet", dir]);
+    assert!(saved.status.success(), "{}", text(&saved.stderr));
+    contains(&text(&run(&["checkpoint", "inspect", dir, "--json"]).stdout), &["\"mode\":\"asp\""]);
     let before = l.metrics().len();
     wait("training to go on", || {
         if l.metrics().len() > before + 5 { Ok(()) } else { Err("no new lines".into()) }

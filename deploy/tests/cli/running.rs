@@ -501,6 +501,26 @@ fn bench_train_gives_ratios_within_one_run() {
 }
 
 #[test]
+fn a_job_evaluates_and_stops_within_an_epoch() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let rule = "[eval]\nevery_steps = 20\nearly_stop = { patience = 2, min_delta = 100.0 }\n";
+    let path = job(scratch.path(), &(digits("bsp", 1, 1000) + rule));
+    let dir = scratch.path().join("run");
+    let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    contains(
+        &text(&out.stderr),
+        &["before its end, after step 44 or later", "in 2 evaluations (eval.early_stop)"],
+    );
+    // An epoch has 44 steps, and no evaluation beats the first by 100.
+    let record = paraft_record::RunRecord::load(&dir).expect("record");
+    let steps = record.evals.iter().filter(|e| !e.is_final).map(|e| e.step.map(|s| s.0));
+    assert_eq!(steps.collect::<Vec<_>>(), [Some(20), Some(40), Some(44)]);
+    let last = record.final_eval().expect("final");
+    assert!(last.is_final && last.step.is_some_and(|s| (44..60).contains(&s.0)), "{last:?}");
+}
+
+#[test]
 fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
     let scratch = tempfile::tempdir().expect("scratch");
     let rule = "[eval]\nearly_stop = { patience = 2, min_delta = 100.0 }\n";
@@ -509,7 +529,7 @@ fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
         let dir = scratch.path().join(mode);
         let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
         assert!(out.status.success(), "{}", text(&out.stderr));
-        contains(&text(&out.stderr), &["t has stopped before its end", "in 2 epochs (eval.early_stop)"]);
+        contains(&text(&out.stderr), &["t has stopped before its end", "in 2 evaluations (eval.early_stop)"]);
         let record = paraft_record::RunRecord::load(&dir).expect("record");
         // No evaluation beats the first by 100, so the third is the last that counts.
         let epochs = record.evals.iter().map(|e| e.epoch).max().expect("evaluations");

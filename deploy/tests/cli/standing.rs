@@ -190,9 +190,9 @@ fn a_job_is_followed_stopped_and_deleted_by_its_name() {
     let (code, said) = fleet.say(&["logs", "t-2", "--fleet", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
     contains(&said, &["no job `t-2`"]);
-    let (code, said) = fleet.say(&["delete", "nobody", "--fleet", fleet.any()]);
+    let (code, said) = fleet.say(&["delete", "unknown", "--fleet", fleet.any()]);
     assert_eq!(code, Some(78), "{said}");
-    contains(&said, &["no job `nobody`", "`t`"]);
+    contains(&said, &["no job `unknown`", "`t`"]);
     // Its launcher logs why it has ended.
     let log = scratch.path().join("runs/t-2/launcher.log");
     wait("the other launcher to end", || match fs::read_to_string(&log).unwrap_or_default() {

@@ -99,7 +99,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             }
             Ok(sum)
         };
-        let fragments = job.local.rule().fragments();
+        let fragments = job.local.fragments();
         if fragments.stream() {
             let streamed = Streamed { plan: &plan, layout: &layout, servers: &servers, fragments, step };
             streamed.step(&mut weights, &mut slots, &mut locals, &mut encoders, |local, w| {

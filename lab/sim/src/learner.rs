@@ -6,10 +6,10 @@ use bytes::Bytes;
 use paraft_common::{BucketId, Layout, Step, WorkerId};
 use paraft_data::{Dataset, Split};
 use paraft_models::{Batch, Evaluation, Model};
-use paraft_worker::{WorkerError, samples::fill};
-
-/// Samples that are evaluated at once.
-const CHUNK: usize = 256;
+use paraft_worker::{
+    WorkerError,
+    samples::{evaluate, fill},
+};
 
 /// See the module.
 pub(crate) struct Learner {
@@ -109,15 +109,6 @@ impl Learner {
         weights: &[f32],
         samples: impl Iterator<Item = usize>,
     ) -> Result<Evaluation, SimError> {
-        let samples: Vec<u32> = samples.map(|i| i as u32).collect();
-        let mut sum = Evaluation::default();
-        for chunk in samples.chunks(CHUNK) {
-            fill(&self.test, chunk, &mut self.batch).map_err(WorkerError::from)?;
-            let e = self.model.evaluate(weights, &self.batch)?;
-            sum.loss_sum += e.loss_sum;
-            sum.correct += e.correct;
-            sum.count += e.count;
-        }
-        Ok(sum)
+        Ok(evaluate(&mut *self.model, weights, &self.test, samples)?)
     }
 }

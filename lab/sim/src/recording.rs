@@ -5,7 +5,7 @@ use crate::{SimError, clock::Clock};
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, RecordError, event};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Receives the lines in the order of simulated time.
 pub type Sink = Box<dyn FnMut(&Event) -> Result<(), RecordError> + Send>;
@@ -91,6 +91,7 @@ impl Recording {
             samples_per_s: rate,
             wait_seconds: s.wait_seconds,
             delay_mean: None,
+            values: BTreeMap::new(),
         }))
     }
 
@@ -99,7 +100,7 @@ impl Recording {
     pub fn evaluation(&self, e: Evaluated, seconds: f64, is_final: bool) -> Result<(), SimError> {
         let samples = {
             let mut inner = self.inner.lock();
-            if !is_final && !inner.evaluated.insert(e.epoch) {
+            if !is_final && !inner.evaluated.insert(e.number) {
                 return Ok(());
             }
             inner.samples
@@ -108,6 +109,7 @@ impl Recording {
         self.write(&Event::Eval(event::Eval {
             wall: self.clock.seconds(),
             epoch: e.epoch,
+            step: e.step,
             samples,
             seconds,
             loss: e.loss_sum / n,
@@ -121,7 +123,10 @@ impl Recording {
 /// Sums over held-out samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluated {
+    /// Of the evaluation.
+    pub number: u64,
     pub epoch: u64,
+    pub step: Option<Step>,
     pub loss_sum: f64,
     pub correct: u64,
     pub count: u64,

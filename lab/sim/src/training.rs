@@ -60,7 +60,7 @@ struct Training<'a> {
     steps: u64,
     /// The number of the last switch of the mode that it received.
     switches: u64,
-    /// The last complete evaluation: its epoch, and the sums of loss, correct predictions and samples.
+    /// The last complete evaluation: its number, and the sums of loss, correct predictions and samples.
     reported: Option<(u64, f64, u64, u64)>,
 }
 
@@ -107,7 +107,7 @@ async fn lead(
     let trainer = Trainer::new(
         Options {
             batch: file.train.batch,
-            evaluates: file.eval.every_epoch,
+            evaluates: plan.evaluations(file),
             share: Share { place: worker.0, of: world.workers },
             ..Options::new(worker, plan.steps, file.local.clone(), world.layout.clone())
         },
@@ -206,8 +206,8 @@ impl Training<'_> {
                     self.note_step(s, trained)?;
                     self.note_evaluations()?;
                 }
-                Action::Evaluate { epoch, share } => {
-                    self.evaluate_share(epoch, share)?;
+                Action::Evaluate { number, share } => {
+                    self.evaluate_share(number, share)?;
                     self.note_evaluations()?;
                 }
                 Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,

@@ -43,10 +43,8 @@ fn uneven() -> Setup {
 #[test]
 fn lock_step_training_equals_one_process_despite_stragglers() {
     for local in [
-        vec!["local.kind=diloco", "local.steps=5", "optimizer.kind=adam", "optimizer.lr=0.005"],
-        vec!["local.kind=easgd", "local.steps=3", "local.alpha=0.2"],
-        vec!["local.kind=downpour", "local.n_push=2", "local.lr=0.02"],
-        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3"],
+        vec!["local.steps=5", "optimizer.kind=adam", "optimizer.lr=0.005"],
+        vec!["local.steps=6", "local.fragments=3"],
     ] {
         let job = job(&[&["train.mode=bsp"], &local[..]].concat());
         let oracle = paraft_proof::oracle(&job, paraft_proof::Order::Shares).expect("an oracle");
@@ -70,7 +68,7 @@ fn eleven_local_steps_push_an_eleventh_of_the_bytes() {
     };
     let (every, bytes) = run(&job(&[]), &quiet);
     // 22 minibatches an epoch.
-    let (diloco, fewer) = run(&job(&["local.kind=diloco", "local.steps=11"]), &quiet);
+    let (diloco, fewer) = run(&job(&["local.steps=11"]), &quiet);
     assert_eq!((every.steps, diloco.steps, bytes), (44, 4, 11 * fewer));
     assert!((every.seconds - diloco.seconds).abs() < 1e-6, "{} and {}", every.seconds, diloco.seconds);
 }
@@ -79,7 +77,7 @@ fn eleven_local_steps_push_an_eleventh_of_the_bytes() {
 fn fragments_push_the_same_bytes_and_are_each_waited_for() {
     // 1210 values over a link that takes 77 ms each way for all of them.
     let narrow = Setup { compute_spread: 0.0, jitter: 0.0, worker_gbit: 0.000_5, ..Setup::default() };
-    let set = ["local.kind=diloco", "local.steps=22", "cluster.bucket_bytes=512", "train.workers=1"];
+    let set = ["local.steps=22", "cluster.bucket_bytes=512", "train.workers=1"];
     let (whole, bytes) = run(&job(&set), &narrow);
     let (turns, same) = run(&job(&[&set[..], &["local.fragments=2"]].concat()), &narrow);
     assert_eq!(bytes, same, "each value once a step");
@@ -90,12 +88,7 @@ fn fragments_push_the_same_bytes_and_are_each_waited_for() {
 #[test]
 fn ssp_keeps_its_bound_and_every_job_ends_under_failures() {
     let troubled = Setup { mttf_s: Some(0.6), restart_s: Some(0.2), slow: [(1, 4.0)].into(), ..uneven() };
-    for local in [
-        vec!["local.kind=diloco", "local.steps=3"],
-        vec!["local.kind=diloco", "local.steps=6", "local.fragments=3"],
-        vec!["local.kind=easgd", "local.steps=2", "local.alpha=0.2"],
-        vec!["local.kind=downpour", "local.n_push=2", "local.lr=0.02", "optimizer.lr=0.01"],
-    ] {
+    for local in [vec!["local.steps=3"], vec!["local.steps=6", "local.fragments=3"]] {
         for (mode, bound) in [("bsp", 0), ("ssp:1", 1), ("asp", u64::MAX)] {
             let mode = format!("train.mode={mode}");
             let job = job(&[&[mode.as_str(), "train.epochs=3"], &local[..]].concat());

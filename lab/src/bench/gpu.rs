@@ -13,9 +13,7 @@ use super::{
 use clap::{Args, ValueEnum};
 use paraft_compute::cuda::{CudaDevice, measure};
 use paraft_fleet::failure::Failure;
-use paraft_models::{
-    Batch, CudaOptions, DataShape, Model, ModelConfig, ModelError, NormKind, Precision, Sample,
-};
+use paraft_models::{Batch, CudaOptions, DataShape, Model, ModelConfig, ModelError, Precision, Sample};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::PathBuf, process::Command, time::Instant};
 
@@ -94,7 +92,6 @@ impl BenchModel {
                     layers: or(12, 1),
                     heads: or(12, 2),
                     width: or(768, 32),
-                    norm: NormKind::Layer,
                     checkpoint_activations: false,
                 };
                 let data = DataShape { sample: Sample::Tokens { time, vocab }, classes: Some(vocab) };

@@ -11,7 +11,7 @@ use super::{
 };
 use clap::{Args, ValueEnum};
 use paraft_fleet::failure::Failure;
-use paraft_models::{DataShape, ModelConfig, ModelError, NormKind, Sample};
+use paraft_models::{DataShape, ModelConfig, ModelError, Sample};
 use paraft_simd::Isa;
 use paraft_worker::exit;
 use serde_json::json;
@@ -87,12 +87,10 @@ impl BenchModel {
             }
             Self::Convnet => ("convnet", ModelConfig::Convnet, images, 100),
             Self::Transformer => {
-                let norm = NormKind::Layer;
                 let config = ModelConfig::Transformer {
                     layers: 4,
                     heads: 4,
                     width: 128,
-                    norm,
                     checkpoint_activations: false,
                 };
                 let (time, vocab) = (64, 256);

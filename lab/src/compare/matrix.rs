@@ -1,14 +1,13 @@
 //! The runs of a comparison: modes × algorithms × workers × seeds, as jobs.
 //!
-//! An algorithm is a name with changes to the job. The name of an `algorithm.kind`, a `round.kind` or a
-//! `train.encoding` implies its change. Combinations that the job refuses are skipped, with the job's
-//! error.
+//! An algorithm is a name with changes to the job. The name of an `algorithm.kind` or a `train.encoding`
+//! implies its change. Combinations that the job refuses are skipped, with the job's error.
 //!
 //! Every run trains on the samples of the unchanged job, for any number of workers. Its steps are that
 //! budget divided by the samples in a step of all workers, rounded down, so runs differ by less than
 //! one such step.
 
-use paraft_common::{Encoding, Mode, ModeChoice, algorithm::AlgorithmConfig, round::RoundConfig};
+use paraft_common::{Encoding, ModeChoice, algorithm::AlgorithmConfig};
 use paraft_data::Dataset;
 use paraft_fleet::failure::Failure;
 use paraft_record::LeftOut;
@@ -48,8 +47,6 @@ enum Kind {
     AsItIs,
     /// `algorithm.kind`
     Late,
-    /// `round.kind`
-    Round,
     /// `train.encoding`
     Encoding,
     /// `KEY=VALUE`
@@ -106,13 +103,15 @@ impl Algorithm {
         let text = format!("kind = {}", toml::Value::from(name));
         let kind = match toml::from_str::<AlgorithmConfig>(&text) {
             Ok(_) => Kind::Late,
-            Err(_) if toml::from_str::<RoundConfig>(&text).is_ok() => Kind::Round,
             Err(_) if name.parse::<Encoding>().is_ok() => Kind::Encoding,
             Err(_) if name == UNCHANGED => Kind::AsItIs,
             Err(e) => {
                 return Err(Failure::new(
                     exit::USAGE,
-                    format!("--algorithms {name}: {} (as algorithm.kind; nor is it a round.kind or a train.encoding)", e.message()),
+                    format!(
+                        "--algorithms {name}: {} (as algorithm.kind; nor is it a train.encoding)",
+                        e.message()
+                    ),
                 )
                 .help("for changes of your own: --algorithm 'NAME: KEY=VALUE, KEY=VALUE'"));
             }
@@ -152,14 +151,11 @@ impl Algorithm {
 
     /// Its changes to this job.
     fn set(&self, job: &Job) -> Vec<String> {
-        let table = |key: &str| vec![format!("{key}={{ kind = {} }}", toml::Value::from(self.name.as_str()))];
         match &self.kind {
             // If the job already has this kind, its options stay.
             Kind::Late if job.algorithm.kind() == self.name => Vec::new(),
-            Kind::Round if job.round.kind() == self.name => Vec::new(),
             Kind::AsItIs => Vec::new(),
-            Kind::Late => table("algorithm"),
-            Kind::Round => table("round"),
+            Kind::Late => vec![format!("algorithm={{ kind = {} }}", toml::Value::from(self.name.as_str()))],
             Kind::Encoding => vec![format!("train.encoding={}", toml::Value::from(self.name.as_str()))],
             Kind::Own(set) => set.clone(),
         }
@@ -207,15 +203,10 @@ pub fn expand(
             for workers in own(&axes.workers) {
                 let mut set = vec![format!("train.mode={mode}"), format!("train.workers={workers}")];
                 set.extend(algorithm.set(&base));
-                let made = match algorithm.kind {
-                    Kind::Round if *mode != Mode::Bsp.into() => {
-                        Err((false, "only bsp has rounds".to_string()))
-                    }
-                    _ => load(&set).map_err(|e| (e.unknown_key, e.message)).and_then(|mut job| {
-                        budget.give(&mut job).and_then(|()| fits(&job)).map_err(|why| (false, why))?;
-                        Ok(job)
-                    }),
-                };
+                let made = load(&set).map_err(|e| (e.unknown_key, e.message)).and_then(|mut job| {
+                    budget.give(&mut job).and_then(|()| fits(&job)).map_err(|why| (false, why))?;
+                    Ok(job)
+                });
                 let job = match made {
                     Ok(job) => job,
                     // This is an error in every job.

@@ -1,6 +1,7 @@
 //! The runs of a matrix: their number, their budgets and their names.
 
 use super::*;
+use paraft_common::Mode;
 use std::path::Path;
 
 const JOB: &str = "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nbatch = 16\nepochs = 3\n\
@@ -25,14 +26,13 @@ fn expanded(axes: &Axes) -> (Vec<Planned>, Vec<LeftOut>) {
 
 #[test]
 fn the_matrix_is_the_product_without_what_the_job_refuses() {
-    let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "backup", "dana-zero", "top-k:0.1"]));
-    // Rounds need bsp, and DANA does not support plain SGD: of 2 × 5 × 2 groups, 2 and 4.
-    assert_eq!((runs.len(), left.len()), (2 * (20 - 2 - 4), 6));
+    let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "dana-zero", "top-k:0.1"]));
+    // DANA does not support plain SGD: of 2 × 4 × 2 groups, 4.
+    assert_eq!((runs.len(), left.len()), (2 * (16 - 4), 4));
     let dirs: BTreeSet<_> = runs.iter().map(|r| r.dir.as_str()).collect();
     assert!(dirs.contains("bsp_asgd") && dirs.contains("asp_top-k-0.1_w4_s2"), "{dirs:?}");
     for l in &left {
         let why = match l.algorithm.as_str() {
-            "backup" => "only bsp has rounds",
             "dana-zero" => "optimizer.kind",
             other => panic!("{other}: {}", l.reason),
         };
@@ -42,7 +42,6 @@ fn the_matrix_is_the_product_without_what_the_job_refuses() {
     // The job's own kind keeps its options; another kind has its defaults.
     assert_eq!(of("dc-asgd-c").algorithm, load(&[]).expect("a job").algorithm);
     assert_eq!(of("asgd").algorithm, AlgorithmConfig::default());
-    assert_eq!(of("backup").round.kind(), "backup");
     assert_eq!(of("top-k:0.1").train.encoding.to_string(), "top-k:0.1");
 }
 
@@ -64,7 +63,7 @@ fn every_run_has_the_samples_of_the_job_to_less_than_a_step() {
 fn what_is_no_matrix_is_refused_with_what_to_write() {
     let said = |f: Failure| f.message().to_string();
     let unknown = said(Algorithm::named("dc-asgd").expect_err("no such kind"));
-    assert!(unknown.contains("dc-asgd-c") && unknown.contains("round.kind"), "{unknown}");
+    assert!(unknown.contains("dc-asgd-c") && unknown.contains("train.encoding"), "{unknown}");
     for (text, why) in [
         ("algorithm.kind=asgd", "no `:`"),
         ("x:", "changes nothing"),

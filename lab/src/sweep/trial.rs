@@ -19,7 +19,7 @@ use std::{
 fn ended_early(job: &Job, before: u64, last: Option<u64>, share: f64) -> Option<u64> {
     let train = &job.train;
     let epochs = train.epochs;
-    let is_exact = train.drop_last && !job.round.drops_late();
+    let is_exact = train.drop_last && train.backup_workers == 0;
     let lacks = share < if is_exact { 0.999 } else { 1.0 - 0.5 / epochs.max(1) as f64 };
     match (lacks && train.max_steps.is_none(), job.eval.every_epoch) {
         (true, true) => Some(last.unwrap_or(before)).filter(|last| *last < epochs),
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(ended_early(&unseen, 4, None, 1.0), None);
         assert_eq!(ended_early(&unseen, 4, None, 0.5), Some(10));
         assert_eq!(ended_early(&job(&["train.max_steps=10"]), 0, None, 0.1), None);
-        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "round.kind=backup", "round.spare=1"]);
+        let skips = job(&["train.epochs=8", "eval.every_epoch=false", "train.backup_workers=1"]);
         assert_eq!(ended_early(&skips, 0, None, 0.6), None, "what a round did not wait for is skipped");
     }
 }

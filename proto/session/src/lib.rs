@@ -17,15 +17,18 @@
 //! - `io`: inputs and effects.
 //! - `search`: which server to ask next for the leader.
 //! - `norms`: the norm of a gradient over all shards, some of which other processes of the worker may have.
+//! - [`fetch`]: the vectors of a shard from whichever server has them. [`serve`]: its other half, for readers.
 //! - [`encoders`]: how a worker's pushes are encoded, and their state from one to the next.
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod encoders;
 pub mod error;
+pub mod fetch;
 mod io;
 mod link;
 mod norms;
 mod search;
+pub mod serve;
 pub mod session;
 
 pub use encoders::Encoders;

@@ -267,6 +267,11 @@ impl Rights {
         self.all || self.roles.iter().any(all)
     }
 
+    /// Whether they permit only to read.
+    pub fn only_read(&self) -> bool {
+        !self.are_enough_for(Need::Worker, None) && !self.are_enough_for(Need::Operate, None)
+    }
+
     /// The roles.
     pub fn roles(&self) -> &[Role] {
         &self.roles

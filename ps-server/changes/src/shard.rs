@@ -125,7 +125,7 @@ pub enum Command {
         worker: WorkerId,
         /// Its session.
         session: SessionId,
-        /// The evaluated epoch.
+        /// Numbers the evaluation: the epoch; in a job that evaluates within epochs, the step.
         epoch: u64,
         /// The results.
         sums: EvalSums,

@@ -148,33 +148,28 @@ impl Group {
             if piece.index > 0 {
                 return wire::encode(&SnapshotAnswer::Next(0));
             }
-            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload.to_bytes())?;
-            if lengths.len() as u64 + 1 != piece.of {
-                return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
-            }
+            let (meta, head): (SnapshotMeta, Vec<u8>) = wire::decode(&payload.to_bytes())?;
             // Without room it would be received in vain.
             self.state.room_for(&head).map_err(WireError::new)?;
             let (image, parts) = (piece.image, Vec::new());
-            *slot = Some(Incoming { last: Instant::now(), image, meta, head, lengths, parts });
+            *slot = Some(Incoming { last: Instant::now(), image, meta, head, parts });
         }
         let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
         incoming.last = Instant::now();
         if piece.index == incoming.parts.len() as u64 + 1 {
-            if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
-                return Err(WireError::new("a snapshot's piece has another length than its header says"));
-            }
             incoming.parts.push(payload);
         }
         // Otherwise it is a duplicate or a gap: the answer names the next piece.
-        if incoming.parts.len() < incoming.lengths.len() {
-            return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
+        let received = incoming.parts.len() as u64;
+        if !(piece.last && piece.index == received) {
+            return wire::encode(&SnapshotAnswer::Next(received + 1));
         }
         let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
         let _installing = InstallingGuard::of(&self.installing);
         // Installing takes as long as the disk and the state need; the group's maintenance must not wait for it.
         drop(slot);
         let image = RawImage { head: done.head.into(), parts: done.parts };
-        let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
+        let snapshot = Snapshot { meta: done.meta, snapshot: image };
         let installed = self.raft.install_full_snapshot(vote, snapshot).await;
         reply(installed.map(|response| SnapshotAnswer::Done(response.vote)))
     }

@@ -36,7 +36,6 @@ pub fn read_as_anything(bytes: &[u8], payloads: &[Payload]) {
     back::<SnapshotAnswer>(bytes);
     back::<SnapshotResponse<Types>>(bytes);
     // A snapshot's first piece, and the head of its file.
-    back::<(SnapshotMeta, Vec<u8>, Vec<u32>)>(bytes);
     back::<(SnapshotMeta, Vec<u8>)>(bytes);
     back::<Vote>(bytes);
     back::<LogId>(bytes);

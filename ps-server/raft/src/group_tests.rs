@@ -61,8 +61,8 @@ async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
     let group = Group::start(options, state, Arc::default()).await.expect("it starts");
     let leader = ReplicaId::new_incarnation(ServerId(1));
     let (meta, head): (SnapshotMeta, Vec<u8>) = (SnapshotMeta::default(), vec![1, 2, 3]);
-    let payload: paraft_common::Payload = wire::encode(&(meta, head, vec![8u32; 2])).expect("encodes").into();
-    let piece = SnapshotPiece { image: 1, index: 0, of: 3, crc: wire::checksum(&payload) };
+    let payload: paraft_common::Payload = wire::encode(&(meta, head)).expect("encodes").into();
+    let piece = SnapshotPiece { image: 1, index: 0, last: false, crc: wire::checksum(&payload) };
     let request = PeerRequest {
         fleet: 0,
         group: 0,

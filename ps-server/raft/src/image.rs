@@ -14,12 +14,8 @@ pub struct RawImage {
 }
 
 impl RawImage {
-    /// XXH3 over the whole state: equal on replicas that applied the same log.
-    pub fn digest(&self) -> u64 {
-        self.clone().into_digest() // the parts are shared
-    }
-
-    /// As [`Self::digest`], but drops each part after it is hashed, so that later changes need not copy it.
+    /// XXH3 over the whole state: equal on replicas that applied the same log. Each part is released after it is
+    /// hashed, so that later changes need not copy it.
     pub fn into_digest(self) -> u64 {
         let mut hash = Xxh3::new();
         let mut add = |part: Payload| {

@@ -10,7 +10,6 @@ pub(super) struct Incoming {
     pub image: u64,
     pub meta: SnapshotMeta,
     pub head: Vec<u8>,
-    pub lengths: Vec<u32>,
     pub parts: Vec<Payload>,
 }
 

@@ -7,7 +7,7 @@ use super::{
     replicated::{GroupState, OutdatedMemory},
     snapshot::SnapshotFile,
     storage::FolderError,
-    types::{LogId, Snapshot, SnapshotData, SnapshotMeta, StoredMembership, Types},
+    types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
 };
 use futures::{Stream, StreamExt};
 use openraft::{
@@ -132,7 +132,7 @@ impl Machine {
     }
 
     fn snapshot(&self) -> Snapshot {
-        Snapshot { meta: self.meta(), snapshot: Arc::new(self.state.image()) }
+        Snapshot { meta: self.meta(), snapshot: self.state.image() }
     }
 }
 
@@ -147,7 +147,7 @@ pub struct Builder {
 }
 
 impl RaftSnapshotBuilder<Types> for Builder {
-    type SnapshotData = SnapshotData;
+    type SnapshotData = RawImage;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         let RawImage { head, parts } = std::mem::take(&mut self.image);
@@ -156,7 +156,7 @@ impl RaftSnapshotBuilder<Types> for Builder {
             file.write(self.meta.clone(), head, parts, order).await?;
         }
         // openraft reads only the meta; a follower that needs a snapshot gets one of that moment.
-        Ok(Snapshot { meta: self.meta.clone(), snapshot: SnapshotData::default() })
+        Ok(Snapshot { meta: self.meta.clone(), snapshot: RawImage::default() })
     }
 }
 
@@ -226,7 +226,7 @@ impl Machine {
 }
 
 impl RaftStateMachine<Types> for Machine {
-    type SnapshotData = SnapshotData;
+    type SnapshotData = RawImage;
     type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
@@ -282,17 +282,16 @@ impl RaftStateMachine<Types> for Machine {
         Builder { meta: self.meta(), image, order: self.state.order(), file: self.file.clone() }
     }
 
-    async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: RawImage) -> Result<(), io::Error> {
         self.state.room_for(&image.head)?;
         if let Some(file) = &self.file {
             file.write(meta.clone(), image.head.clone(), image.parts.clone(), Vec::new()).await?;
         }
-        // Usually the image is not shared; then each part is freed once its values are installed.
-        let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
-        let (state, bytes) = (self.state.clone(), parts.iter().map(|p| p.len() as u64).sum());
+        let (state, bytes, RawImage { head, parts }) = (self.state.clone(), image.bytes(), image);
         if let Some(last) = &meta.last_log_id {
             state.in_term(last.leader_id.term);
         }
+        // Each part is freed once its values are installed.
         let install = move || state.install_parts(&head, &mut parts.into_iter().map(Ok));
         let installed = compute::long(bytes, install).await?;
         installed?;

@@ -6,8 +6,9 @@
 
 use super::{
     dial::{DialResult, dial},
+    image::RawImage,
     peers::Peers,
-    types::{Snapshot, SnapshotData, Types, Vote},
+    types::{Snapshot, Types, Vote},
     wire::{self, WireError},
 };
 use bytes::Bytes;
@@ -195,7 +196,7 @@ pub(super) fn unreachable(e: CallError) -> RPCError<Types> {
 }
 
 impl RaftNetworkV2<Types> for Connection {
-    type SnapshotData = SnapshotData;
+    type SnapshotData = RawImage;
 
     async fn append_entries(
         &mut self,

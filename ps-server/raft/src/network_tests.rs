@@ -121,7 +121,7 @@ impl Transfer {
     async fn send(&self) -> Result<Vote, CallError> {
         let last_log_id = Some(openraft::LogId::new(Committed::new(3), 40));
         let meta = SnapshotMeta { last_log_id, ..SnapshotMeta::default() };
-        let snapshot = Snapshot { meta, snapshot: Arc::new(self.leader.image()) };
+        let snapshot = Snapshot { meta, snapshot: self.leader.image() };
         let vote = Vote::new_committed(3, self.connection.me.0);
         self.connection.send_snapshot(vote, snapshot, Duration::from_secs(5)).await
     }

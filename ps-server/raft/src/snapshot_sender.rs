@@ -3,22 +3,17 @@
 use super::{
     image::RawImage,
     network::{CallError, Connection},
-    types::{Snapshot, SnapshotMeta, Vote},
-    wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
+    types::{Snapshot, Vote},
+    wire::{self, SnapshotAnswer, SnapshotPiece},
 };
-use bytes::Bytes;
+use paraft_common::Payload;
 use paraft_proto::PeerCall;
 use std::time::Duration;
 
-/// The first piece: the metadata of the parts.
-fn snapshot_head(meta: &SnapshotMeta, image: &RawImage) -> Result<Bytes, WireError> {
-    let lengths: Vec<u32> = image.parts.iter().map(|p| p.len() as u32).collect();
-    wire::encode(&(meta, &image.head[..], lengths))
-}
-
 impl Connection {
     /// Sends piece by piece, each at most one bucket, without a second copy of the state. A piece that does not
-    /// arrive is retried; an interrupted transfer resumes where it stopped.
+    /// arrive is retried; an interrupted transfer resumes where it stopped. A part that the follower has is released:
+    /// later changes need not copy it.
     pub(super) async fn send_snapshot(
         &self,
         vote: Vote,
@@ -26,30 +21,31 @@ impl Connection {
         ttl: Duration,
     ) -> Result<Vote, CallError> {
         const TRIES: u32 = 5;
-        let head = snapshot_head(&snapshot.meta, &snapshot.snapshot)?;
+        let Snapshot { meta, snapshot: RawImage { head, parts } } = snapshot;
+        let head = wire::encode(&(&meta, &head[..]))?;
         let image = u64::from(crc32fast::hash(&head)) << 32
-            | snapshot.meta.last_log_id.as_ref().map_or(0, |l| l.index & 0xffff_ffff);
-        let parts = &snapshot.snapshot.parts;
-        let of = 1 + parts.len() as u64;
-        let mut index = 0u64;
+            | meta.last_log_id.as_ref().map_or(0, |l| l.index & 0xffff_ffff);
+        let mut pieces = (0..).zip([Payload::from(head)].into_iter().chain(parts)).peekable();
         let mut failures = 0;
-        loop {
-            let payload = match index.checked_sub(1) {
-                None => head.clone().into(),
-                Some(i) => parts.get(i as usize).cloned().ok_or_else(|| {
-                    CallError::Setup(format!("the follower asks for piece {index} of {of}"))
-                })?,
-            };
-            let piece = SnapshotPiece { image, index, of, crc: wire::checksum(&payload) };
-            match self.paced(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
-                Ok(SnapshotAnswer::Done(vote)) => return Ok(vote),
-                Ok(SnapshotAnswer::Next(next)) => {
-                    failures = 0;
-                    index = next;
+        while let Some((index, payload)) = pieces.next() {
+            let last = pieces.peek().is_none();
+            let next = loop {
+                let piece = SnapshotPiece { image, index, last, crc: wire::checksum(&payload) };
+                match self.paced(PeerCall::Snapshot, &(vote, piece), vec![payload.clone()], ttl).await {
+                    Ok(SnapshotAnswer::Done(vote)) => return Ok(vote),
+                    Ok(SnapshotAnswer::Next(next)) if next == index => failures = 0,
+                    Ok(SnapshotAnswer::Next(next)) => break next,
+                    Err(e) if failures + 1 == TRIES => return Err(e),
+                    Err(_) => failures += 1,
                 }
-                Err(e) if failures + 1 == TRIES => return Err(e),
-                Err(_) => failures += 1,
+            };
+            failures = 0;
+            if next < index {
+                // It has dropped what it had. The next try sends the state of that moment.
+                return Err(CallError::Setup(format!("the follower asks for piece {next} again")));
             }
+            while pieces.next_if(|(i, _)| *i < next).is_some() {}
         }
+        Err(CallError::Setup("the follower has all of a snapshot and has not installed it".into()))
     }
 }

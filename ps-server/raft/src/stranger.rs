@@ -23,13 +23,9 @@ pub fn forged(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)
         entries: Vec::new(),
         leader_commit: last,
     };
-    let head = wire::encode(&(
-        SnapshotMeta { last_log_id: last, ..SnapshotMeta::default() },
-        &[0u8; 8][..],
-        [0u32; 0],
-    ));
+    let head = wire::encode(&(SnapshotMeta { last_log_id: last, ..SnapshotMeta::default() }, &[0u8; 8][..]));
     let payload: Payload = head.unwrap_or_default().to_vec().into();
-    let piece = SnapshotPiece { image: term, index: 0, of: 1, crc: wire::checksum(&payload) };
+    let piece = SnapshotPiece { image: term, index: 0, last: true, crc: wire::checksum(&payload) };
     let transfer = TransferLeaderRequest::<Types>::new(leader, from.0, last);
     [
         (PeerCall::Vote, wire::encode(&ask), Vec::new()),

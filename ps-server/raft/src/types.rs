@@ -3,7 +3,6 @@
 use super::image::RawImage;
 use openraft::{BasicNode, EntryPayload, OptionalSend, RaftTypeConfig, impls, vote::RaftLeaderId};
 use paraft_changes::{Applied, Change};
-use std::sync::Arc;
 
 /// The log holds changes, and applying returns their outcomes. Node ids are [`super::ReplicaId`]s. A term has one
 /// leader (openraft's default allows several), so a proposer may use the term to identify a leader.
@@ -42,5 +41,4 @@ pub type Vote = impls::Vote<LeaderId>;
 pub type StoredMembership = openraft::StoredMembership<Committed, u64, BasicNode>;
 pub type SnapshotMeta = openraft::storage::SnapshotMeta<Committed, u64, BasicNode>;
 /// A snapshot shares its bulk with the live state until the state changes.
-pub type SnapshotData = Arc<RawImage>;
-pub type Snapshot = openraft::storage::Snapshot<Committed, u64, BasicNode, SnapshotData>;
+pub type Snapshot = openraft::storage::Snapshot<Committed, u64, BasicNode, RawImage>;

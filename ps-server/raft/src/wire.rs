@@ -71,8 +71,8 @@ pub struct SnapshotPiece {
     pub image: u64,
     /// Position, from 0.
     pub index: u64,
-    /// Number of pieces.
-    pub of: u64,
+    /// No piece follows.
+    pub last: bool,
     /// CRC-32 of the piece.
     pub crc: u32,
 }

@@ -14,7 +14,7 @@ fn read_as_anything(bytes: &[u8]) {
     let _ = decode::<VoteRequest<Types>>(bytes);
     let _ = decode::<TransferLeaderRequest<Types>>(bytes);
     let _ = decode::<(Vote, SnapshotPiece)>(bytes);
-    let _ = decode::<(SnapshotMeta, Vec<u8>, Vec<u32>)>(bytes);
+    let _ = decode::<(SnapshotMeta, Vec<u8>)>(bytes);
 }
 
 fn append() -> (AppendEntriesRequest<Types>, Vec<Payload>) {

@@ -2,7 +2,6 @@
 //! takes a whole core and accepts nothing.
 
 use super::{Connections, GuardedSocket, Lane, Origin, door::IdentifiableSocket};
-use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
 use paraft_tls::{Need, Wire};
@@ -23,6 +22,9 @@ pub trait Listen: Send + 'static {
     /// The next connection, and its origin. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }
+
+/// The stream of a listener's connections.
+type WireOf<L> = <<L as Listen>::Socket as IdentifiableSocket>::Wire;
 
 impl Listen for TcpListener {
     type Socket = TcpStream;
@@ -80,7 +82,7 @@ fn opened<L: Listen + Sync, T: Send + 'static, F>(
     listener: L,
     connections: Arc<Connections>,
     http1: bool,
-    begin: impl Fn(GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>) -> F + Clone + Send + 'static,
+    begin: impl Fn(GuardedSocket<WireOf<L>>) -> F + Clone + Send + 'static,
 ) -> mpsc::Receiver<T>
 where
     F: Future<Output = Option<T>> + Send,
@@ -106,31 +108,35 @@ where
     rx
 }
 
-/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and
-/// contains no error.
+/// Connections for tonic. They do not end, and contain no error.
+type Incoming<S> = ReceiverStream<io::Result<GuardedSocket<S>>>;
+
+/// The connections of a listener; those that ask for lanes go to `lanes`. The second part are those of peers that may only
+/// read.
 pub fn incoming<L: Listen + Sync>(
     listener: L,
     connections: Arc<Connections>,
     lanes: impl Fn(Lane) + Clone + Send + 'static,
-) -> impl Stream<Item = io::Result<GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>>> {
-    let begun = opened(
-        listener,
-        connections,
-        false,
-        move |socket: GuardedSocket<<L::Socket as IdentifiableSocket>::Wire>| {
-            let lanes = lanes.clone();
-            async move {
-                match socket.begins().await? {
-                    Ok(socket) => Some(Ok(socket)),
-                    Err(lane) => {
-                        lanes(lane);
-                        None
-                    }
+) -> (Incoming<WireOf<L>>, Incoming<WireOf<L>>) {
+    let (readers, read) = mpsc::channel(MAX_IDENTIFIED);
+    let begun = opened(listener, connections, false, move |socket: GuardedSocket<WireOf<L>>| {
+        let (lanes, readers) = (lanes.clone(), readers.clone());
+        async move {
+            match socket.begins().await? {
+                Ok(socket) if socket.visitor().rights().only_read() => {
+                    // A queue that is full closes it, and nothing waits for the threads of readers.
+                    let _ = readers.try_send(Ok(socket));
+                    None
+                }
+                Ok(socket) => Some(Ok(socket)),
+                Err(lane) => {
+                    lanes(lane);
+                    None
                 }
             }
-        },
-    );
-    ReceiverStream::new(begun)
+        }
+    });
+    (ReceiverStream::new(begun), ReceiverStream::new(read))
 }
 
 /// A listener for axum. Its connections stay unknown: `/metrics` is for callers that may read of all jobs,

@@ -426,7 +426,7 @@ proptest! {
             });
         }
         prop_assert_eq!(whole.get(), late.get());
-        prop_assert_eq!(whole.image().digest(), late.image().digest());
+        prop_assert_eq!(whole.image().into_digest(), late.image().into_digest());
     }
 }
 

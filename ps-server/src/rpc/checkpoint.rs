@@ -6,40 +6,42 @@
 use crate::{
     replicas::Replica,
     shard::{
-        bucket::{BucketData, vector_bytes},
-        leader::{CheckpointImage, Event},
+        bucket::BucketData,
+        cut::{Cut, Part},
+        leader::{CheckpointPart, Event},
     },
 };
 use futures::{Stream, StreamExt, stream};
 use paraft_common::{BucketId, Step};
 use paraft_proto::{
-    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, RefusalKind, Stopping, WithBulk,
-    checkpoint_part::Kind,
+    CheckpointPart as PartMessage, CheckpointRequest, Member, PROTOCOL, Piece, RefusalKind, Stopping,
+    WithBulk, checkpoint_part::Kind,
 };
-use std::{pin::Pin, sync::Arc};
+use std::pin::Pin;
 use tokio::sync::oneshot;
 use tonic::Status;
 
 /// The stream that answers the call.
-pub type Parts = Pin<Box<dyn Stream<Item = Result<WithBulk<CheckpointPart>, Status>> + Send>>;
+pub type Parts = Pin<Box<dyn Stream<Item = Result<WithBulk<PartMessage>, Status>> + Send>>;
 
 /// Answers one call; `hosted` is the requested replica, or why there is none here.
 pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
     match fetch(hosted, &request).await {
         Ok((part, founding)) => {
             let first = header(&part, founding);
-            // The part is released when the last piece is made, not when the transport drops the stream: a
+            let CheckpointPart { conf, cut, fetching, .. } = *part;
+            let parts = cut.into_parts(BucketData::trained_vectors).peekable();
+            // The part counts as fetched when the last piece is made, not when the transport drops the stream: a
             // client that has read that piece may ask for the next part at once.
-            let pieces = stream::unfold(Some((part, 0, 0)), |state| async move {
-                let (part, bucket, slot) = state?;
-                let (id, data) = part.bucket(bucket)?;
-                let piece = piece(id, &data, slot);
-                let next = if slot < data.slots.len() { (bucket, slot + 1) } else { (bucket + 1, 0) };
-                if next.0 > bucket {
-                    part.release(bucket);
+            let pieces = stream::unfold(Some((parts, conf, fetching)), |state| async move {
+                let (mut parts, conf, fetching) = state?;
+                let part = parts.next()?;
+                let next = parts.peek().map(|next| next.place);
+                if next != Some(part.place) {
+                    conf.note_release();
                 }
-                let more = next.0 < part.buckets();
-                Some((piece, more.then_some((part, next.0, next.1))))
+                let piece = piece(conf.buckets[part.place].id, part);
+                Some((piece, next.map(|_| (parts, conf, fetching))))
             });
             Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
         }
@@ -47,14 +49,14 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
     }
 }
 
-fn ok(kind: Kind) -> Result<WithBulk<CheckpointPart>, Status> {
-    Ok(CheckpointPart { kind: Some(kind) }.into())
+fn ok(kind: Kind) -> Result<WithBulk<PartMessage>, Status> {
+    Ok(PartMessage { kind: Some(kind) }.into())
 }
 
 async fn fetch(
     hosted: Result<Replica, RefusalKind>,
     request: &CheckpointRequest,
-) -> Result<(Arc<CheckpointImage>, u64), RefusalKind> {
+) -> Result<(Box<CheckpointPart>, u64), RefusalKind> {
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
@@ -68,21 +70,22 @@ async fn fetch(
     Ok((rx.await.map_err(|_| stopping())??, founding))
 }
 
-fn header(part: &CheckpointImage, founding: u64) -> Kind {
-    let s = &part.stopping;
+fn header(part: &CheckpointPart, founding: u64) -> Kind {
+    let Cut { meta, buckets, .. } = &part.cut;
+    let s = meta.stopping(part.conf.job.early_stop);
     let e = s.evaluated;
     Kind::Header(paraft_proto::PartHeader {
         step: part.step.0,
-        job: part.job.clone(),
-        buckets: part.buckets() as u32,
+        job: meta.job.clone(),
+        buckets: buckets.len() as u32,
         founding,
-        members: part
+        members: meta
             .members
             .iter()
-            .map(|(w, clock, finished)| Member {
+            .map(|(w, m)| Member {
                 worker: w.0,
-                clock: clock.0,
-                finished: *finished,
+                clock: m.clock().0,
+                finished: m.finished,
                 ..Member::default()
             })
             .collect(),
@@ -99,12 +102,7 @@ fn header(part: &CheckpointImage, founding: u64) -> Kind {
     })
 }
 
-fn piece(id: BucketId, data: &Arc<BucketData>, slot: usize) -> Kind {
-    Kind::Piece(Piece {
-        bucket: id.0,
-        part: slot as u32,
-        payload: vector_bytes(data, slot),
-        version: data.version.0,
-        clock: data.clock,
-    })
+fn piece(id: BucketId, part: Part) -> Kind {
+    let Part { vector, version, clock, payload, .. } = part;
+    Kind::Piece(Piece { bucket: id.0, part: vector as u32, payload, version: version.0, clock })
 }

@@ -6,7 +6,6 @@ use crate::shard::{
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     leader::{Message, Reply, WorkerInfo},
-    reads::Read,
 };
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
@@ -14,6 +13,7 @@ use paraft_common::{
     encoding::{BadPayload, WrongLength, all_finite},
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
+use paraft_session::serve::Read;
 use paraft_trace::Moment;
 
 /// Checks a message that follows Open; `None`: it only shows that its worker is alive.

@@ -19,12 +19,15 @@ use crate::{
     },
 };
 use paraft_common::{
-    BucketId, JobId, JobShard, Payload, ShardId,
+    BucketId, JobId, JobShard, ShardId,
     codec::F32_BYTES,
     config::{ServerJob, Start},
     placement,
 };
-use paraft_proto::{Candidates, PROTOCOL, ReadRequest, RefusalKind, from_shard, services};
+use paraft_proto::{
+    FromShard, Incoming, PROTOCOL, ReadRequest, RefusalKind, WithBulk, from_shard::Kind, services,
+};
+use paraft_session::fetch::{Fetch, VectorId};
 use paraft_tls::{Need, access::DENIED};
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{sync::mpsc, time::timeout};
@@ -43,8 +46,8 @@ pub(super) struct Source(String);
 
 /// Why copying fails.
 enum Trouble {
-    /// Temporary. `leader`: the address of a server that is said to have them, or empty.
-    Passing { why: String, leader: String },
+    /// Temporary.
+    Passing(String),
     /// Permanent.
     Lasting(String),
     /// The worker's stream has ended.
@@ -53,9 +56,12 @@ enum Trouble {
 
 impl Trouble {
     fn passing(why: &str) -> Self {
-        Self::Passing { why: why.into(), leader: String::new() }
+        Self::Passing(why.into())
     }
 }
+
+/// Where the weights go: the shard, through the leader's stream of the worker that waits for them.
+type Target<'a> = (&'a Replica, ConnId, &'a mpsc::WeakSender<Reply>);
 
 impl ShardsService {
     /// The job whose weights the shard still needs to begin, if the caller may read them and they fit.
@@ -106,31 +112,31 @@ impl ShardsService {
                 Ok(found) => found,
                 Err(why) => return refuse(&alive, why).await,
             };
-            let mut missing = BTreeMap::<ShardId, Vec<u32>>::new();
+            let mut missing = BTreeMap::<ShardId, Vec<(VectorId, usize)>>::new();
             if let Some(conf) = hosted.shard.configured() {
                 let layout = conf.job.layout(); // both jobs have the same layout
                 for bucket in conf.buckets.iter().filter(|b| !b.initialised()) {
                     missing
                         .entry(placement::shard_of(&layout, bucket.id, shards))
                         .or_default()
-                        .push(bucket.id.0);
+                        .push(((bucket.id, 0), bucket.spec.len * F32_BYTES));
                 }
                 if missing.is_empty() {
                     let shard = hosted.shard.id().0;
                     return tracing::info!(shard, from, "starts from the weights of another job");
                 }
             }
-            for (shard, buckets) in missing {
-                match self.copy((from, id), shard, buckets, (&hosted, conn, &alive)).await {
+            for (shard, wanted) in missing {
+                match self.copy((from, id), shard, wanted, (&hosted, conn, &alive)).await {
                     Ok(()) => {}
                     Err(Trouble::Over) => return,
-                    Err(Trouble::Passing { .. }) if !self.agent.has_begun(id) => {
+                    Err(Trouble::Passing(_)) if !self.agent.has_begun(id) => {
                         let why = format!(
                             "job `{from}`, with whose weights it is to begin, has not begun itself: it has none"
                         );
                         return refuse(&alive, why).await;
                     }
-                    Err(Trouble::Passing { why, .. }) => {
+                    Err(Trouble::Passing(why)) => {
                         tracing::warn!(from, shard = shard.0, why, "weights are not copied yet");
                     }
                     Err(Trouble::Lasting(why)) => return refuse(&alive, why).await,
@@ -140,80 +146,84 @@ impl ShardsService {
         }
     }
 
-    /// Copies these buckets of a shard of the other job.
+    /// Copies these vectors of a shard of the other job.
     async fn copy(
         &self,
         (from, id): (&str, JobId),
         shard: ShardId,
-        only: Vec<u32>,
-        to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
+        wanted: Vec<(VectorId, usize)>,
+        to: Target<'_>,
     ) -> Result<(), Trouble> {
         let lasting = || Trouble::Lasting(format!("job `{from}` has no {shard}"));
         let name = JobShard::new(id, shard).ok_or_else(lasting)?;
-        let passing = Trouble::passing;
-        let request =
-            ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job: from.into(), ..Default::default() };
-        if let Some(here) = self.replicas.get(name) {
-            let (tx, mut rx) = mpsc::channel(reads::MAX_WAITING_COPIES);
-            let reader = self.readers.reader(OWN_READER).map_err(|full| passing(&full.to_string()))?;
-            let pours = tokio::spawn(async move { reads::send_weights(&here, request, &reader, &tx).await });
-            while let Some(reply) = rx.recv().await {
-                if let Reply::Weights(w) = reply {
-                    give(to, w.bucket, w.payload.into(), from).await?;
-                }
-            }
-            return match pours.await {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(refused)) => Err(passing(&refused.kind.to_string())),
-                Err(e) => Err(passing(&e.to_string())),
-            };
-        }
-        let hosts = self.agent.hosts_of(name);
-        if hosts.is_empty() && self.agent.job_with_shards(from).is_none_or(|(known, _)| known != id) {
+        let here = self.replicas.get(name);
+        let hosts = match here {
+            Some(_) => vec![OWN_READER.into()],
+            None => self.agent.hosts_of(name),
+        };
+        let known = || self.agent.job_with_shards(from).is_some_and(|(known, _)| known == id);
+        if hosts.is_empty() && !known() {
             return Err(lasting());
         }
-        let mut candidates = Candidates::of(hosts);
-        // One of them may be down. Weights that arrive twice are taken once.
-        while let Some(address) = candidates.next() {
-            match self.copy_from(&address, &request, from, to).await {
-                Err(Trouble::Passing { why, leader }) => candidates.failed(&address, why, &leader),
+        let mut fetch = Fetch::new(hosts, wanted);
+        // One of them may be down.
+        while let Some(address) = fetch.next_server() {
+            match self.copy_from(here.clone(), &address, (from, shard), &mut fetch, to).await {
+                Ok(()) => {}
+                Err(Trouble::Passing(why)) => fetch.failed(why),
                 ended => return ended,
             }
         }
-        let last = candidates.causes().last();
-        Err(last.map_or_else(
-            || passing("no server has this shard now"),
-            |(at, why)| passing(&format!("{at}: {why}")),
-        ))
+        match fetch.causes().last() {
+            _ if fetch.is_complete() => Ok(()),
+            Some((at, why)) => Err(Trouble::Passing(format!("{at}: {why}"))),
+            None => Err(Trouble::passing("no server has this shard now")),
+        }
     }
 
-    /// Copies from another server.
+    /// Copies from a replica of this server or from the server at `address`, until it has sent everything or refuses.
     async fn copy_from(
         &self,
+        here: Option<Replica>,
         address: &str,
-        request: &ReadRequest,
-        from: &str,
-        to: (&Replica, ConnId, &mpsc::WeakSender<Reply>),
+        (from, shard): (&str, ShardId),
+        fetch: &mut Fetch,
+        to: Target<'_>,
     ) -> Result<(), Trouble> {
-        let silent = |_| Trouble::passing(&format!("silent for {} s", READ_TIMEOUT.as_secs()));
-        let status = |s: Status| Trouble::passing(s.message());
-        let channel = channel(address, &self.access).map_err(|e| Trouble::passing(&e))?;
-        let read = timeout(READ_TIMEOUT, services::read(&channel, request.clone())).await.map_err(silent)?;
-        let mut read = read.map_err(status)?;
-        loop {
-            let next = timeout(READ_TIMEOUT, read.message()).await.map_err(silent)?.map_err(status)?;
-            let Some(mut m) = next else { return Ok(()) };
-            match m.message.kind {
-                Some(from_shard::Kind::Weights(w)) => {
-                    let payload = m.bulk.pop().unwrap_or_default();
-                    give(to, BucketId(w.bucket), payload, from).await?;
-                }
-                Some(from_shard::Kind::Refused(r)) => {
-                    return Err(Trouble::Passing { why: r.message, leader: r.leader });
-                }
-                _ => {}
+        let silent = |_| Trouble::Passing(format!("silent for {} s", READ_TIMEOUT.as_secs()));
+        let broken = |s: Status| Trouble::passing(s.message());
+        let (job, only) = (from.into(), fetch.buckets());
+        let request = ReadRequest { protocol: PROTOCOL, shard: shard.0, only, job, ..Default::default() };
+        let read = timeout(READ_TIMEOUT, self.read_from(here, address, request));
+        let mut read = read.await.map_err(silent)??;
+        // To its end, also when nothing is missing any more: a stream that is dropped earlier is reset.
+        while let Some(message) =
+            timeout(READ_TIMEOUT, read.message()).await.map_err(silent)?.map_err(broken)?
+        {
+            if !give(to, from, fetch, message).await? {
+                return Ok(());
             }
         }
+        match fetch.is_complete() {
+            true => Ok(()),
+            false => Err(Trouble::passing("its answer ended early")),
+        }
+    }
+
+    async fn read_from(
+        &self,
+        here: Option<Replica>,
+        address: &str,
+        request: ReadRequest,
+    ) -> Result<Incoming<FromShard>, Trouble> {
+        let Some(here) = here else {
+            let channel = channel(address, &self.access).map_err(|e| Trouble::passing(&e))?;
+            return services::read(&channel, request).await.map_err(|s| Trouble::passing(s.message()));
+        };
+        let reader = self.readers.reader(OWN_READER).map_err(|full| Trouble::passing(&full.to_string()))?;
+        Ok(Incoming::of(reads::replies(|out| async move {
+            reads::send_weights(&here, request, &reader, &out).await
+        })))
     }
 }
 
@@ -252,21 +262,25 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
     )))
 }
 
-/// Passes a bucket's weights to the shard's leader, as the worker of this stream would.
+/// Passes the weights in a message to the shard's leader, as the worker of this stream would. `false`: the server
+/// refuses.
 async fn give(
-    (hosted, conn, alive): (&Replica, ConnId, &mpsc::WeakSender<Reply>),
-    bucket: BucketId,
-    payload: Payload,
+    (hosted, conn, alive): Target<'_>,
     from: &str,
-) -> Result<(), Trouble> {
-    let conf = hosted.shard.configured().ok_or(Trouble::Over)?;
-    let len = conf.buckets.iter().find(|b| b.id == bucket).map_or(0, |b| b.spec.len * F32_BYTES);
-    if payload.len() != len {
-        let got = payload.len();
-        return Err(Trouble::Lasting(format!(
-            "{bucket} has {len} bytes of weights, and in job `{from}` {got}"
-        )));
-    }
+    fetch: &mut Fetch,
+    mut message: WithBulk<FromShard>,
+) -> Result<bool, Trouble> {
+    let bucket = match message.message.kind.take() {
+        Some(Kind::Weights(w)) => BucketId(w.bucket),
+        Some(Kind::Refused(refused)) => {
+            fetch.refused(refused);
+            return Ok(false);
+        }
+        _ => return Err(Trouble::passing("a message out of place")),
+    };
+    let payload = message.payload();
+    let fits = fetch.arrived((bucket, 0), &payload);
+    fits.map_err(|why| Trouble::Lasting(format!("the weights of job `{from}`: {why}")))?;
     // As with weights from a worker: they are not acknowledged.
     while hosted.group.unapplied() > MAX_INITS {
         if alive.strong_count() == 0 {
@@ -276,5 +290,6 @@ async fn give(
     }
     let room = hosted.queued.room(payload.len()).await;
     let init = Message::Init { bucket, part: InitPart::FRESH, payload };
-    hosted.leader.send(Event::Bulk(conn, init, room)).await.map_err(|_| Trouble::Over)
+    hosted.leader.send(Event::Bulk(conn, init, room)).await.map_err(|_| Trouble::Over)?;
+    Ok(true)
 }

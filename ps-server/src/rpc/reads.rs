@@ -9,37 +9,30 @@ use super::{
 use crate::{
     connections::{Rank, Visitor},
     replicas::Replica,
-    shard::leader::Reply,
 };
-use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
+use paraft_proto::{FromShard, PROTOCOL, ReadRequest, Refusal, RefusalKind, from_shard};
 use paraft_tls::Need;
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 /// Copies in a stream that wait for the transport: this is a stream's part of the common bound.
-pub(super) const MAX_WAITING_COPIES: usize = 1;
+const MAX_WAITING_COPIES: usize = 1;
 /// A reader that waits for a version checks this long after an entry was applied: many readers must not wake
 /// as often as there are updates.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl ShardsService {
     pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
-        let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
-        let (service, server) = (self.clone(), self.server);
-        tokio::spawn(async move {
-            if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
-                let _ = tx.send(Reply::Refused(refusal)).await;
-            }
-        });
-        Box::pin(ReceiverStream::new(rx).map(move |reply| Ok(convert::reply(server, reply).into())))
+        let service = self.clone();
+        replies(|out| async move { service.serve_read(request, visitor, &out).await })
     }
 
     async fn serve_read(
         &self,
         request: ReadRequest,
         visitor: Option<Visitor>,
-        out: &mpsc::Sender<Reply>,
+        out: &mpsc::Sender<FromShard>,
     ) -> Result<(), Refusal> {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
@@ -58,12 +51,27 @@ impl ShardsService {
     }
 }
 
+/// What a task sends; its refusal is the last message.
+pub(super) fn replies<F>(sends: impl FnOnce(mpsc::Sender<FromShard>) -> F) -> Replies
+where
+    F: Future<Output = Result<(), Refusal>> + Send + 'static,
+{
+    let (tx, rx) = mpsc::channel(MAX_WAITING_COPIES);
+    let sending = sends(tx.clone());
+    tokio::spawn(async move {
+        if let Err(refusal) = sending.await {
+            let _ = tx.send(refusal.into()).await;
+        }
+    });
+    Box::pin(ReceiverStream::new(rx).map(|message: FromShard| Ok(message.into())))
+}
+
 /// Sends the current weights of a replica, until all are sent or the client is gone.
 pub(super) async fn send_weights(
     hosted: &Replica,
     request: ReadRequest,
     reader: &Reader,
-    out: &mpsc::Sender<Reply>,
+    out: &mpsc::Sender<FromShard>,
 ) -> Result<(), Refusal> {
     let shard = hosted.shard.id();
     if hosted.shard.configured().is_none() {
@@ -74,15 +82,16 @@ pub(super) async fn send_weights(
     loop {
         // Before it reads: an entry applied meanwhile must wake it again.
         applied.mark_unchanged();
-        while let Some(due) = read.due(&hosted.shard) {
+        while let Some(due) = read.due(&*hosted.shard) {
             // A copy is made when there is room for it, and the client has read the one before.
             let Ok(place) = out.reserve().await else { return Ok(()) };
             let room = tokio::select! {
                 room = reader.room(due.bytes) => room,
                 () = out.closed() => return Ok(()),
             };
-            if let Some(weights) = read.take(due, &hosted.shard, &hosted.counters, room) {
-                place.send(Reply::Weights(Box::new(weights)));
+            if let Some(weights) = read.take(due, &*hosted.shard, room) {
+                hosted.counters.bytes_pulled.fetch_add(weights.payload.len() as u64, Relaxed);
+                place.send(FromShard { kind: Some(from_shard::Kind::Weights(weights)) });
             }
         }
         if read.is_over() {

@@ -5,7 +5,7 @@ use super::{
     bucket::{Bucket, BucketData},
     chunks::Chunks,
     command::Outcome,
-    image::Image,
+    cut::Cut,
     shard_config::{self, ShardConfig},
     state::{Shard, State},
 };
@@ -144,52 +144,47 @@ impl Shard {
     }
 
     /// Replaces the whole state by a snapshot's.
-    pub fn install(&self, image: &Image) -> Result<(), ApplyError> {
-        let aside = self.set_aside(&image.meta.job)?;
-        self.install_into(aside, image)
+    pub fn install(&self, cut: &Cut) -> Result<(), ApplyError> {
+        let aside = self.set_aside(&cut.meta.job)?;
+        self.install_into(aside, cut)
     }
 
     /// As [`Self::install`], into the reserved memory.
     pub(super) fn install_into(
         &self,
         aside: Option<(ServerJob, Reserved)>,
-        image: &Image,
+        cut: &Cut,
     ) -> Result<(), ApplyError> {
         let configured = match aside {
             None => None,
-            Some((job, aside)) => Some(self.conf_of(job, aside, image)?),
+            Some((job, aside)) => Some(self.conf_of(job, aside, cut)?),
         };
         if let Some(conf) = &configured
-            && !image.staged.as_ref().is_none_or(|s| s.fits(conf))
+            && !cut.staged.as_ref().is_none_or(|s| s.fits(conf))
         {
             return Err(
                 format!("the snapshot of {} holds a part of a delta that does not fit", self.id()).into()
             );
         }
-        *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
+        *self.staged.write() = cut.staged.clone().filter(|_| configured.is_some());
         // Both at once: a reader of clocks must not combine them with other buckets.
-        *self.state.write() = State { configured, meta: image.meta.clone() };
+        *self.state.write() = State { configured, meta: cut.meta.clone() };
         Ok(())
     }
 
-    fn conf_of(
-        &self,
-        job: ServerJob,
-        aside: Reserved,
-        image: &Image,
-    ) -> Result<Arc<ShardConfig>, ApplyError> {
+    fn conf_of(&self, job: ServerJob, aside: Reserved, cut: &Cut) -> Result<Arc<ShardConfig>, ApplyError> {
         let places = placement::buckets_of(&job.layout(), self.id(), self.shards());
         let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
         let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
         let own = |kind| if kind == TensorKind::Param && keeps.own_slots { own_slots } else { 0 };
-        let fits = places.len() == image.buckets.len()
-            && places.iter().zip(&image.buckets).all(|((_, s), d)| {
+        let fits = places.len() == cut.buckets.len()
+            && places.iter().zip(&cut.buckets).all(|((_, s), d)| {
                 s.len == d.weights.len()
                     && slots(s.kind) == d.slots.len()
                     && d.kept.values().all(|k| k.fits(s.len, keeps.pulled, own(s.kind)))
             })
-            && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
-            && image.meta.members.iter().all(|(_, m)| {
+            && cut.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
+            && cut.meta.members.iter().all(|(_, m)| {
                 let remembered = if job.round.drops_late() { 2 * places.len() } else { 0 };
                 m.steps().len() == places.len() && m.remembered() == remembered
             });
@@ -197,7 +192,7 @@ impl Shard {
             return Err(format!("the snapshot of {} does not fit its job's buckets", self.id()).into());
         }
         let bucket = |((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone());
-        let buckets = places.into_iter().zip(&image.buckets).map(bucket).collect();
+        let buckets = places.into_iter().zip(&cut.buckets).map(bucket).collect();
         Ok(ShardConfig::new(job, buckets, aside))
     }
 

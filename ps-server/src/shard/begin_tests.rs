@@ -4,7 +4,7 @@
 use super::{
     begin::JOB_FORM,
     command::{Command, InitPart, Outcome, Proposal},
-    image::Image,
+    cut::Cut,
     state::Shard,
 };
 use crate::{
@@ -45,7 +45,7 @@ fn admit(job: &ServerJob) -> Proposal {
 #[test]
 fn job_too_large_stops_replica_and_changes_nothing() {
     let shard = Shard::within(room(4 * GIB), JobShard::default(), 3);
-    let before = shard.image();
+    let before = shard.cut();
     let proposal = admit(&largest());
     {
         let unable = shard.carry_out(&proposal).expect_err("64 GiB of 4");
@@ -56,7 +56,7 @@ fn job_too_large_stops_replica_and_changes_nothing() {
         let applied = Replicated::apply(&shard, &proposal);
         assert_eq!(applied.map_err(|e| e.kind()), Err(io::ErrorKind::OutOfMemory));
     }
-    assert!(shard.configured().is_none() && shard.image() == before);
+    assert!(shard.configured().is_none() && shard.cut() == before);
     assert_eq!(shard.room().promised_to(|_| true), 0, "nothing is set aside for it");
 }
 
@@ -102,7 +102,7 @@ fn memory_taken_by_others_stops_replica_in_time() {
 fn snapshot_too_large_is_refused_before_its_bulk() {
     let whole = Shard::new(ShardId(0), 1);
     whole.apply(&admit(&largest()));
-    let header = header::encode(&whole.image().header()).expect("a header");
+    let header = header::encode(&whole.cut().header()).expect("a header");
     let small = Shard::within(room(4 * GIB), JobShard::default(), 1);
     let mut never = std::iter::from_fn(|| panic!("the bulk was read"));
     for unable in [small.room_for(&header), small.install_parts(&header, &mut never)] {
@@ -119,11 +119,11 @@ fn blank_buckets_share_data_after_a_snapshot() {
     let shard = Shard::new(ShardId(0), 1);
     shard.apply(&admit(&job));
     let raw = Replicated::image(&shard);
-    let image = Image::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)).expect("fits");
+    let image = Cut::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)).expect("fits");
     let mut own: Vec<_> = image.buckets.iter().map(Arc::as_ptr).collect();
     own.sort_unstable();
     own.dedup();
-    assert_eq!((own.len(), image == shard.image()), (4, true), "full and last, of both kinds");
+    assert_eq!((own.len(), image == shard.cut()), (4, true), "full and last, of both kinds");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn trained(steps: u64) -> Shard {
 /// after the other, and a pull of step 2 got the weights of step 1.
 #[test]
 fn snapshot_clocks_are_never_seen_with_old_buckets() {
-    let (one, two) = (trained(1).image(), trained(2).image());
+    let (one, two) = (trained(1).cut(), trained(2).cut());
     let shard = Shard::new(ShardId(0), 1);
     shard.install(&one).expect("fits");
     let over = AtomicBool::new(false);

@@ -60,11 +60,9 @@ impl BucketData {
         1 + self.slots.len() + self.kept.values().map(|k| k.vectors().count()).sum::<usize>()
     }
 
-    /// Vector `i`, or `None` if there are fewer.
-    pub fn vector(&self, i: usize) -> Option<&[f32]> {
-        let Some(slot) = i.checked_sub(1) else { return Some(&self.weights) };
-        let kept = || self.kept.values().flat_map(WorkerState::vectors).nth(slot - self.slots.len());
-        self.slots.get(slot).map(Vec::as_slice).or_else(|| kept().map(|v| v.as_slice()))
+    /// The number of vectors in a checkpoint: without those kept per worker.
+    pub fn trained_vectors(&self) -> usize {
+        1 + self.slots.len()
     }
 
     /// Bytes of all vectors.

@@ -154,7 +154,7 @@ impl World {
             }
             Op::Failover => {
                 let next = new();
-                next.install(&sent(&self.shard.image())).map_err(|e| TestCaseError::fail(e.to_string()))?;
+                next.install(&sent(&self.shard.cut())).map_err(|e| TestCaseError::fail(e.to_string()))?;
                 self.shard = next;
             }
         }
@@ -183,7 +183,7 @@ impl World {
         // Another replica with the same log is equal.
         let other = new();
         self.log.iter().for_each(|p| _ = other.apply(&over_the_wire(p)));
-        prop_assert_eq!(other.image().digest(), self.shard.image().digest());
+        prop_assert_eq!(other.cut().digest(), self.shard.cut().digest());
         Ok(())
     }
 }

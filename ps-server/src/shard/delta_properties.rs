@@ -254,11 +254,11 @@ impl World {
                 let stray = Command::Delta { delta, after, parts, buckets: Vec::new(), record };
                 let outcome = self.log(&stray.into(), false);
                 assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
-                let staged: Option<StagedDelta> = self.replicas[0].image().staged;
+                let staged: Option<StagedDelta> = self.replicas[0].cut().staged;
                 assert_eq!(staged, None, "whatever a marker finds staged is gone after it");
             }
             Op::Snapshot => {
-                let image = sent(&self.replicas[0].image());
+                let image = sent(&self.replicas[0].cut());
                 let late = new();
                 late.install(&image).expect("its own snapshot");
                 self.replicas.push(late);
@@ -267,11 +267,11 @@ impl World {
     }
 
     fn check(&self) {
-        let image = self.replicas[0].image();
+        let image = self.replicas[0].cut();
         for r in &self.replicas[1..] {
-            assert_eq!(image.digest(), r.image().digest(), "replicas differ");
+            assert_eq!(image.digest(), r.cut().digest(), "replicas differ");
         }
-        let oracle = self.oracle.image();
+        let oracle = self.oracle.cut();
         assert_eq!(image.buckets, oracle.buckets, "images and updates differ");
         let small = |s: &Shard| {
             s.read(|m| (m.members.clone(), m.delays.clone(), m.pushes, m.bytes_pushed, m.pushes_lost))
@@ -315,7 +315,7 @@ fn half_a_cut(committed: usize) -> World {
 fn a_snapshot_between_a_part_and_its_marker_still_takes_the_cut() {
     for pieces in 1..=3 {
         let mut world = half_a_cut(pieces);
-        assert!(world.replicas[0].image().staged.is_some());
+        assert!(world.replicas[0].cut().staged.is_some());
         world.play(&Op::Snapshot);
         world.commit(usize::MAX);
         world.check();

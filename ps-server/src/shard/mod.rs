@@ -14,16 +14,17 @@
 //! - [`worker_state`]: state that an algorithm keeps per worker in a bucket.
 //! - [`members`]: the members, and the progress of each.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
+//! - [`cut`]: the state at one moment, for checkpoints, snapshots and digests.
 //! - [`delta`]: state deltas, which replicate pushes at the level `leader`.
 //! - [`round`]: the pushes of a BSP round as one update (pure functions).
 //! - [`payload_queue`]: the bound on bytes that wait for the leader.
 //! - [`batched`]: the pushes of a round in one log entry.
 //! - [`observed_shard`]: observers of the applies: spans, staleness and readers.
 //! - [`staleness`]: the delay of each push; measured on the leader.
-//! - [`reads`]: weights for readers that do not train, from any replica.
+//! - `reads`: weights for readers that do not train, from any replica.
 //! - [`leader`]: all leader-only state: a state machine, its modules, and the task that runs it.
 //!
-//! Nothing here depends on openraft, and only `leader` and `reads` use wire types.
+//! Nothing here depends on openraft, and only `leader` uses wire types.
 
 pub mod batched;
 pub mod begin;
@@ -33,10 +34,10 @@ pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
+pub mod cut;
 pub mod delta;
 #[cfg(test)]
 mod delta_properties;
-pub mod image;
 pub mod leader;
 pub mod members;
 pub mod observed_shard;
@@ -44,7 +45,7 @@ pub mod payload_queue;
 mod progress;
 #[cfg(test)]
 mod properties;
-pub mod reads;
+mod reads;
 mod replaced_vectors;
 mod replicated;
 pub mod round;

@@ -6,7 +6,7 @@ use super::{
     begin::JOB_FORM,
     bucket::{BucketData, Incoming},
     command::{EvalSums, PushEntry},
-    image::Image,
+    cut::Cut,
 };
 use crate::header;
 use bytes::Bytes;
@@ -56,17 +56,7 @@ fn some_constraints() -> impl Strategy<Value = Vec<Constraint>> {
 
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
     let kinds = [
-        "sgd",
-        "momentum",
-        "nesterov",
-        "delayed-nesterov",
-        "adagrad",
-        "rmsprop",
-        "adam",
-        "adamw",
-        "adadelta",
-        "adamax",
-        "nadam",
+        "sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "adadelta", "adamax", "nadam",
         "radam",
     ];
     (prop::sample::select(kinds.to_vec()), 0usize..10, some_constraints()).prop_map(
@@ -239,17 +229,9 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
 }
 
 /// A snapshot as a follower receives it: header and vectors as bytes.
-pub(super) fn sent(image: &Image) -> Image {
-    let header = Image::header_of(&image.to_raw().head).expect("decodes");
-    let vectors: Vec<Payload> = image
-        .vectors()
-        .map(|v| {
-            let mut le = Vec::new();
-            put_f32_le(v, &mut le);
-            le.into()
-        })
-        .collect();
-    Image::assemble(header, vectors.into_iter().map(Ok)).expect("the vectors of its own header")
+pub(super) fn sent(cut: &Cut) -> Cut {
+    let raw = cut.to_raw();
+    Cut::from_raw(&raw.head, raw.parts.into_iter().map(Ok)).expect("the vectors of its own header")
 }
 
 /// The entry with which the leader admits a job.
@@ -299,7 +281,7 @@ proptest! {
             let p = proposal(&a, &job, op);
             prop_assert_eq!(apply(&a, &p), apply(&b, &over_the_wire(&p)));
         }
-        prop_assert_eq!(a.image().digest(), b.image().digest());
+        prop_assert_eq!(a.cut().digest(), b.cut().digest());
     }
 
     #[test]
@@ -318,7 +300,7 @@ proptest! {
         let together = proposals.chunks(run).flat_map(|run| b.apply_run(&run.iter().collect::<Vec<_>>()).expect("room"));
         let together: Vec<_> = together.map(|o| format!("{o:?}")).collect();
         prop_assert_eq!(together, outcomes);
-        prop_assert_eq!(a.image().digest(), b.image().digest());
+        prop_assert_eq!(a.cut().digest(), b.cut().digest());
     }
 
     #[test]
@@ -332,8 +314,8 @@ proptest! {
             let p = proposal(&whole, &job, op);
             let outcome = apply(&whole, &p);
             if i == cut {
-                let image = sent(&whole.image());
-                prop_assert_eq!(image.digest(), whole.image().digest());
+                let image = sent(&whole.cut());
+                prop_assert_eq!(image.digest(), whole.cut().digest());
                 late.install(&image).expect("its own snapshot");
             } else if i > cut {
                 prop_assert_eq!(outcome, apply(&late, &p), "{:?}", p);
@@ -343,7 +325,7 @@ proptest! {
                 prop_assert_eq!(apply(&whole, &p), apply(&late, &p));
             }
         }
-        prop_assert_eq!(whole.image().digest(), late.image().digest());
+        prop_assert_eq!(whole.cut().digest(), late.cut().digest());
     }
 
     #[test]
@@ -355,7 +337,7 @@ proptest! {
         for op in &ops {
             let p = proposal(&shard, &job, op);
             for again in [false, true] {
-                let before: Vec<_> = shard.image().buckets;
+                let before: Vec<_> = shard.cut().buckets;
                 let outcome = shard.apply(&p);
                 let Some(PushEntry { bucket, contributions, .. }) = p.command.pushes() else { break };
                 if let Outcome::Updated { applied: true, .. } = outcome {
@@ -366,7 +348,7 @@ proptest! {
                         prop_assert!(first || !member, "{:?} is in already", c);
                     }
                 } else {
-                    prop_assert_eq!(before, shard.image().buckets, "refused or a duplicate, and changed weights");
+                    prop_assert_eq!(before, shard.cut().buckets, "refused or a duplicate, and changed weights");
                 }
             }
         }
@@ -381,9 +363,9 @@ proptest! {
         for op in &ops {
             shard.apply(&proposal(&shard, &job, op));
         }
-        let image = shard.image();
+        let image = shard.cut();
         let mut header = image.header();
-        let mut vectors: Vec<Payload> = image.vectors().map(|v| vec![0u8; v.len() * 4].into()).collect();
+        let mut vectors: Vec<Payload> = image.to_raw().parts.iter().map(|p| vec![0u8; p.len()].into()).collect();
         let which = which.index(header.buckets.len());
         if drop {
             vectors.remove(which);
@@ -392,7 +374,7 @@ proptest! {
             header.buckets[which].slots = slots;
         }
         let same = (len, slots) == (image.buckets[which].weights.len() as u64, image.buckets[which].slots.len() as u32);
-        if let Ok(image) = Image::assemble(header, vectors.into_iter().map(Ok)) {
+        if let Ok(image) = Cut::assemble(header, vectors.into_iter().map(Ok)) {
             prop_assert!(!drop && same);
             prop_assert!(new().install(&image).is_ok());
         }
@@ -417,7 +399,7 @@ fn ledger() -> (Shard, Proposal) {
 }
 
 fn weight(shard: &Shard) -> f32 {
-    shard.image().buckets[0].weights[0]
+    shard.cut().buckets[0].weights[0]
 }
 
 #[test]
@@ -692,7 +674,7 @@ fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
     // Late by one update, which moved the weight by -1: 2 + 1 * 2 * 2 * (-1 - 0).
     push(&shard, 1, b, 1, at_b, 2.0);
     assert_eq!(weight(&shard), -1.0 - (2.0 - 4.0));
-    let data = shard.image().buckets[0].clone();
+    let data = shard.cut().buckets[0].clone();
     assert_eq!(data.kept[&WorkerId(0)].pulled.as_ref().expect("recorded").1[0], 0.0, "as it was pulled");
 }
 
@@ -700,7 +682,7 @@ fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
 fn worker_state_is_dropped_by_first_update_after_leave() {
     let (shard, [a, b]) = compensated();
     let (at, _) = (pull(&shard, 0, a), pull(&shard, 1, b));
-    let whose = || shard.image().buckets[0].kept.keys().map(|w| w.0).collect::<Vec<_>>();
+    let whose = || shard.cut().buckets[0].kept.keys().map(|w| w.0).collect::<Vec<_>>();
     shard.apply(&Command::Leave { worker: WorkerId(1), session: b }.into());
     assert_eq!(whose(), [0, 1]);
     push(&shard, 0, a, 1, at, 1.0);
@@ -712,7 +694,7 @@ fn pulls_of_one_version_share_their_copy() {
     let (shard, [a, b]) = compensated();
     pull(&shard, 0, a);
     pull(&shard, 1, b);
-    let data = shard.image().buckets[0].clone();
+    let data = shard.cut().buckets[0].clone();
     let copies: Vec<_> = data.kept.values().filter_map(|k| k.pulled.as_ref()).collect();
     assert!(std::sync::Arc::ptr_eq(&copies[0].1, &copies[1].1));
 }
@@ -785,7 +767,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 "{encoding}"
             );
         }
-        let [a, b] = [&as_they_came, &added_up].map(Shard::image);
+        let [a, b] = [&as_they_came, &added_up].map(Shard::cut);
         assert_eq!(a.buckets, b.buckets, "{encoding}");
         assert_eq!(a.meta.members, b.meta.members);
         assert_eq!((a.meta.pushes, a.meta.bytes_pushed), (9, pushed), "{encoding}");
@@ -801,7 +783,7 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
             let optimizer = |lr: f64| {
                 toml::from_str::<OptimizerConfig>(&format!("kind = \"{kind}\"\nlr = {lr:?}")).expect("a kind")
             };
-            let shape = Shape::Step { every: 1, gamma: 0.5 };
+            let shape = Shape::Step { steps: 1, gamma: 0.5 };
             let falls = ScheduleConfig { shape, warmup: 5, scale };
             let constant = ScheduleConfig { scale, ..ScheduleConfig::default() };
             let [said, own] = [(0.9, falls), (0.125, constant)].map(|(lr, schedule)| {
@@ -827,7 +809,7 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
                     let outcome = shard.apply(&Proposal { command: Command::of_pushes(entry), payload });
                     assert_eq!(outcome, Outcome::Updated { version: Version(step), applied: true });
                 }
-                let [a, b] = [&said, &own].map(|shard| shard.image().buckets[0].clone());
+                let [a, b] = [&said, &own].map(|shard| shard.cut().buckets[0].clone());
                 assert_eq!(a, b, "{kind} {scale:?}");
             }
         }
@@ -944,7 +926,7 @@ fn each_group_of_parameters_has_its_rate_and_its_decay() {
                 let outcome = shard.apply(&Proposal { command, payload });
                 assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
             }
-            shard.image().buckets
+            shard.cut().buckets
         });
         // This shard has buckets 0, 2, 4, 6 and statistics; bucket 0 is of the first group.
         assert_eq!(both[0], first[0], "{kind}");
@@ -983,7 +965,7 @@ fn a_skip_counts_as_pushed_and_changes_no_weight() {
         };
         shard.apply(&Proposal { command, payload })
     };
-    let data = || (*shard.image().buckets[0]).clone();
+    let data = || (*shard.cut().buckets[0]).clone();
     let members = || shard.read(|m| (m.members.slowest_in(0), m.skipped.clone(), m.duplicates, m.pushes));
     let at = |version, applied| Outcome::Updated { version: Version(version), applied };
     assert_eq!(round(1, false), at(1, true));
@@ -996,13 +978,13 @@ fn a_skip_counts_as_pushed_and_changes_no_weight() {
     assert_eq!((round(2, true), round(2, false)), (at(1, false), at(1, false)), "it is in");
     assert_eq!(members(), (Step(2), skipped.clone(), 2, 2));
     // Snapshots hold the count; a snapshot without skips has its old format.
-    assert_eq!(sent(&shard.image()), shard.image());
-    let mut image = shard.image();
+    assert_eq!(sent(&shard.cut()), shard.cut());
+    let mut image = shard.cut();
     image.meta.skipped.clear();
     let head = image.to_raw().head;
     assert_eq!(header::encode(&image.header()).as_deref(), Ok(&head[..]));
-    assert_ne!(head, shard.image().to_raw().head);
-    assert_eq!(Image::header_of(&head).expect("decodes").meta.skipped, BTreeMap::new());
+    assert_ne!(head, shard.cut().to_raw().head);
+    assert_eq!(Cut::header_of(&head).expect("decodes").meta.skipped, BTreeMap::new());
     // A new session starts to count.
     join(1);
     assert_eq!(shard.read(|m| m.skipped.clone()), BTreeMap::from([(WorkerId(0), 1)]));

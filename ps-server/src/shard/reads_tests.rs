@@ -6,8 +6,10 @@ use crate::shard::{
     properties::{admit, join},
 };
 use paraft_common::{
-    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, WorkerId, config::ServerJob,
+    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, WorkerId, config::ServerJob,
 };
+use paraft_proto::Weights;
+use paraft_session::serve::Read;
 
 fn value(v: f32) -> Payload {
     v.to_le_bytes().to_vec().into()
@@ -52,13 +54,13 @@ fn push((shard, session): &(Shard, SessionId), bucket: u32, step: u64) {
 fn take(read: &mut Read, shard: &Shard) -> Vec<String> {
     let next = || {
         let due = read.due(shard)?;
-        read.take(due, shard, &Counters::default(), ())
+        read.take(due, shard, ())
     };
     let all = std::iter::from_fn(next);
     let all: Vec<Weights> = all.collect();
     let name = |w: &Weights| {
         let value = f32::from_le_bytes(w.payload[..].try_into().expect("one value"));
-        format!("{}v{}: {value}{}", w.bucket.0, w.version.0, if w.last { "." } else { "" })
+        format!("{}v{}: {value}{}", w.bucket, w.version, if w.last { "." } else { "" })
     };
     all.iter().map(name).collect()
 }
@@ -92,7 +94,7 @@ fn reader_holds_its_room_and_nothing_of_the_state() {
     let room = std::sync::Arc::new(());
     let due = read.due(&world.0).expect("it is there");
     assert_eq!(due.bytes, 4);
-    let weights = read.take(due, &world.0, &Counters::default(), room.clone()).expect("it is due");
+    let weights = read.take(due, &world.0, room.clone()).expect("it is due");
     push(&world, 1, 1);
     let conf = world.0.configured().expect("a job");
     assert_eq!(conf.outdated_bytes(), 0, "the update has copied nothing");

@@ -3,7 +3,7 @@
 use super::{
     bucket::Bucket,
     command::{Outcome, Proposal},
-    image::Image,
+    cut::Cut,
     state::Shard,
 };
 use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
@@ -36,7 +36,7 @@ impl Replicated for Shard {
     }
 
     fn image(&self) -> RawImage {
-        Shard::image(self).to_raw()
+        self.cut().to_raw()
     }
 
     fn install_parts(
@@ -44,16 +44,16 @@ impl Replicated for Shard {
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
     ) -> Result<(), ApplyError> {
-        let header = Image::header_of(head)?;
+        let header = Cut::header_of(head)?;
         let aside = self.noted(self.set_aside(&header.meta.job))?;
         if aside.is_some() {
             self.is_here();
         }
-        self.install_into(aside, &self.noted(Image::assemble(header, parts))?)
+        self.install_into(aside, &self.noted(Cut::assemble(header, parts))?)
     }
 
     fn room_for(&self, head: &[u8]) -> Result<(), ApplyError> {
-        self.noted(self.set_aside(&Image::header_of(head)?.meta.job)).map(drop)
+        self.noted(self.set_aside(&Cut::header_of(head)?.meta.job)).map(drop)
     }
 
     fn bytes(&self) -> u64 {

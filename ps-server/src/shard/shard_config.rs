@@ -124,7 +124,7 @@ impl ShardConfig {
     }
 
     /// Records that a reader of an earlier state has released a bucket.
-    pub(super) fn note_release(&self) {
+    pub fn note_release(&self) {
         self.replaced.read_on();
     }
 

@@ -9,6 +9,7 @@ use super::{
     begin::Claim,
     chunks::Chunks,
     command::{Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
+    cut::Cut,
     delta::{DeltaId, StagedDelta},
     members::Members,
 };
@@ -80,10 +81,10 @@ pub struct Meta {
     pub last_cut: Option<DeltaId>,
     /// Which worker has which chunk of the data (shard 0, leased sampler).
     pub chunks: Option<Chunks>,
-    /// Open evaluations, by epoch: a bounded number of them.
+    /// Open evaluations, by number (the epoch; in a job that evaluates within epochs, the step): a bounded number of them.
     evaluations: BTreeMap<u64, OpenEvaluation>,
-    /// The latest epoch with a complete evaluation and all shares. Workers resend a report after a failover:
-    /// without this field an old epoch would be evaluated twice, and count twice for early stopping.
+    /// The latest evaluation that is complete, with all shares. Workers resend a report after a failover: without this
+    /// field an old evaluation would be made twice, and count twice for early stopping.
     pub(super) evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
@@ -332,13 +333,9 @@ impl Shard {
         Outcome::Joined { worker, session }
     }
 
-    /// A consistent copy of the whole state. It shares the bulk until the next update (copy on write). Only the
-    /// apply task may call it.
-    pub fn image(&self) -> super::image::Image {
+    /// A cut of the whole state, with the staged parts of a state delta. Only the apply task may call it.
+    pub fn cut(&self) -> Cut {
         let staged = self.staged.read().clone();
-        self.view(|conf, meta| {
-            let buckets = conf.map(|c| c.buckets.iter().map(|b| b.image()).collect());
-            super::image::Image { meta: meta.clone(), buckets: buckets.unwrap_or_default(), staged }
-        })
+        self.view(|conf, meta| Cut { staged, ..Cut::of(conf, meta) })
     }
 }

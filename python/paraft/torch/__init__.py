@@ -149,7 +149,7 @@ def local(
     _grouped(run, model, None)
     if run._leased:
         raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")
-    rule = {"kind": "diloco", "steps": every, "fragments": fragments, "outer": outer}
+    rule = {"steps": every, "fragments": fragments, "outer": outer}
     settings = [f"local={toml(rule)}", *push_settings(encoding, None, None)]
     whole = fragments == 1
     with torch.inference_mode(False):

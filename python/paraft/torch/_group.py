@@ -235,6 +235,11 @@ class Member:
         moved: bool = self._of.share(self._session.moved() if self._of.leads else None)
         return moved
 
+    def log(self, name: str, value: float) -> None:
+        """Records the first rank's value."""
+        if self._of.leads:
+            self._session.log(name, value)
+
     def rates(self, rates: list[float]) -> None:
         """Uses the first rank's rates."""
         if self._of.leads:

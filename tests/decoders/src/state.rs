@@ -9,7 +9,7 @@ use paraft_server::{
     raft::{RawImage, Replicated, fuzzing},
     replay,
     replicated::Change,
-    shard::{self, Proposal, Shard, image::Image},
+    shard::{self, Proposal, Shard, cut::Cut},
 };
 use paraft_store::{Disk, LogOptions, Record, SharedLog, faulty::ForgetfulDisk, write_small};
 use std::{path::Path, sync::Arc};
@@ -66,8 +66,8 @@ pub fn shard_state(data: &[u8]) {
     if !head.is_empty() {
         let parts: Vec<Payload> = (0..input.byte() % 16).map(|_| input.part().to_vec().into()).collect();
         let raw = RawImage { head: head.to_vec().into(), parts };
-        if let Ok(image) = Image::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)) {
-            assert_eq!(image.to_raw(), raw, "there is one way to write it");
+        if let Ok(cut) = Cut::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)) {
+            assert_eq!(cut.to_raw(), raw, "there is one way to write it");
         }
         if shard.install_raw(&raw).is_err() {
             assert_eq!(Replicated::image(&shard), Replicated::image(&Shard::new(ShardId(0), shards)));

@@ -170,31 +170,18 @@ fn additions_and_sums_of_columns() {
 }
 
 #[test]
-fn flat_arithmetic() {
+fn fill_sets_every_value() {
     if skipped() {
         return;
     }
-    let mut random = Random::new(4);
     for n in SIZES {
         for offset in [0, 1] {
-            let (x, y): (Vec<f32>, Vec<f32>) =
-                (random.values(n + offset, 3.0), random.values(n + offset, 3.0));
             let out = in_every_schedule("flat", |s| {
-                let (mut f, mut g, mut z) = (poisoned::<f32>(n + offset), x.clone(), y.clone());
+                let mut f = poisoned::<f32>(n + offset);
                 launch_flat(s, "fill_f32", n, args![&mut f[offset..], 2.5f32, n as i64]);
-                launch_flat(s, "scale_f32", n, args![&mut g[offset..], 1.5f32, n as i64]);
-                launch_flat(s, "axpy_f32", n, args![&mut z[offset..], &x[offset..], -0.5f32, n as i64]);
-                outputs![f[offset..], g[offset..], z[offset..]]
+                outputs![f[offset..]]
             });
             assert!(out[0].iter().all(|v| *v == 2.5));
-            let scaled: Vec<f64> = x[offset..].iter().map(|v| f64::from(*v) * 1.5).collect();
-            let sums: Vec<f64> = x[offset..]
-                .iter()
-                .zip(&y[offset..])
-                .map(|(x, y)| f64::from(*y) - 0.5 * f64::from(*x))
-                .collect();
-            close("scale", &out[1], &scaled, 1e-7, 0.0);
-            close("axpy", &out[2], &sums, 1e-7, 1e-6);
         }
     }
 }

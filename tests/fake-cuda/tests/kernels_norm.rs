@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm against plain loops in f64.
+//! LayerNorm against plain loops in f64.
 
 mod support;
 use support::*;
@@ -42,34 +42,27 @@ impl<T: Type> Case<T> {
     }
 
     /// Mean and reciprocal deviation of a row.
-    fn stats(&self, row: &[f64], rms: bool) -> (f64, f64) {
+    fn stats(&self, row: &[f64]) -> (f64, f64) {
         let n = row.len() as f64;
-        let mean = if rms { 0.0 } else { row.iter().sum::<f64>() / n };
+        let mean = row.iter().sum::<f64>() / n;
         let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
         (mean, 1.0 / (variance + f64::from(EPS)).sqrt())
     }
 }
 
-fn forward<T: Type>(rms: bool, with_residual: bool, shape: (usize, usize, usize)) {
+fn forward<T: Type>(with_residual: bool, shape: (usize, usize, usize)) {
     let case = Case::<T>::new(shape);
     let (rows, cols, o) = shape;
     let n = rows * cols;
-    let stem = if rms { "rmsnorm" } else { "layernorm" };
-    let out = in_every_schedule(stem, |s| {
+    let out = in_every_schedule("layernorm", |s| {
         let (mut y, mut sum) = (poisoned::<T>(n + o), poisoned::<T>(n + o));
         let (mut mean, mut rstd) = (poisoned::<f32>(rows), poisoned::<f32>(rows));
         let residual = with_residual.then_some(&case.residual[o..]);
         let to = with_residual.then_some(&mut sum[o..]);
         let (gamma, beta, r, c) = (&case.gamma[o..], &case.beta[o..], rows as i32, cols as i32);
-        let name = T::kernel(stem);
-        if rms {
-            let args = args![&case.x[o..], residual, to, gamma, &mut y[o..], &mut rstd, r, c, EPS];
-            launch(s, &name, grid(rows, cols), 256, 0, args);
-        } else {
-            let args =
-                args![&case.x[o..], residual, to, gamma, beta, &mut y[o..], &mut mean, &mut rstd, r, c, EPS];
-            launch(s, &name, grid(rows, cols), 256, 0, args);
-        }
+        let args =
+            args![&case.x[o..], residual, to, gamma, beta, &mut y[o..], &mut mean, &mut rstd, r, c, EPS];
+        launch(s, &T::kernel("layernorm"), grid(rows, cols), 256, 0, args);
         outputs![y[o..], sum[o..], mean, rstd]
     });
     let x: Vec<f64> = (o..n + o)
@@ -83,54 +76,41 @@ fn forward<T: Type>(rms: bool, with_residual: bool, shape: (usize, usize, usize)
     }
     let tolerance = T::EPSILON + 2e-5;
     for (i, row) in x.chunks(cols).enumerate() {
-        let (mean, rstd) = case.stats(row, rms);
-        if !rms {
-            close("mean", &out[2][i..=i], &[mean], 1e-6, 0.0);
-        }
+        let (mean, rstd) = case.stats(row);
+        close("mean", &out[2][i..=i], &[mean], 1e-6, 0.0);
         close("rstd", &out[3][i..=i], &[rstd], 2e-5, 0.0);
         let want: Vec<f64> = row
             .iter()
             .enumerate()
-            .map(|(c, v)| {
-                let beta = if rms { 0.0 } else { f64::from(case.beta[o + c]) };
-                (v - mean) * rstd * f64::from(case.gamma[o + c]) + beta
-            })
+            .map(|(c, v)| (v - mean) * rstd * f64::from(case.gamma[o + c]) + f64::from(case.beta[o + c]))
             .collect();
         close("y", &out[0][i * cols..][..cols], &want, tolerance, 4e-5);
     }
 }
 
-fn backward<T: Type>(rms: bool, with_residual: bool, shape: (usize, usize, usize)) {
+fn backward<T: Type>(with_residual: bool, shape: (usize, usize, usize)) {
     let case = Case::<T>::new(shape);
     let (rows, cols, o) = shape;
     let n = rows * cols;
     let x = wide(&case.x[o..]);
-    let stats: Vec<(f64, f64)> = x.chunks(cols).map(|row| case.stats(row, rms)).collect();
+    let stats: Vec<(f64, f64)> = x.chunks(cols).map(|row| case.stats(row)).collect();
     let mean: Vec<f32> = stats.iter().map(|s| s.0 as f32).collect();
     let rstd: Vec<f32> = stats.iter().map(|s| s.1 as f32).collect();
-    let stem = if rms { "rmsnorm" } else { "layernorm" };
     let each = chunk(rows).min(3); // several chunks
     let chunks = rows.div_ceil(each);
-    let params = if rms { cols } else { 2 * cols };
-    let out = in_every_schedule(stem, |s| {
+    let params = 2 * cols;
+    let out = in_every_schedule("layernorm", |s| {
         let mut dx = poisoned::<T>(n + o);
         let residual = with_residual.then_some(&case.residual[o..]);
         let (dy, xs, gamma) = (&case.dy[o..], &case.x[o..], &case.gamma[o..]);
         let (r, c) = (rows as i32, cols as i32);
-        let name = T::kernel(&format!("{stem}_backward"));
         let mut partial = poisoned::<f32>(chunks * params);
         let mut grads = poisoned::<f32>(params);
-        let partials = T::kernel(&format!("{stem}_params_partial"));
+        let partials = T::kernel("layernorm_params_partial");
         let tiles = (cols.div_ceil(256), chunks, 1);
-        if rms {
-            let args = args![dy, xs, gamma, &rstd, residual, &mut dx[o..], r, c];
-            launch(s, &name, grid(rows, cols), 256, 0, args);
-            launch(s, &partials, tiles, 256, 0, args![dy, xs, &rstd, &mut partial, r, c, each as i32]);
-        } else {
-            let args = args![dy, xs, gamma, &mean, &rstd, residual, &mut dx[o..], r, c];
-            launch(s, &name, grid(rows, cols), 256, 0, args);
-            launch(s, &partials, tiles, 256, 0, args![dy, xs, &mean, &rstd, &mut partial, r, c, each as i32]);
-        }
+        let args = args![dy, xs, gamma, &mean, &rstd, residual, &mut dx[o..], r, c];
+        launch(s, &T::kernel("layernorm_backward"), grid(rows, cols), 256, 0, args);
+        launch(s, &partials, tiles, 256, 0, args![dy, xs, &mean, &rstd, &mut partial, r, c, each as i32]);
         let args = args![&partial, &mut grads, chunks as i32, params as i32, 0];
         launch(s, "col_sum_final", (params.div_ceil(32), 1, 1), 256, 0, args);
         outputs![dx[o..], grads]
@@ -142,7 +122,7 @@ fn backward<T: Type>(rms: bool, with_residual: bool, shape: (usize, usize, usize
         let dy = wide(&case.dy[o + i * cols..][..cols]);
         let g: Vec<f64> = dy.iter().zip(&case.gamma[o..]).map(|(d, g)| d * f64::from(*g)).collect();
         let n = cols as f64;
-        let constant = if rms { 0.0 } else { g.iter().sum::<f64>() / n };
+        let constant = g.iter().sum::<f64>() / n;
         let slope = g.iter().zip(&h).map(|(g, h)| g * h).sum::<f64>() / n;
         let want: Vec<f64> = (0..cols)
             .map(|c| {
@@ -157,18 +137,14 @@ fn backward<T: Type>(rms: bool, with_residual: bool, shape: (usize, usize, usize
         }
     }
     close("dgamma", &out[1][..cols], &dgamma, 1e-5, 2e-4);
-    if !rms {
-        close("dbeta", &out[1][cols..], &dbeta, 1e-5, 1e-5);
-    }
+    close("dbeta", &out[1][cols..], &dbeta, 1e-5, 1e-5);
 }
 
 fn all<T: Type>() {
     for shape in SHAPES {
-        for rms in [false, true] {
-            for with_residual in [false, true] {
-                forward::<T>(rms, with_residual, shape);
-                backward::<T>(rms, with_residual, shape);
-            }
+        for with_residual in [false, true] {
+            forward::<T>(with_residual, shape);
+            backward::<T>(with_residual, shape);
         }
     }
 }

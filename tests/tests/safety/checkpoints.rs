@@ -116,7 +116,7 @@ fn it_goes_on_with_other_shards_and_buckets() -> Result<()> {
     let (a, b) = (tempfile::tempdir()?, tempfile::tempdir()?);
     // Without the global norm, whose sum goes bucket by bucket, no bit depends on how buckets are cut.
     let text =
-        format!("{MLP}\n[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"step\"\nevery = 15");
+        format!("{MLP}\n[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"step\"\nsteps = 15");
     let set = ["train.workers=2"];
     let whole = run(ONE, a.path(), &text, &[set[0], "checkpoint.every_steps=20"])?;
     let other = [set[0], "cluster.bucket_bytes=400"];
@@ -197,6 +197,30 @@ fn asynchronous_jobs_continue_from_the_slowest_version() -> Result<()> {
         ] {
             resume(ONE, b.path(), c.path(), &text, other)?;
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn more_workers_resume_with_higher_step_numbers() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    // One worker has 89 steps an epoch, two have 44.
+    run(ONE, dir.path(), MLP, &["train.workers=1", "train.max_steps=40"])?;
+    let folder = Folder::new(dir.path());
+    let mut newest = step(dir.path(), 40);
+    // Step 40 of 89 is step 19 of 44. There are 31 more up to the fiftieth.
+    for (set, last, place) in [
+        (["train.workers=2", "train.max_steps=50"], 71, 50),
+        // The fiftieth of two, in the second epoch, is step 101 of one.
+        (["train.workers=1", "train.max_steps=105"], 105, 105),
+    ] {
+        resume(ONE, dir.path(), &newest, MLP, &set)?;
+        newest = step(dir.path(), last);
+        let m = Checkpoint::open(&newest)?.manifest().clone();
+        assert_eq!((m.step, m.resume_step, m.place()), (last, last, place));
+        assert_eq!(folder.latest().as_ref(), Some(&newest));
+        let highest = folder.manifests().into_iter().filter_map(|(_, m)| Some(m?.step)).max();
+        assert_eq!(highest, Some(last), "the newest has the highest number");
     }
     Ok(())
 }

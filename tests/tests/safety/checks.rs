@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Flips a bit of one weight of a replica, as failing memory does: no log entry records it.
 fn flip(fleet: &Fleet, server: u32, shard: ShardId) -> Result<()> {
     let replica = fleet.replica(server, shard)?;
-    let mut image = replica.shard.image();
+    let mut image = replica.shard.cut();
     let bucket = image.buckets.first_mut().expect("the shard has a bucket");
     let weight = &mut Arc::make_mut(bucket).weights[0];
     *weight = f32::from_bits(weight.to_bits() ^ 1);

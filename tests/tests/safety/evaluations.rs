@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::Folder;
-use paraft_models::{Batch, Evaluation, Model, ModelError};
+use paraft_models::{Batch, CpuDevice, Evaluation, Flat, Layer, Model, ModelError};
 use paraft_record::{Event, METRICS_FILE, read_events};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -60,6 +60,14 @@ impl Model for CountingModel {
         ready: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<f32, ModelError> {
         self.model.step(params, grads, batch, ready)
+    }
+
+    fn layers(&self) -> Vec<Layer> {
+        self.model.layers()
+    }
+
+    fn step_by_layers(&mut self, flat: &mut dyn Flat<CpuDevice>, batch: &Batch) -> Result<f32, ModelError> {
+        self.model.step_by_layers(flat, batch)
     }
 
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
@@ -162,9 +170,11 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
         &["train.mode=ssp:2"],
         &["train.mode=asp"],
         &["train.mode=asp", "train.max_steps=50"],
-        &["train.mode=asp", "local.kind=downpour"],
-        &["train.mode=bsp", "local.kind=diloco", "local.steps=8"],
+        &["train.mode=asp", "local.steps=1"],
+        &["train.mode=bsp", "local.steps=8"],
         &["train.mode=asp", "train.sampler=leased"],
+        // The worker holds a layer at a time, and all weights only to evaluate.
+        &["train.mode=bsp", "memory.resident=1", "train.device=cpu"],
         // Its pulls bring other weights than the servers'.
         &["train.mode=asp", "algorithm.kind=dana-zero", "optimizer.kind=nesterov", "optimizer.lr=0.01"],
     ] {
@@ -172,6 +182,86 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
         ensure!(once == HELD_OUT, "{set:?}: {once} samples for the final evaluation");
         let each = evaluated(&[set, &["eval.every_epoch=true"]].concat())?;
         ensure!(each == 3 * HELD_OUT, "{set:?}: {each} samples for three epochs");
+    }
+    Ok(())
+}
+
+#[test]
+fn within_epochs_each_due_step_is_evaluated_once() -> Result<()> {
+    for mode in ["train.mode=bsp", "train.mode=ssp:2", "train.mode=asp"] {
+        let mut weights = Vec::new();
+        for every in [&[][..], &["eval.every_steps=8"]] {
+            let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+            // Twenty steps an epoch.
+            let set = [
+                "train.batch=35",
+                "train.epochs=2",
+                "cluster.bucket_bytes=1024",
+                "eval.every_epoch=true",
+                mode,
+            ];
+            let job = job(&fleet.at, MLP, &[&set[..], every].concat())?;
+            let folder = tempfile::tempdir()?;
+            let run = Run { dir: Some(folder.path().to_path_buf()), ..Run::new() };
+            weights.push(run.all(&job)?.swap_remove(0).weights);
+            if every.is_empty() {
+                continue;
+            }
+            let events = read_events(folder.path().join(METRICS_FILE))?;
+            let of_shares = events.iter().filter_map(|e| match e {
+                Event::Eval(e) if !e.is_final => Some((e.epoch, e.step.map(|s| s.0), e.count)),
+                _ => None,
+            });
+            let mut heard: Vec<_> = of_shares.collect();
+            heard.sort_unstable();
+            heard.dedup(); // both workers have heard of it
+            let due = [(0, 8), (0, 16), (1, 20), (1, 24), (1, 32), (2, 40)];
+            let due = due.map(|(epoch, step)| (epoch, Some(step), HELD_OUT));
+            ensure!(heard == due, "{mode}: {heard:?}");
+            let n = run.evaluated.load(SeqCst);
+            ensure!(n == 6 * HELD_OUT, "{mode}: {n} samples for six evaluations");
+        }
+        let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
+        ensure!(
+            mode != "train.mode=bsp" || bits(&weights[0]) == bits(&weights[1]),
+            "evaluations move no weight"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_that_evaluates_by_other_steps_resumes_where_it_was() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = |name: &str| folder.path().join(name);
+    let runs: [(&str, &str, &[&str], &[(u64, Option<u64>)]); 3] = [
+        ("first", "", &["train.epochs=1"], &[(1, None)]),
+        // The end of the first epoch, at step 22, is repeated, as in a job that evaluates by epochs.
+        (
+            "then",
+            "first",
+            &["train.epochs=2", "eval.every_steps=30"],
+            &[(1, Some(22)), (1, Some(30)), (2, Some(44))],
+        ),
+        ("last", "then", &["train.epochs=3"], &[(2, None), (3, None)]),
+    ];
+    for (name, from, set, due) in runs {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+        let checkpoints = format!("checkpoint.dir=\"{}\"", place(name).join("checkpoints").display());
+        let both =
+            ["eval.every_epoch=true", "checkpoint.every_epochs=1", checkpoints.as_str(), "train.batch=32"];
+        let resume = (!from.is_empty()).then(|| place(from).join("checkpoints"));
+        let run = Run { dir: Some(place(name)), resume, ..Run::new() };
+        run.all(&job(&fleet.at, MLP, &[&both[..], set].concat())?)?;
+        let events = read_events(place(name).join(METRICS_FILE))?;
+        let heard = events.iter().filter_map(|e| match e {
+            Event::Eval(e) if !e.is_final => Some((e.epoch, e.step.map(|s| s.0))),
+            _ => None,
+        });
+        let mut heard: Vec<_> = heard.collect();
+        heard.sort_unstable();
+        heard.dedup();
+        ensure!(heard == due, "{name}: {heard:?}");
     }
     Ok(())
 }

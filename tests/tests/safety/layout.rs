@@ -32,7 +32,7 @@ const EDGES: [(&str, &[&str]); 34] = [
     ("store", &["common"]),
     ("changes", &["common"]),
     ("raft", &["changes", "store", "lanes", "proto", "tls", "host", "common"]),
-    ("server", &["raft", "changes", "store", "lanes", "proto", "tls", "trace", "host", "common"]),
+    ("server", &["raft", "changes", "store", "session", "lanes", "proto", "tls", "trace", "host", "common"]),
     (
         "worker",
         &[
@@ -224,8 +224,8 @@ fn server_and_worker_do_not_reach_each_other_by_any_path() -> Result<()> {
         }
         seen
     };
-    let workers =
-        ["worker", "client", "session", "trainer", "checkpoint", "compute", "models", "data", "job"];
+    // `session` is the protocol without I/O; a server that fetches weights from another is a client, too.
+    let workers = ["worker", "client", "trainer", "checkpoint", "compute", "models", "data", "job"];
     assert!(workers.iter().all(|w| !reach("server").contains(*w)), "{:?}", reach("server"));
     assert!(workers.iter().all(|w| !reach(w).contains("server")));
     Ok(())

@@ -56,7 +56,7 @@ fn bits(weights: &[f32]) -> Vec<u32> {
 #[test]
 fn twenty_inner_steps_push_a_twentieth_of_the_bytes() -> Result<()> {
     let every = run(&["train.epochs=20"])?;
-    let diloco = run(&["train.epochs=20", "local.kind=diloco", "local.steps=20"])?;
+    let diloco = run(&["train.epochs=20", "local.steps=20"])?;
     ensure!((every.0, diloco.0) == (400, 20), "{every:?} {diloco:?}");
     ensure!(every.1 == diloco.1, "not the same samples: {every:?} {diloco:?}");
     ensure!(every.2 == 20 * diloco.2, "{} bytes, and {}", every.2, diloco.2);
@@ -67,17 +67,17 @@ fn twenty_inner_steps_push_a_twentieth_of_the_bytes() -> Result<()> {
 #[test]
 fn the_last_step_of_an_epoch_takes_what_is_left_of_it() -> Result<()> {
     // 20 minibatches in steps of 8, 8 and 4.
-    let (steps, samples, _, _) = run(&["train.epochs=3", "local.kind=diloco", "local.steps=8"])?;
+    let (steps, samples, _, _) = run(&["train.epochs=3", "local.steps=8"])?;
     ensure!((steps, samples) == (9, 3 * 20 * 35), "{steps} steps, {samples} samples");
     // train.max_steps counts steps.
-    let (steps, samples, _, _) = run(&["train.max_steps=4", "local.kind=diloco", "local.steps=8"])?;
+    let (steps, samples, _, _) = run(&["train.max_steps=4", "local.steps=8"])?;
     ensure!((steps, samples) == (4, 28 * 35), "{steps} steps, {samples} samples");
     Ok(())
 }
 
 #[test]
 fn one_local_step_with_outer_sgd_equals_lock_step_training() -> Result<()> {
-    let local = ["local.kind=diloco", "local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
+    let local = ["local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
     let (plain, diloco) = (weights_of(&[])?, weights_of(&local)?);
     let apart = distance(&plain, &diloco);
     // 200 updates, each rounded at the size of a weight instead of at the size of its change.
@@ -91,31 +91,11 @@ fn one_local_step_with_outer_sgd_equals_lock_step_training() -> Result<()> {
 #[test]
 fn lock_step_local_steps_have_the_bits_of_one_process() -> Result<()> {
     for local in [
-        vec![
-            "local.kind=diloco",
-            "local.steps=6",
-            "optimizer.kind=adam",
-            "optimizer.lr=0.01",
-            "clip.norm=0.5",
-        ],
-        vec![
-            "local.kind=easgd",
-            "local.steps=3",
-            "schedule.kind=step",
-            "schedule.every=30",
-            "schedule.gamma=0.5",
-        ],
-        vec!["local.kind=downpour", "local.n_push=4", "local.lr=0.05", "optimizer.lr=0.02"],
+        vec!["local.steps=6", "optimizer.kind=adam", "optimizer.lr=0.01", "clip.norm=0.5"],
         // Steps of 7, 7 and 6 minibatches.
-        vec![
-            "local.kind=diloco",
-            "local.steps=7",
-            "local.fragments=3",
-            "optimizer.kind=adam",
-            "optimizer.lr=0.01",
-        ],
-        vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "train.encoding=top-k:0.2"],
-        vec!["local.kind=diloco", "local.steps=5", "local.fragments=2", "train.workers=3"],
+        vec!["local.steps=7", "local.fragments=3", "optimizer.kind=adam", "optimizer.lr=0.01"],
+        vec!["local.steps=9", "local.fragments=3", "train.encoding=top-k:0.2"],
+        vec!["local.steps=5", "local.fragments=2", "train.workers=3"],
     ] {
         let (_fleet, job) = fleet_and_job(&[&["train.workers=2", "train.epochs=4"], &local[..]].concat())?;
         let (fleet, oracle) = (train(&job)?, paraft_proof::oracle(&job, paraft_proof::Order::Shares)?);
@@ -126,7 +106,7 @@ fn lock_step_local_steps_have_the_bits_of_one_process() -> Result<()> {
 
 #[test]
 fn fragments_push_the_same_bytes_and_learn_in_every_mode() -> Result<()> {
-    let diloco = ["train.epochs=20", "local.kind=diloco", "local.steps=10"];
+    let diloco = ["train.epochs=20", "local.steps=10"];
     let whole = run(&diloco)?;
     for (mode, level) in
         [("bsp", "quorum-memory"), ("ssp:1", "quorum-memory"), ("asp", "quorum-memory"), ("asp", "leader")]
@@ -144,61 +124,9 @@ fn fragments_push_the_same_bytes_and_learn_in_every_mode() -> Result<()> {
 }
 
 #[test]
-fn downpour_with_one_worker_is_adagrad_bit_for_bit() -> Result<()> {
-    let set = [
-        "train.workers=1",
-        "train.mode=asp",
-        "train.epochs=2",
-        "optimizer.kind=adagrad",
-        "optimizer.lr=0.05",
-    ];
-    let downpour = [&set[..], &["local.kind=downpour", "local.lr=0.5"]].concat();
-    assert_eq!(bits(&weights_of(&set)?), bits(&weights_of(&downpour)?));
-    Ok(())
-}
-
-#[test]
-fn downpour_of_two_workers_learns_and_pushes_every_step_once() -> Result<()> {
-    let (fleet, job) = fleet_and_job(&[
-        "train.workers=2",
-        "train.mode=asp",
-        "train.epochs=12",
-        "optimizer.kind=adagrad",
-        "optimizer.lr=0.05",
-        "local.kind=downpour",
-        "local.n_push=2",
-        "local.lr=0.05",
-    ])?;
-    let late = job.clone();
-    let second = thread::spawn(move || worker(&late, 1));
-    let first = worker(&job, 0)?;
-    let second = second.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
-    ensure!((first.steps, second.steps) == (120, 120), "{} and {} steps", first.steps, second.steps);
-    let status = fleet.status(0, false)?;
-    for s in &status.shards {
-        ensure!(s.pushes == 240 * u64::from(s.buckets), "{} pushes on {} buckets", s.pushes, s.buckets);
-    }
-    let found = accuracy(&[first, second])?;
-    ensure!(found > 0.9, "it came to {found}");
-    Ok(())
-}
-
-#[test]
-fn elastic_averaging_learns_in_every_mode() -> Result<()> {
-    for mode in ["bsp", "ssp:2", "asp"] {
-        let mode = format!("train.mode={mode}");
-        let (steps, _, _, found) =
-            run(&["train.epochs=15", &mode, "local.kind=easgd", "local.steps=5", "local.alpha=0.4"])?;
-        ensure!(steps == 60 && found > 0.85, "{mode}: {steps} steps, accuracy {found}");
-    }
-    Ok(())
-}
-
-#[test]
 fn worker_dying_in_its_local_steps_is_replaced() -> Result<()> {
-    for (local, more) in [("diloco", &[][..]), ("easgd", &[]), ("diloco", &["local.fragments=5"])] {
-        let kind = format!("local.kind={local}");
-        let set = ["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"];
+    for more in [&[][..], &["local.fragments=5"]] {
+        let set = ["train.epochs=200", "local.steps=5", "cluster.grace_ms=1000"];
         let (fleet, job) = fleet_and_job(&[&set[..], more].concat())?;
         let interrupt = Arc::<AtomicBool>::default();
         let (dying, soon) = (job.clone(), interrupt.clone());
@@ -208,16 +136,16 @@ fn worker_dying_in_its_local_steps_is_replaced() -> Result<()> {
         wait::until("the job to get going", || fleet.shard().version, |v| *v > 20);
         interrupt.store(true, SeqCst);
         let died = dies.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
-        ensure!(died.is_err(), "{local}: it was done before it could die");
+        ensure!(died.is_err(), "{more:?}: it was done before it could die");
         let again = worker(&job, 1)?;
         let lived = lives.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
         ensure!(
             again.steps > 0 && bits(&again.weights) == bits(&lived.weights),
-            "{local}: {} steps",
+            "{more:?}: {} steps",
             again.steps
         );
         let found = accuracy(&[lived, again])?;
-        ensure!(found > 0.9, "{local}: it came to {found}");
+        ensure!(found > 0.9, "{more:?}: it came to {found}");
     }
     Ok(())
 }
@@ -227,7 +155,7 @@ fn a_checkpoint_holds_the_center_and_the_outer_optimizer() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let folder = format!("checkpoint.dir={}", dir.path().display());
     // Plain SGD inside: a worker that restarts has lost nothing.
-    let local = ["local.kind=diloco", "local.steps=5"];
+    let local = ["local.steps=5"];
     let set = [&local[..], &[&folder, "checkpoint.every_epochs=2", "train.epochs=2"]].concat();
     weights_of(&set)?;
     let on = [&local[..], &["train.epochs=4"]].concat();

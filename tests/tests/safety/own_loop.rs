@@ -89,8 +89,8 @@ fn a_loop_of_ones_own_gives_the_weights_of_ours() -> Result<()> {
     for set in [
         &["train.workers=2"][..],
         &["train.workers=2", "train.encoding=bf16", "clip.norm=0.5"],
-        &["train.workers=2", "local.kind=diloco", "local.steps=5"],
-        &["train.workers=2", "local.kind=diloco", "local.steps=6", "local.fragments=3"],
+        &["train.workers=2", "local.steps=5"],
+        &["train.workers=2", "local.steps=6", "local.fragments=3"],
         &["train.workers=1", "train.mode=asp"],
         &["train.workers=1", "train.mode=asp", "train.sampler=leased"],
     ] {

@@ -29,7 +29,7 @@ pub struct Manifest {
     pub step: u64,
     /// The step from which training resumes: the slowest worker's.
     pub resume_step: u64,
-    /// The mode of training.
+    /// The mode in force.
     pub mode: ModeChoice,
     /// Workers of the job.
     pub workers: u32,
@@ -37,6 +37,10 @@ pub struct Manifest {
     pub batch: u64,
     /// Steps of a worker in one epoch.
     pub steps_per_epoch: u64,
+    /// Numbers up to [`Self::resume_step`] that no step of this job has: it resumed from a checkpoint of a job with fewer
+    /// samples in a step, and so with more steps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_left_out: u64,
     /// Finished epochs, if the leased sampler counted them: a worker's steps do not determine them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs_done: Option<u64>,
@@ -146,7 +150,7 @@ pub struct EarlyStopState {
 /// A complete evaluation, as sums over the held-out samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// The epoch.
+    /// The epoch; the step, if the job's `eval.every_steps` is set.
     pub epoch: u64,
     /// Sum of the loss; `None` if it was not finite.
     pub loss_sum: Option<f64>,
@@ -154,6 +158,10 @@ pub struct Evaluated {
     pub correct: u64,
     /// Number of samples.
     pub count: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn finite(v: f64) -> Option<f64> {
@@ -185,26 +193,32 @@ impl From<&EarlyStopState> for Stopping {
 }
 
 impl Manifest {
-    /// The checkpoint's step in a job with `steps_per_epoch` steps per epoch and `samples` samples per step over
-    /// all workers. Whole epochs are kept; within an epoch the position is rounded down. For the same job the step
-    /// is unchanged.
+    /// The checkpoint's place, in steps of a job with `steps_per_epoch` steps per epoch and `samples` samples per step
+    /// over all workers. Whole epochs are kept; within an epoch the place is rounded down. For the same job it is
+    /// unchanged.
     pub fn step_in(&self, steps_per_epoch: u64, samples: u64) -> u64 {
         if let Some(epochs) = self.epochs_done {
             return epochs.saturating_mul(steps_per_epoch);
         }
         let old = self.steps_per_epoch.max(1);
         let same = old == steps_per_epoch && samples == u64::from(self.workers) * self.batch;
+        let place = self.place();
         if same {
-            return self.resume_step;
+            return place;
         }
-        let (epochs, within) = (self.resume_step / old, self.resume_step % old);
+        let (epochs, within) = (place / old, place % old);
         let within = u128::from(within) * u128::from(steps_per_epoch) / u128::from(old);
         epochs.saturating_mul(steps_per_epoch).saturating_add(within as u64)
     }
 
     /// Finished epochs: a job with the leased sampler resumes at the start of an epoch.
     pub fn epochs(&self) -> u64 {
-        self.epochs_done.unwrap_or(self.resume_step / self.steps_per_epoch.max(1))
+        self.epochs_done.unwrap_or(self.place() / self.steps_per_epoch.max(1))
+    }
+
+    /// The steps of a worker up to [`Self::resume_step`], had it trained all in this job.
+    pub fn place(&self) -> u64 {
+        self.resume_step.saturating_sub(self.steps_left_out)
     }
 
     /// The stamp of each bucket of another layout of the same vector. A bucket that spans several old ones takes

@@ -46,6 +46,7 @@ fn manifest(step: u64) -> Manifest {
         workers: 1,
         batch: 4,
         steps_per_epoch: 10,
+        steps_left_out: 0,
         epochs_done: None,
         shards: 2,
         bucket_len: BUCKET,
@@ -348,6 +349,9 @@ fn a_step_is_mapped_by_whole_epochs() {
     assert_eq!(m.step_in(20, 2), 50, "half the samples a step");
     assert_eq!(m.step_in(3, 12), 7, "2 epochs of 3, and half of 3 rounded down");
     assert_eq!(m.step_in(10, 8), 25);
+    // The same place, in a job that had resumed and counted on.
+    let m = Manifest { resume_step: 32, steps_left_out: 7, ..m };
+    assert_eq!((m.place(), m.epochs(), m.step_in(10, 4), m.step_in(20, 2)), (25, 2, 25, 50));
 }
 
 /// A manifest may come from anywhere: no memory is allocated for values that its files do not hold.

@@ -14,16 +14,18 @@ use crate::{
     error::ClientError,
 };
 use paraft_common::{
-    BucketId, Layout, Payload, ShardId, Step, TensorKind, WorkerId,
+    BucketId, BucketSpec, Layout, Payload, ShardId, Step, TensorKind, WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, ServerJob, Stopping},
     placement,
 };
 use paraft_proto::{
-    Candidates, CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind,
-    services,
+    CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, PartHeader, checkpoint_part::Kind, services,
 };
-use paraft_session::SessionError;
+use paraft_session::{
+    SessionError,
+    fetch::{Fetch, VectorId},
+};
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
@@ -42,9 +44,9 @@ pub struct CheckpointParts {
     layout: Layout,
     shards: u32,
     slots: usize,
-    streams: BTreeMap<ShardId, Incoming<CheckpointPart>>,
-    /// The remaining vectors: bucket and part.
-    todo: VecDeque<(BucketId, usize)>,
+    streams: BTreeMap<ShardId, (Fetch, Incoming<CheckpointPart>)>,
+    /// The remaining vectors.
+    todo: VecDeque<VectorId>,
     /// What the shards send in addition to the vectors.
     pub clocks: Vec<ClockOf>,
     /// The state of early stopping.
@@ -133,13 +135,10 @@ impl CheckpointParts {
         };
         let mut channels = BTreeMap::new();
         let mut failed = None;
-        for shard in (0..shards).map(ShardId) {
-            let buckets = placement::buckets_of(&sections.layout, shard, shards).len();
-            if buckets > 0 {
-                // Ask all shards, whatever one answers: a shard whose image is never fetched keeps no other image.
-                let asked = sections.ask(shard, servers, transport, &mut channels, job, buckets).await;
-                failed = failed.or(asked.err());
-            }
+        // Ask all shards, whatever one answers: a shard whose image is never fetched keeps no other image.
+        for (shard, wanted) in sections.by_shard() {
+            let fetch = Fetch::new(servers.to_vec(), wanted);
+            failed = failed.or(sections.ask(shard, fetch, transport, &mut channels, job).await.err());
         }
         failed.map_or(Ok(sections), Err)
     }
@@ -155,23 +154,20 @@ impl CheckpointParts {
         let Some((bucket, part)) = self.todo.pop_front() else { return Ok(None) };
         let shard = placement::shard_of(&self.layout, bucket, self.shards);
         let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
-        let stream = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
-        let (p, bulk) = match stream.message().await {
-            Ok(Some(WithBulk { message: CheckpointPart { kind: Some(Kind::Piece(p)) }, bulk })) => (p, bulk),
-            Ok(Some(_)) => return Err(broken("a message out of place".into())),
+        let (fetch, stream) = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
+        let mut message = match stream.message().await {
+            Ok(Some(message)) => message,
             Ok(None) => return Err(lost(shard, self.step, "the stream ended early")),
             Err(s) => return Err(lost(shard, self.step, s.message())),
         };
-        let spec = self.layout.buckets()[bucket.0 as usize];
-        let payload = bulk.into_iter().next().unwrap_or_default();
-        if (p.bucket, p.part as usize) != (bucket.0, part) || payload.len() != spec.len * F32_BYTES {
-            let (b, n, bytes) = (p.bucket, p.part, payload.len());
-            return Err(broken(format!(
-                "part {n} of bucket {b} with {bytes} bytes instead of {bucket}'s {part}"
-            )));
-        }
-        let (version, clock) = (p.version, p.clock);
-        Ok(Some(Piece { bucket, part, offset: spec.offset, payload, version, clock }))
+        let (version, clock) = match message.message.kind.take() {
+            Some(Kind::Piece(p)) if (p.bucket, p.part) == (bucket.0, part) => (p.version, p.clock),
+            _ => return Err(broken("a message out of place".into())),
+        };
+        let payload = message.payload();
+        fetch.arrived((bucket, part), &payload).map_err(broken)?;
+        let offset = self.layout.buckets()[bucket.0 as usize].offset;
+        Ok(Some(Piece { bucket, part: part as usize, offset, payload, version, clock }))
     }
 
     /// Number of the optimizer's state vectors.
@@ -179,23 +175,31 @@ impl CheckpointParts {
         self.slots
     }
 
+    /// The vectors of each shard, and their bytes.
+    fn by_shard(&self) -> BTreeMap<ShardId, Vec<(VectorId, usize)>> {
+        let mut all = BTreeMap::<ShardId, Vec<_>>::new();
+        for id in &self.todo {
+            let bytes = self.layout.buckets()[id.0.0 as usize].len * F32_BYTES;
+            all.entry(placement::shard_of(&self.layout, id.0, self.shards)).or_default().push((*id, bytes));
+        }
+        all
+    }
+
     async fn ask(
         &mut self,
         shard: ShardId,
-        servers: &[String],
+        mut fetch: Fetch,
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
         job: &ServerJob,
-        buckets: usize,
     ) -> Result<(), ClientError> {
-        let began = Instant::now();
-        // The leader is one of `servers`, or a server that they name: when the fleet has changed, the job lists
+        let (began, buckets) = (Instant::now(), fetch.buckets().len());
+        // The leader is one of the servers, or a server that they name: when the fleet has changed, the job lists
         // only the first servers. A server that does not lead says so at once.
-        let mut candidates = Candidates::of(servers.to_vec());
-        while let Some(address) = candidates.next() {
-            let mut leader = String::new();
-            match self.ask_one(shard, &address, transport, channels, &mut leader).await {
-                Ok((header, stream)) => {
+        while let Some(address) = fetch.next_server() {
+            match self.ask_one(shard, &address, transport, channels, &mut fetch).await {
+                Ok(None) => {}
+                Ok(Some((header, stream))) => {
                     // Another client may have written the same values in another order.
                     if ServerJob::from_toml(&header.job).ok().as_ref() != Some(job)
                         || header.buckets as usize != buckets
@@ -205,24 +209,25 @@ impl CheckpointParts {
                         return Err(SessionError::Protocol { shard, what }.into());
                     }
                     self.note(shard, &header);
-                    self.streams.insert(shard, stream);
+                    self.streams.insert(shard, (fetch, stream));
                     return Ok(());
                 }
-                Err(cause) => candidates.failed(&address, cause, &leader),
+                Err(cause) => fetch.failed(cause),
             }
         }
-        let causes = candidates.causes().to_vec();
+        let causes = fetch.causes().to_vec();
         Err(SessionError::Unreachable { shard, waited: began.elapsed(), causes }.into())
     }
 
+    /// `None`: this server refuses.
     async fn ask_one(
         &self,
         shard: ShardId,
         address: &str,
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
-        leader: &mut String,
-    ) -> Result<(paraft_proto::PartHeader, Incoming<CheckpointPart>), String> {
+        fetch: &mut Fetch,
+    ) -> Result<Option<(PartHeader, Incoming<CheckpointPart>)>, String> {
         let ask = async {
             let channel = match channels.get(address) {
                 Some(c) => c.clone(),
@@ -239,12 +244,12 @@ impl CheckpointParts {
             let reply = services::checkpoint(&channel, request).await;
             let mut stream = reply.map_err(|s| s.message().to_string())?;
             match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.message.kind) {
-                Some(Kind::Header(header)) => Ok((header, stream)),
-                Some(Kind::Refused(r)) => {
-                    *leader = r.leader;
-                    Err(r.message)
+                Some(Kind::Header(header)) => Ok(Some((header, stream))),
+                Some(Kind::Refused(refused)) => {
+                    fetch.refused(refused);
+                    Ok(None)
                 }
-                Some(Kind::Piece(_)) | None => Err("a message out of place".into()),
+                Some(Kind::Piece(_)) | None => Err("a message out of place".to_string()),
             }
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, ask).await {
@@ -253,7 +258,7 @@ impl CheckpointParts {
         }
     }
 
-    fn note(&mut self, shard: ShardId, header: &paraft_proto::PartHeader) {
+    fn note(&mut self, shard: ShardId, header: &PartHeader) {
         self.clocks.extend(header.members.iter().map(|m| ClockOf {
             shard,
             worker: WorkerId(m.worker),
@@ -271,9 +276,9 @@ impl CheckpointParts {
     }
 }
 
-fn todo(layout: &Layout, slots: usize) -> VecDeque<(BucketId, usize)> {
-    let parts = |kind| if kind == TensorKind::Param { slots } else { 0 };
-    let of = |(i, b): (u32, &paraft_common::BucketSpec)| (0..=parts(b.kind)).map(move |p| (BucketId(i), p));
+fn todo(layout: &Layout, slots: usize) -> VecDeque<VectorId> {
+    let parts = |kind| if kind == TensorKind::Param { slots as u32 } else { 0 };
+    let of = |(i, b): (u32, &BucketSpec)| (0..=parts(b.kind)).map(move |p| (BucketId(i), p));
     (0u32..).zip(layout.buckets()).flat_map(of).collect()
 }
 

@@ -22,7 +22,7 @@ use paraft_lanes::shared::Memory;
 use paraft_proto::limits;
 use paraft_session::{Encoders, Event, Next, Reported, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
-use pushes::push_memory;
+use pushes::{Measured, push_memory};
 use std::{
     ops::Range,
     sync::Arc,
@@ -72,6 +72,8 @@ pub struct Client {
     holds: Option<(usize, usize)>,
     stages: Arc<Stages>,
     counters: Counters,
+    /// While the norm of a step's gradient is measured.
+    measured: Option<Measured>,
     /// Ends every wait once it is set.
     interrupt: Option<Arc<dyn Interrupt>>,
 }
@@ -180,6 +182,7 @@ impl Client {
             holds: None,
             stages,
             counters: Counters::default(),
+            measured: None,
             interrupt,
         };
         client.io.session().join();

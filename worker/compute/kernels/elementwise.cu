@@ -161,30 +161,6 @@ KERNEL(fill_f32)(float* x, float value, long long n) {
     });
 }
 
-KERNEL(scale_f32)(float* x, float factor, long long n) {
-    flat<4>(n, aligned16(x), [&](auto width, long long i) {
-        constexpr int W = decltype(width)::value;
-        float v[W];
-        load<W>(x + i, v);
-#pragma unroll
-        for (int e = 0; e < W; e++) v[e] *= factor;
-        store<W>(x + i, v);
-    });
-}
-
-// y += a * x.
-KERNEL(axpy_f32)(float* y, const float* x, float a, long long n) {
-    flat<4>(n, aligned16(y) && aligned16(x), [&](auto width, long long i) {
-        constexpr int W = decltype(width)::value;
-        float u[W], v[W];
-        load<W>(y + i, u);
-        load<W>(x + i, v);
-#pragma unroll
-        for (int e = 0; e < W; e++) u[e] += a * v[e];
-        store<W>(y + i, u);
-    });
-}
-
 // Four at a time, so that the threads of a warp read and write memory that lies together on both sides.
 template <class From, class To>
 INLINE void cast(const From* x, To* y, long long n) {

@@ -1,10 +1,7 @@
-// LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) over the last dimension, with the
-// residual's addition in front; their gradients.
+// LayerNorm (Ba, Kiros, Hinton 2016) over the last dimension, with the residual's addition in front; its gradients.
 //
 //   y  = (x - mean) * rstd * gamma + beta,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //   dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),   g = dy * gamma
-//
-// RMSNorm has no mean and no beta, and its dx no mean(g).
 #include "prelude.cuh"
 
 // Up to so many columns a warp takes a row; a block of 256 threads beyond.
@@ -76,7 +73,7 @@ INLINE void load_sum(const Forward<T>& a, long long at, bool first, float (&v)[W
     }
 }
 
-template <bool RMS, bool BLOCK, int W, bool KEEP, class T>
+template <bool BLOCK, int W, bool KEEP, class T>
 INLINE void forward_row(const Forward<T>& a, int row) {
     const long long start = (long long)row * a.cols;
     float held[KEEP ? HELD : W];
@@ -90,7 +87,7 @@ INLINE void forward_row(const Forward<T>& a, int row) {
             total += v[e];
         }
     });
-    const float mean = RMS ? 0.0f : group_sum<BLOCK>(total) / (float)a.cols;
+    const float mean = group_sum<BLOCK>(total) / (float)a.cols;
     float spread = 0.0f;
     over_row<BLOCK, W, KEEP>(a.cols, [&](int j, int c) {
         float v[W];
@@ -103,15 +100,15 @@ INLINE void forward_row(const Forward<T>& a, int row) {
     });
     const float rstd = 1.0f / sqrtf(group_sum<BLOCK>(spread) / (float)a.cols + a.eps);
     if (thread_of<BLOCK>() == 0) {
-        if (!RMS) a.mean[row] = mean;
+        a.mean[row] = mean;
         a.rstd[row] = rstd;
     }
     const bool wide = aligned16(a.gamma) && aligned16(a.beta);
     over_row<BLOCK, W, KEEP>(a.cols, [&](int j, int c) {
-        float v[W], gamma[W], beta[W] = {};
+        float v[W], gamma[W], beta[W];
         if constexpr (!KEEP) load_sum<W>(a, start + c, false, v);
         load_param<W>(a.gamma + c, wide, gamma);
-        if (!RMS) load_param<W>(a.beta + c, wide, beta);
+        load_param<W>(a.beta + c, wide, beta);
 #pragma unroll
         for (int e = 0; e < W; e++) v[e] = ((KEEP ? held[j + e] : v[e]) - mean) * rstd * gamma[e] + beta[e];
         store<W>(a.y + start + c, v);
@@ -131,7 +128,7 @@ struct Backward {
 };
 
 // g = dy * gamma and h = xhat of W columns.
-template <bool RMS, int W, class T>
+template <int W, class T>
 INLINE void load_terms(const Backward<T>& a, long long start, int c, float mean, float rstd, bool wide,
                        float (&g)[W], float (&h)[W]) {
     float gamma[W];
@@ -145,16 +142,16 @@ INLINE void load_terms(const Backward<T>& a, long long start, int c, float mean,
     }
 }
 
-template <bool RMS, bool BLOCK, int W, bool KEEP, class T>
+template <bool BLOCK, int W, bool KEEP, class T>
 INLINE void backward_row(const Backward<T>& a, int row) {
     const long long start = (long long)row * a.cols;
-    const float mean = RMS ? 0.0f : a.mean[row], rstd = a.rstd[row];
+    const float mean = a.mean[row], rstd = a.rstd[row];
     const bool wide = aligned16(a.gamma);
     float gs[KEEP ? HELD : W], hs[KEEP ? HELD : W];
     float sum = 0.0f, product = 0.0f;
     over_row<BLOCK, W, KEEP>(a.cols, [&](int j, int c) {
         float g[W], h[W];
-        load_terms<RMS, W>(a, start, c, mean, rstd, wide, g, h);
+        load_terms<W>(a, start, c, mean, rstd, wide, g, h);
 #pragma unroll
         for (int e = 0; e < W; e++) {
             gs[j + e] = g[e];
@@ -163,11 +160,11 @@ INLINE void backward_row(const Backward<T>& a, int row) {
             product += g[e] * h[e];
         }
     });
-    const float constant = RMS ? 0.0f : group_sum<BLOCK>(sum) / (float)a.cols;
+    const float constant = group_sum<BLOCK>(sum) / (float)a.cols;
     const float slope = group_sum<BLOCK>(product) / (float)a.cols;
     over_row<BLOCK, W, KEEP>(a.cols, [&](int j, int c) {
         float g[W], h[W], d[W], r[W] = {};
-        if constexpr (!KEEP) load_terms<RMS, W>(a, start, c, mean, rstd, wide, g, h);
+        if constexpr (!KEEP) load_terms<W>(a, start, c, mean, rstd, wide, g, h);
         if (a.residual_grad) load<W>(a.residual_grad + start + c, r);
 #pragma unroll
         for (int e = 0; e < W; e++) {
@@ -187,40 +184,40 @@ INLINE void over_rows(int rows, Each each) {
 }
 
 // Rows of an odd length or place are read value by value, and again for each pass.
-template <bool RMS, class T>
+template <class T>
 INLINE void forward(const Forward<T>& a) {
     constexpr int W = WIDE<T>;
     const bool aligned = aligned16(a.x) && aligned16(a.residual) && aligned16(a.sum) && aligned16(a.y);
     const bool wide = a.cols % W == 0 && aligned, warp = a.cols <= WARP_COLUMNS;
     if (wide && warp) {
-        over_rows<false>(a.rows, [&](int r) { forward_row<RMS, false, W, true>(a, r); });
+        over_rows<false>(a.rows, [&](int r) { forward_row<false, W, true>(a, r); });
     } else if (wide && a.cols <= 256 * HELD) {
-        over_rows<true>(a.rows, [&](int r) { forward_row<RMS, true, W, true>(a, r); });
+        over_rows<true>(a.rows, [&](int r) { forward_row<true, W, true>(a, r); });
     } else if (warp) {
-        over_rows<false>(a.rows, [&](int r) { forward_row<RMS, false, 1, false>(a, r); });
+        over_rows<false>(a.rows, [&](int r) { forward_row<false, 1, false>(a, r); });
     } else {
-        over_rows<true>(a.rows, [&](int r) { forward_row<RMS, true, 1, false>(a, r); });
+        over_rows<true>(a.rows, [&](int r) { forward_row<true, 1, false>(a, r); });
     }
 }
 
-template <bool RMS, class T>
+template <class T>
 INLINE void backward(const Backward<T>& a) {
     constexpr int W = WIDE<T>;
     const bool aligned = aligned16(a.dy) && aligned16(a.x) && aligned16(a.residual_grad) && aligned16(a.dx);
     const bool wide = a.cols % W == 0 && aligned, warp = a.cols <= WARP_COLUMNS;
     if (wide && warp) {
-        over_rows<false>(a.rows, [&](int r) { backward_row<RMS, false, W, true>(a, r); });
+        over_rows<false>(a.rows, [&](int r) { backward_row<false, W, true>(a, r); });
     } else if (wide && a.cols <= 256 * HELD) {
-        over_rows<true>(a.rows, [&](int r) { backward_row<RMS, true, W, true>(a, r); });
+        over_rows<true>(a.rows, [&](int r) { backward_row<true, W, true>(a, r); });
     } else if (warp) {
-        over_rows<false>(a.rows, [&](int r) { backward_row<RMS, false, 1, false>(a, r); });
+        over_rows<false>(a.rows, [&](int r) { backward_row<false, 1, false>(a, r); });
     } else {
-        over_rows<true>(a.rows, [&](int r) { backward_row<RMS, true, 1, false>(a, r); });
+        over_rows<true>(a.rows, [&](int r) { backward_row<true, 1, false>(a, r); });
     }
 }
 
-// Sums over a chunk of rows of dy * xhat, and of dy for LayerNorm.
-template <bool RMS, int W, class T>
+// Sums over a chunk of rows of dy * xhat, and of dy.
+template <int W, class T>
 INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float* rstd, float* partial,
                          int rows, int cols, int rows_per_chunk) {
     float dgamma[8] = {}, dbeta[8] = {};
@@ -229,7 +226,7 @@ INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float
 #pragma unroll 2
     for (int r = first + warp_of(); r < end; r += 8) {
         const long long start = (long long)r * cols;
-        const float m = RMS ? 0.0f : mean[r], s = rstd[r];
+        const float m = mean[r], s = rstd[r];
 #pragma unroll
         for (int g = 0; g < Columns<W>::RUNS; g++) {
             const int c = columns.at(g);
@@ -246,49 +243,34 @@ INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float
         }
     }
     const int c = columns.base + (int)threadIdx.x;
-    float* out = partial + (long long)blockIdx.y * cols * (RMS ? 1 : 2);
+    float* out = partial + (long long)blockIdx.y * cols * 2;
     const float total = column_total<W>(dgamma);
     if (c < cols) out[c] = total;
-    if constexpr (!RMS) {
-        const float other = column_total<W>(dbeta);
-        if (c < cols) out[cols + c] = other;
-    }
+    const float other = column_total<W>(dbeta);
+    if (c < cols) out[cols + c] = other;
 }
 
-template <bool RMS, class T>
+template <class T>
 INLINE void params_partial(const T* dy, const T* x, const float* mean, const float* rstd, float* partial,
                            int rows, int cols, int rows_per_chunk) {
     if (cols % WIDE<T> == 0 && aligned16(dy) && aligned16(x)) {
-        params_chunk<RMS, WIDE<T>>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);
+        params_chunk<WIDE<T>>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);
     } else {
-        params_chunk<RMS, 1>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);
+        params_chunk<1>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);
     }
 }
 
-#define NOTHING ((const float*)nullptr)
 #define INSTANTIATE(S, T)                                                                                    \
     KERNEL(layernorm_##S)(const T* x, const T* residual, T* sum, const float* gamma, const float* beta,      \
                           T* y, float* mean, float* rstd, int rows, int cols, float eps) {                   \
-        forward<false>(Forward<T>{x, residual, sum, gamma, beta, y, mean, rstd, rows, cols, eps});           \
-    }                                                                                                        \
-    KERNEL(rmsnorm_##S)(const T* x, const T* residual, T* sum, const float* gamma, T* y, float* rstd,        \
-                        int rows, int cols, float eps) {                                                     \
-        forward<true>(Forward<T>{x, residual, sum, gamma, NOTHING, y, nullptr, rstd, rows, cols, eps});      \
+        forward(Forward<T>{x, residual, sum, gamma, beta, y, mean, rstd, rows, cols, eps});                  \
     }                                                                                                        \
     KERNEL(layernorm_backward_##S)(const T* dy, const T* x, const float* gamma, const float* mean,           \
                                    const float* rstd, const T* residual_grad, T* dx, int rows, int cols) {   \
-        backward<false>(Backward<T>{dy, x, gamma, mean, rstd, residual_grad, dx, rows, cols});               \
-    }                                                                                                        \
-    KERNEL(rmsnorm_backward_##S)(const T* dy, const T* x, const float* gamma, const float* rstd,             \
-                                 const T* residual_grad, T* dx, int rows, int cols) {                        \
-        backward<true>(Backward<T>{dy, x, gamma, NOTHING, rstd, residual_grad, dx, rows, cols});             \
+        backward(Backward<T>{dy, x, gamma, mean, rstd, residual_grad, dx, rows, cols});                      \
     }                                                                                                        \
     KERNEL(layernorm_params_partial_##S)(const T* dy, const T* x, const float* mean, const float* rstd,      \
                                          float* partial, int rows, int cols, int rows_per_chunk) {           \
-        params_partial<false>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);                       \
-    }                                                                                                        \
-    KERNEL(rmsnorm_params_partial_##S)(const T* dy, const T* x, const float* rstd, float* partial, int rows, \
-                                       int cols, int rows_per_chunk) {                                       \
-        params_partial<true>(dy, x, NOTHING, rstd, partial, rows, cols, rows_per_chunk);                     \
+        params_partial(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);                              \
     }
 FOR_EACH_TYPE(INSTANTIATE)

@@ -123,7 +123,7 @@ pub trait Losses: Buffers {
     fn sums(&mut self) -> Result<Sums>;
 }
 
-/// LayerNorm and RMSNorm.
+/// LayerNorm.
 pub trait RowNorms: Buffers {
     /// Normalises rows. With `add` it normalises the sum of both, which it stores in the second part of `add`.
     /// `stats` keeps values for the backward pass.

@@ -245,20 +245,19 @@ pub fn gelu(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
 }
 
-/// A LayerNorm over rows of `gamma.len()` values, or without `beta` an RMSNorm: the result, the values before gamma
-/// and beta, and the factor of each row.
-pub fn row_norm(x: &[f64], gamma: &[f64], beta: Option<&[f64]>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+/// A LayerNorm over rows of `gamma.len()` values: the result, the values before gamma and beta, and the factor of each row.
+pub fn row_norm(x: &[f64], gamma: &[f64], beta: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let cols = gamma.len();
     let (mut y, mut hats, mut inverses) = (Vec::new(), Vec::new(), Vec::new());
     for row in x.chunks_exact(cols) {
-        let mean = if beta.is_some() { row.iter().sum::<f64>() / cols as f64 } else { 0.0 };
+        let mean = row.iter().sum::<f64>() / cols as f64;
         let spread = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / cols as f64;
         let inverse = 1.0 / (spread + f64::from(crate::shape::NORM_EPSILON)).sqrt();
         inverses.push(inverse);
         for (i, v) in row.iter().enumerate() {
             let hat = (v - mean) * inverse;
             hats.push(hat);
-            y.push(hat * gamma[i] + beta.map_or(0.0, |b| b[i]));
+            y.push(hat * gamma[i] + beta[i]);
         }
     }
     (y, hats, inverses)
@@ -268,7 +267,7 @@ pub fn row_norm(x: &[f64], gamma: &[f64], beta: Option<&[f64]>) -> (Vec<f64>, Ve
 pub fn row_norm_backward(
     x: &[f64],
     gamma: &[f64],
-    beta: Option<&[f64]>,
+    beta: &[f64],
     dy: &[f64],
 ) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let cols = gamma.len();
@@ -276,7 +275,7 @@ pub fn row_norm_backward(
     let (mut dx, mut dgamma, mut dbeta) = (Vec::new(), vec![0.0; cols], vec![0.0; cols]);
     for ((dy, hat), inverse) in dy.chunks_exact(cols).zip(hats.chunks_exact(cols)).zip(inverses) {
         let mean = |f: &dyn Fn(usize) -> f64| (0..cols).map(f).sum::<f64>() / cols as f64;
-        let of_dy = if beta.is_some() { mean(&|i| dy[i] * gamma[i]) } else { 0.0 };
+        let of_dy = mean(&|i| dy[i] * gamma[i]);
         let of_both = mean(&|i| dy[i] * gamma[i] * hat[i]);
         for i in 0..cols {
             dx.push(inverse * (dy[i] * gamma[i] - of_dy - hat[i] * of_both));

@@ -107,41 +107,15 @@ pub struct NormShape {
     pub cols: usize,
 }
 
-/// The norm, and the offsets of its tensors, `[cols]`, in the flat vectors.
+/// Where a LayerNorm's tensors (Ba et al., 2016: `gamma (x - mean) / √(var + ε) + beta`) lie in the flat vectors: gamma,
+/// `[cols]`, and directly behind it beta, `[cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormAt {
-    /// LayerNorm (Ba et al., 2016): `gamma (x - mean) / √(var + ε) + beta`.
-    Layer {
-        /// Offset of gamma.
-        gamma: usize,
-        /// Offset of beta.
-        beta: usize,
-    },
-    /// RMSNorm (Zhang and Sennrich, 2019): `gamma x / √(mean(x²) + ε)`.
-    Rms {
-        /// Offset of gamma.
-        gamma: usize,
-    },
-}
-
-impl NormAt {
+pub struct NormAt {
     /// Offset of gamma.
-    pub fn gamma(&self) -> usize {
-        match *self {
-            Self::Layer { gamma, .. } | Self::Rms { gamma } => gamma,
-        }
-    }
-
-    /// Offset of beta, if any.
-    pub fn beta(&self) -> Option<usize> {
-        match *self {
-            Self::Layer { beta, .. } => Some(beta),
-            Self::Rms { .. } => None,
-        }
-    }
+    pub gamma: usize,
 }
 
-/// Added to a row's variance, or mean square, before the root, as in PyTorch's LayerNorm.
+/// Added to a row's variance before the root, as in PyTorch's LayerNorm.
 pub const NORM_EPSILON: f32 = 1e-5;
 
 /// Causal self-attention over `batch` sequences of `time` places.

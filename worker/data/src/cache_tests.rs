@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dataset::Samples;
-use crate::{Dataset, TextCorpus, TextVocab};
+use crate::{Dataset, TextCorpus};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
@@ -20,7 +20,7 @@ fn splits() -> [Split; 4] {
         let targets: Vec<f32> = (0..n).map(|i| f32::from(i) - 3.5).collect();
         Dataset::with_targets(Samples::Floats(vec![1.5; 2 * targets.len()]), vec![2], &targets)
     };
-    let text = |n| TextCorpus::new(&"so it goes. ".repeat(n), TextVocab::Char, 9).and_then(Dataset::text);
+    let text = |n| TextCorpus::new(&"so it goes. ".repeat(n), 9).and_then(Dataset::text);
     let split = |train: Result<Dataset, DataError>, test: Result<Dataset, DataError>| Split {
         train: train.expect("fits"),
         test: test.expect("fits"),

@@ -1,7 +1,7 @@
 //! The `[data]` table of a job.
 
-use crate::csv_file::{self, Column, CsvOptions, Header, LabelColumn, Task};
-use crate::text::{TextCorpus, TextVocab};
+use crate::csv_file::{self, Column, CsvOptions, LabelColumn, Task};
+use crate::text::TextCorpus;
 use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
 use paraft_common::kind::NoOptions;
 use serde::{Deserialize, Serialize};
@@ -40,8 +40,6 @@ pub enum DataConfig {
         /// Columns that are neither label nor feature, by name or index.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         ignore: Vec<Column>,
-        /// Whether the first row has names: `yes`, `no` or `auto` (default).
-        header: Header,
         /// Part of the rows held out, above 0 and below 1; not beside `test_path`. Default 0.2.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_fraction: Option<f64>,
@@ -54,8 +52,6 @@ pub enum DataConfig {
         path: PathBuf,
         /// Tokens in a window, 1 or more. Default 128.
         context: usize,
-        /// What a token is: `byte` (default) or `char`.
-        vocab: TextVocab,
         /// Part of the text held out, from its end; above 0 and below 1. Default 0.1.
         test_fraction: f64,
     },
@@ -80,8 +76,6 @@ struct Csv {
     #[serde(default)]
     ignore: Vec<Column>,
     #[serde(default)]
-    header: Header,
-    #[serde(default)]
     test_fraction: Option<f64>,
     #[serde(default = "one")]
     scale: f64,
@@ -93,8 +87,6 @@ struct Text {
     path: PathBuf,
     #[serde(default = "context")]
     context: usize,
-    #[serde(default)]
-    vocab: TextVocab,
     #[serde(default = "tenth")]
     test_fraction: f64,
 }
@@ -103,12 +95,12 @@ paraft_common::kinds!(DataConfig {
     "digits" => |_: NoOptions| Self::Digits {},
     "idx" => |o: Idx| Self::Idx { path: o.path },
     "csv" => |o: Csv| {
-        let Csv { path, test_path, label, task, ignore, header, test_fraction, scale } = o;
-        Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale }
+        let Csv { path, test_path, label, task, ignore, test_fraction, scale } = o;
+        Self::Csv { path, test_path, label, task, ignore, test_fraction, scale }
     },
     "text" => |o: Text| {
-        let Text { path, context, vocab, test_fraction } = o;
-        Self::Text { path, context, vocab, test_fraction }
+        let Text { path, context, test_fraction } = o;
+        Self::Text { path, context, test_fraction }
     },
 });
 
@@ -176,12 +168,11 @@ impl DataConfig {
                 }
                 cache.split(&files.each_ref().map(PathBuf::as_path), "idx", || idx::read_idx_folder(&folder))
             }
-            Self::Csv { path, test_path, label, task, ignore, header, test_fraction, scale } => {
+            Self::Csv { path, test_path, label, task, ignore, test_fraction, scale } => {
                 let options = CsvOptions {
                     label: label.clone(),
                     task: *task,
                     ignore: ignore.clone(),
-                    header: *header,
                     test_fraction: *test_fraction,
                     scale: *scale,
                 };
@@ -191,25 +182,14 @@ impl DataConfig {
                 let read = || csv_file::read_csv(&path, test_path.as_deref(), &options);
                 cache.split(&files, &format!("{options:?}"), read)
             }
-            Self::Text { path, context, vocab, test_fraction } => {
+            Self::Text { path, context, test_fraction } => {
                 let path = base_dir.join(path);
-                let how = format!("text {context} {vocab:?} {test_fraction}");
+                let how = format!("text {context} {test_fraction}");
                 cache.split(&[&path], &how, || {
-                    let (train, test) = TextCorpus::read(&path, *vocab, *context)?.split(*test_fraction)?;
+                    let (train, test) = TextCorpus::read(&path, *context)?.split(*test_fraction)?;
                     Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? })
                 })
             }
-        }
-    }
-
-    /// Loads text as a corpus, with its vocabulary: the training part and the held-out part. `None` for other kinds.
-    pub fn load_text(&self, base_dir: &Path) -> Result<Option<(TextCorpus, TextCorpus)>, DataError> {
-        match self {
-            Self::Text { path, context, vocab, test_fraction } => {
-                let corpus = TextCorpus::read(&base_dir.join(path), *vocab, *context)?;
-                corpus.split(*test_fraction).map(Some)
-            }
-            _ => Ok(None),
         }
     }
 }

@@ -33,8 +33,6 @@ pub struct CsvOptions {
     pub task: Task,
     /// Columns that are neither label nor feature. Default none.
     pub ignore: Vec<Column>,
-    /// Whether the first row has names. Default auto.
-    pub header: Header,
     /// Part of the rows held out, above 0 and below 1, spread evenly (0.2: rows 5, 10, 15, ...). Default 0.2.
     /// Not with a test file.
     pub test_fraction: Option<f64>,
@@ -48,7 +46,6 @@ impl Default for CsvOptions {
             label: LabelColumn::default(),
             task: Task::default(),
             ignore: Vec::new(),
-            header: Header::default(),
             test_fraction: None,
             scale: 1.0,
         }
@@ -66,19 +63,6 @@ pub enum Task {
     Regression,
 }
 
-/// Whether the first row has names rather than numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Header {
-    /// The first row has names.
-    Yes,
-    /// The first row has numbers.
-    No,
-    /// The first row has names if none of its fields is a finite number, or if an option names a column.
-    #[default]
-    Auto,
-}
-
 impl CsvOptions {
     /// Checks the ranges; the error names the key.
     pub fn validate(&self) -> Result<(), DataError> {
@@ -94,26 +78,12 @@ impl CsvOptions {
                 "regression predicts the label, and label = \"none\"; set `label` to the column to predict";
             return option("task", why.into());
         }
-        match self.name() {
-            Some((key, name)) if self.header == Header::No => {
-                let why = format!("`{name}` is a name, and header = \"no\"; give the column's index from 0");
-                option(key, why)
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// The first column that is given by its name, and the key that gives it.
-    fn name(&self) -> Option<(&'static str, &str)> {
-        let label = match &self.label {
-            LabelColumn::Name(name) => Some(("label", name.as_str())),
-            _ => None,
-        };
-        let ignored = self.ignore.iter().find_map(|column| match column {
-            Column::Name(name) => Some(("ignore", name.as_str())),
-            Column::Index(_) => None,
-        });
-        label.or(ignored)
+    /// Whether a column is given by its name.
+    fn names_a_column(&self) -> bool {
+        matches!(self.label, LabelColumn::Name(_)) || self.ignore.iter().any(|c| matches!(c, Column::Name(_)))
     }
 }
 
@@ -222,7 +192,7 @@ impl Table {
                 let remedy = match field {
                     [] => "fill the gap, or remove the row; `ignore` leaves a column out",
                     _ if may_be_names => {
-                        "write a number; if this row holds names, set header = \"yes\"; `ignore` leaves a column out"
+                        "write a number; if this row holds names, give `label` by its name; `ignore` leaves a column out"
                     }
                     _ => "write a number, or remove the row; `ignore` leaves a column out",
                 };

@@ -120,7 +120,6 @@ fn numbers_to_predict_are_read_as_they_are() {
 
 #[test]
 fn tables_that_do_not_fit_the_options_are_refused() {
-    let no_header = CsvOptions { header: Header::No, ..label("species") };
     let price = || numbers(LabelColumn::Last);
     for (text, options, expected) in [
         (
@@ -130,7 +129,6 @@ fn tables_that_do_not_fit_the_options_are_refused() {
         ),
         ("1,2,x\n", label("b"), "line 1: no column is named `b`; the header has `1`, `2`, `x`"),
         ("x,x,y\n1,2,0\n", label("x"), "columns 0 and 1 (from 0) are both named `x`; rename one"),
-        (IRIS, no_header, "[data] label: `species` is a name, and header = \"no\""),
         (IRIS, ignoring(id(), label("id")), "the label is column 0 (from 0), and `ignore` has it too"),
         (
             IRIS,

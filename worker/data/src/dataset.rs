@@ -1,7 +1,10 @@
 //! A data set: labels in memory, and values in memory or in a file.
 
 use crate::values::{FileValues, ValueFormat, words};
-use crate::{DataError, text::TextCorpus};
+use crate::{
+    DataError,
+    text::{TextCorpus, VOCAB},
+};
 use paraft_common::codec::{get_f32_le, put_quotients};
 
 /// Samples of one shape, with or without labels: classes, or numbers to predict.
@@ -140,8 +143,8 @@ impl Dataset {
 
     /// A text in samples of its context; each token is labelled with its successor.
     pub fn text(corpus: TextCorpus) -> Result<Self, DataError> {
-        let (tokens, context, vocab) = corpus.into_parts();
-        Self::new(Samples::Tokens { tokens, context, vocab }, vec![context], None)
+        let (tokens, context) = corpus.into_parts();
+        Self::new(Samples::Tokens { tokens, context, vocab: VOCAB }, vec![context], None)
     }
 
     /// The values of all samples.

@@ -17,14 +17,17 @@ fn a_batch_has_the_rows_asked_for_in_their_order() {
 
 #[test]
 fn a_text_gives_tokens_and_the_ones_that_follow() {
-    let corpus = TextCorpus::new("abcdefgh", crate::text::TextVocab::Char, 3).expect("text");
+    let corpus = TextCorpus::new("abcdefgh", 3).expect("text");
     let d = Dataset::text(corpus).expect("fits");
-    assert_eq!((d.len(), d.input_len(), d.classes(), d.vocab()), (2, 3, Some(8), Some(8)));
+    assert_eq!((d.len(), d.input_len(), d.classes(), d.vocab()), (2, 3, Some(256), Some(256)));
     let (mut x, mut t, mut y) = (vec![1.0], Vec::new(), Vec::new());
     d.fill(&[1, 0], &mut x, &mut t, &mut y).expect("in memory");
-    assert_eq!((x.len(), &t[..], &y[..]), (0, &[3, 4, 5, 0, 1, 2][..], &[4, 5, 6, 1, 2, 3][..]));
+    assert_eq!(
+        (x.len(), &t[..], &y[..]),
+        (0, &[100, 101, 102, 97, 98, 99][..], &[101, 102, 103, 98, 99, 100][..])
+    );
     // The label of the last token would need one more.
-    let corpus = TextCorpus::new("abcdef", crate::text::TextVocab::Char, 3).expect("text");
+    let corpus = TextCorpus::new("abcdef", 3).expect("text");
     assert_eq!(Dataset::text(corpus).expect("fits").len(), 1);
 }
 

@@ -3,7 +3,7 @@
 //! Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, 1998, UCI Machine Learning Repository,
 //! CC BY 4.0; `assets/README.md` has the details.
 
-use crate::csv_file::{self, CsvOptions, Header, LabelColumn, Labels};
+use crate::csv_file::{self, CsvOptions, Labels};
 use crate::{DataError, Dataset, Samples, Split, input};
 use std::path::Path;
 
@@ -16,8 +16,7 @@ const WHITE: f32 = 16.0;
 /// held out: 360 images; 1,437 remain. The file is ordered by writer, so this takes some of each.
 pub fn digits() -> Result<Split, DataError> {
     let name = Path::new("embedded digits.csv.gz");
-    let options = CsvOptions { label: LabelColumn::Last, header: Header::No, ..CsvOptions::default() };
-    let table = csv_file::read_table(name, input::decode(name, FILE)?, &options)?;
+    let table = csv_file::read_table(name, input::decode(name, FILE)?, &CsvOptions::default())?;
     let values = table.values.iter().map(|&v| v as u8).collect();
     let samples = Samples::Bytes { values, divisor: WHITE };
     let labels = match table.labels {

@@ -28,7 +28,7 @@ mod values;
 
 pub use cache::Cache;
 pub use config::DataConfig;
-pub use csv_file::{Column, CsvOptions, Header, LabelColumn, Task, read_csv};
+pub use csv_file::{Column, CsvOptions, LabelColumn, Task, read_csv};
 pub use dataset::{Dataset, Samples, Split};
 pub use digest::DataDigest;
 pub use digits::digits;
@@ -36,5 +36,5 @@ pub use error::{DataError, Place};
 pub use idx::{read_idx_folder, read_idx_pair};
 pub use prefetch::{Minibatch, Prefetcher};
 pub use sampler::{Batches, Sampler, chunk_of};
-pub use text::{TextCorpus, TextVocab, Vocab};
+pub use text::TextCorpus;
 pub use values::FileValues;

@@ -2,7 +2,7 @@
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paraft_data::{CsvOptions, Dataset, Header, LabelColumn, TextCorpus, TextVocab};
+use paraft_data::{CsvOptions, Dataset, LabelColumn, TextCorpus};
 use paraft_data::{read_csv, read_idx_folder, read_idx_pair};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -152,7 +152,7 @@ fn what_is_no_file_is_refused() {
         read_csv(&f.path().join("none.csv"), None, &CsvOptions::default()).expect_err("none").to_string();
     assert!(text.contains("none.csv"), "{text}");
     #[cfg(unix)]
-    assert!(TextCorpus::read(Path::new("/dev/zero"), TextVocab::Byte, 8).is_err());
+    assert!(TextCorpus::read(Path::new("/dev/zero"), 8).is_err());
 }
 
 #[test]
@@ -233,7 +233,6 @@ fn broken_tables_are_refused_with_their_line() {
         (CsvOptions { test_fraction: Some(1.0), ..CsvOptions::default() }, "[data] test_fraction"),
         (CsvOptions::default(), "of 2 rows 0 would be held out"),
         (CsvOptions { label: LabelColumn::Index(3), ..CsvOptions::default() }, "the label is column 3"),
-        (CsvOptions { header: Header::Yes, ..CsvOptions::default() }, "of 1 rows 0"),
     ] {
         let text = f.csv(ok, &options).expect_err(expected);
         assert!(text.contains(expected), "{text}\nlacks: {expected}");
@@ -252,8 +251,8 @@ fn a_header_with_a_column_called_nan_is_a_header() {
 fn text_that_is_not_utf8_is_refused_with_its_place() {
     let f = Folder::new();
     let path = f.put("a.txt", b"abc\xffdef");
-    let text = TextCorpus::read(&path, TextVocab::Byte, 2).expect_err("latin-1").to_string();
+    let text = TextCorpus::read(&path, 2).expect_err("latin-1").to_string();
     assert!(text.contains("at byte 3: byte 0xff is not UTF-8"), "{text}");
     let path = f.put("b.txt", &gzip("größer".as_bytes()));
-    assert_eq!(TextCorpus::read(&path, TextVocab::Char, 2).expect("reads").tokens().len(), 6);
+    assert_eq!(TextCorpus::read(&path, 2).expect("reads").tokens().len(), 8);
 }

@@ -1,10 +1,10 @@
 //! `[cluster]`: servers, replicas, the meaning of an acknowledgement, timeouts.
 
 use crate::{
-    Exchange, Job,
+    Job,
     check::{Check, bad},
 };
-use paraft_common::{Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
+use paraft_common::{AutoConfig, Durability, LeaderWindow, check_address, config::MAX_GRACE_MS, durability};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster]`
@@ -117,10 +117,6 @@ impl ClusterConfig {
             let why = "a script makes groups of its processes itself (torch.distributed)";
             return bad("train.group_size", why, "set train.group_size = 1");
         }
-        if job.train.exchange == Exchange::AllReduce {
-            let why = "the ranks of an all-reduce job are `paraft worker`s";
-            return bad("train.exchange", why, "take train.exchange or cluster.script out");
-        }
         Ok(())
     }
 
@@ -161,7 +157,7 @@ impl ClusterConfig {
     }
 
     fn check_durability(&self, job: &Job) -> Check {
-        let mode = job.train.mode.first(&job.auto);
+        let mode = job.train.mode.first(&AutoConfig::default());
         durability::check(mode, self.durability, LeaderWindow::default())
             .or_else(|e| bad("cluster.durability", e.message, e.remedy))
     }

@@ -8,12 +8,6 @@ use crate::{
 };
 use serde_path_to_error::{Path, Segment};
 
-/// Keys of earlier versions, and what to use instead.
-const GONE: [(&str, &str); 2] = [
-    ("cluster.log", "take the key out: cluster.durability decides what enters the log"),
-    ("cluster.pull_from", "take the key out: leaders answer the pulls of workers"),
-];
-
 /// Why a table is not a job.
 pub(crate) struct Problem {
     /// The whole key, `cluster.durability`; empty if no key is at fault.
@@ -41,9 +35,7 @@ pub(crate) fn explain(path: &Path, refused: &Refused) -> Problem {
             let place = if parent.is_empty() { "a job".into() } else { format!("[{parent}]") };
             let takes_none = takes.is_empty().then(|| "no other keys with this kind".to_string());
             let said = format!("unknown key `{key}`; {place} takes {}", takes_none.unwrap_or(list(takes)));
-            let gone = GONE.iter().find(|(gone, _)| *gone == keys.join(".")).map(|(_, why)| why.to_string());
-            let meant = || keys::meant(key, &parent, takes).map(|m| format!("did you mean {m}?"));
-            (said, gone.or_else(meant))
+            (said, keys::meant(key, &parent, takes).map(|m| format!("did you mean {m}?")))
         }
         Refused::Word { word, of } => {
             let near = of.iter().map(|w| (strsim::levenshtein(word, w), w)).min_by_key(|(d, _)| *d);

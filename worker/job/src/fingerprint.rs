@@ -43,7 +43,9 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     let pipeline = p.is_cut().then(|| {
         format!("pipeline {} with {} micro-batches, {}", p.pipeline, job.micro_batches(), p.schedule.name())
     });
-    facts.into_iter().chain(pipeline).chain(listed(tensors)).collect::<Vec<_>>().join(", ")
+    let within_epochs = job.eval.every_steps.map(|n| format!("evaluated every {n} steps"));
+    let sometimes = [within_epochs, pipeline].into_iter().flatten();
+    facts.into_iter().chain(sometimes).chain(listed(tensors)).collect::<Vec<_>>().join(", ")
 }
 
 /// Maximum bytes of the listed tensors: about fifty. Another model of the same kind differs in its first ones, or
@@ -73,7 +75,7 @@ fn listed(tensors: &[TensorSpec]) -> Vec<String> {
 /// The servers do not see what changes the workers' own weights.
 fn local(job: &Job) -> String {
     match job.local.is_local() {
-        true => format!("{:?} {:?}", job.local, job.local.rule().on_worker(&job.descent())),
+        true => format!("{:?} {:?}", job.local, job.descent()),
         false => String::new(),
     }
 }

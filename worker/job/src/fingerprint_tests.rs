@@ -25,7 +25,7 @@ encoding = "int8"
 kind = "staleness-aware"
 [schedule]
 kind = "step"
-every = 321
+steps = 321
 gamma = 0.25
 warmup = 17
 [clip]

@@ -7,12 +7,10 @@ use crate::{
     constraints, is_default, sections,
 };
 use paraft_common::{
-    AutoConfig,
     algorithm::AlgorithmConfig,
     config::check_name,
     local::LocalConfig,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-    round::RoundConfig,
 };
 use paraft_data::{DataConfig, Task};
 use paraft_models::{ModelConfig, Precision};
@@ -38,16 +36,10 @@ pub struct Job {
     /// Length, steps and consistency of training.
     #[serde(default)]
     pub train: TrainConfig,
-    /// The rule of `train.mode = "auto"`.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub auto: AutoConfig,
     /// How late gradients are treated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
-    /// When a lock-step round closes.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub round: RoundConfig,
-    /// A worker's work between two pushes.
+    /// A worker's work between two pushes, if it is more than a minibatch.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: LocalConfig,
     /// How gradients change weights: on the servers, or on workers with local steps.
@@ -106,9 +98,8 @@ impl Job {
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
         self.track.as_ref().map_or(Ok(()), TrackConfig::check)?;
         self.cluster.check(self)?;
-        sections::auto(self)?;
+        self.check_ways()?;
         sections::optimizer(self)?;
-        sections::round(self)?;
         sections::algorithm(self)?;
         self.check_local()?;
         self.memory.check(self)?;

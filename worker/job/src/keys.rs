@@ -26,6 +26,8 @@ pub(crate) fn known(path: &[String]) -> Vec<String> {
     let whole = |key: &str| [path, &[key.to_string()]].concat().join(".");
     let mut keys = Vec::new();
     let said = match probe(path, None, KIND) {
+        // The optimizer in [local] has the keys of [optimizer].
+        Some(Refused::Word { .. }) if path.len() > 1 => Vec::new(),
         Some(Refused::Word { of, .. }) => {
             keys.push(whole(KIND));
             of.iter().map(|kind| probe(path, Some(kind), PROBE)).collect()

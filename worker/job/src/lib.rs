@@ -10,7 +10,7 @@
 //!
 //! Each section has a file, with its keys and their compatibility: [`train`], [`eval`], [`checkpoint`],
 //! [`cluster`], and `sections` for those with types of other crates ([`[optimizer]`](paraft_common::optim),
-//! `[data]` ...). `local` has the compatibility of local steps, `servers` the part of a job that the servers
+//! `[data]` ...). `ways` has the ways of training that exclude each other, `servers` the part of a job that the servers
 //! receive, `fingerprint` the further facts on which workers must agree, [`paths`] the keys that are paths.
 //!
 //! Not here: what the servers read ([`paraft_common::config`]: they know no model and no data set), and how a
@@ -38,6 +38,7 @@ mod servers;
 mod set;
 pub mod track;
 pub mod train;
+mod ways;
 
 pub use checkpoint::CheckpointConfig;
 pub use cluster::{ClusterConfig, TransportConfig};

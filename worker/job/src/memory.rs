@@ -1,7 +1,7 @@
 //! `[memory]`: how much of a model a worker holds at a time.
 
 use crate::{
-    Exchange, Job, SamplerKind,
+    Job,
     check::{Check, bad},
 };
 use paraft_common::need::Bytes;
@@ -75,38 +75,13 @@ impl MemoryConfig {
         if self.resident.is_none() {
             return Ok(());
         }
-        let train = &job.train;
-        let no = |what: &str, remedy: &'static str| {
-            bad("memory.resident", format!("layers are streamed {what}"), remedy)
-        };
         job.check_by_layers()?;
-        if train.exchange == Exchange::AllReduce {
-            return no(
-                "from servers, and with train.exchange = \"all-reduce\" they have no weights",
-                "set train.exchange = \"servers\"",
-            );
-        }
-        if train.group_size > 1 {
-            return no("to workers of one rank", "set train.group_size = 1");
-        }
-        if train.sampler == SamplerKind::Leased {
-            return no("in steps, and leased chunks are not", "set train.sampler = \"static\"");
-        }
-        if job.local.is_local() {
-            return no(
-                "from the servers, and with [local] a worker has all weights of its own",
-                "take [local] out",
-            );
-        }
-        if train.encoding.feeds_back() {
+        let encoding = job.train.encoding;
+        if encoding.feeds_back() {
             let why = format!(
-                "to save memory, and error feedback of {} keeps as much as the model",
-                train.encoding
+                "layers are streamed to save memory, and error feedback of {encoding} keeps as much as the model"
             );
-            return no(&why, "take train.encoding out");
-        }
-        if !job.cluster.script.is_empty() {
-            return no("to models of `paraft worker`, and a script holds its own", "take [memory] out");
+            return bad("memory.resident", why, "take train.encoding out");
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! `[parallel]`: how the ranks of a worker share its model.
 
 use crate::{
-    Exchange, Job, SamplerKind,
+    Job,
     check::{Check, bad},
     is_default,
 };
-use paraft_common::{ModeChoice, pipeline::PipelineSchedule, round::RoundConfig};
+use paraft_common::{ModeChoice, pipeline::PipelineSchedule};
 use paraft_models::{Layer, Model, Stages};
 use serde::{Deserialize, Serialize};
 
@@ -165,43 +165,8 @@ impl ParallelConfig {
                 "name a mode, and switch it with `paraft mode`",
             );
         }
-        if train.exchange == Exchange::AllReduce {
-            return no(
-                "train.exchange",
-                "has its weights on servers, each stage its own",
-                "set train.exchange = \"servers\"",
-            );
-        }
-        if train.sampler == SamplerKind::Leased {
-            return no(
-                "train.sampler",
-                "trains in steps, and leased chunks are none",
-                "set train.sampler = \"static\"",
-            );
-        }
-        if job.local.is_local() {
-            return no(
-                "local.kind",
-                "pushes gradients, and with [local] a worker moves weights of its own",
-                "take [local] out",
-            );
-        }
-        if job.memory.resident.is_some() {
-            return no(
-                "memory.resident",
-                "holds its stages' layers whole",
-                "take [memory] or [parallel] out",
-            );
-        }
-        if !matches!(job.round, RoundConfig::All(_)) {
-            return no("round.kind", "waits for all of a round's pushes", "take [round] out");
-        }
-        if !job.cluster.script.is_empty() {
-            return no(
-                "cluster.script",
-                "is of models of `paraft worker`, and a script holds its own",
-                "take [parallel] out",
-            );
+        if train.backup_workers > 0 {
+            return no("train.backup_workers", "waits for all of a round's pushes", "take it out");
         }
         if self.pipeline > 1 && job.cluster.shards.is_some_and(|shards| shards < self.pipeline) {
             let why = format!("each of {} stages has shards of its own", self.pipeline);

@@ -1,13 +1,10 @@
 //! Sections with types of other crates: their compatibility within a job.
 
 use crate::{
-    DeviceConfig, Exchange, Job, SamplerKind,
+    DeviceConfig, Exchange, Job,
     check::{Check, bad},
 };
-use paraft_common::{
-    algorithm::{AlgorithmConfig, AlgorithmError},
-    optim::OptimizerConfig,
-};
+use paraft_common::algorithm::{AlgorithmConfig, AlgorithmError};
 use paraft_data::{DataConfig, LabelColumn, Task};
 use paraft_models::ModelConfig;
 
@@ -48,26 +45,9 @@ pub(crate) fn data(job: &Job) -> Check {
     }
 }
 
-/// `[auto]`
-pub(crate) fn auto(job: &Job) -> Check {
-    job.auto.validate().or_else(|e| bad(e.key, e.to_string(), "see docs/consistency.md"))
-}
-
 /// `[optimizer]`
 pub(crate) fn optimizer(job: &Job) -> Check {
     job.optimizer.validate().or_else(|e| bad("optimizer.kind", e.to_string(), SEE))
-}
-
-/// `[round]`
-pub(crate) fn round(job: &Job) -> Check {
-    job.round.validate(job.train.workers).or_else(|e| bad("round.spare", e.to_string(), SEE))?;
-    let elsewhere = job.train.sampler == SamplerKind::Leased || job.train.exchange == Exchange::AllReduce;
-    if job.round.drops_late() && elsewhere {
-        let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
-                   \"static\" and train.exchange = \"servers\"";
-        return bad("round.kind", why, "change those, or take [round] out");
-    }
-    Ok(())
 }
 
 /// `[algorithm]`, and its compatible optimizers.
@@ -89,10 +69,6 @@ pub(crate) fn algorithm(job: &Job) -> Check {
         if job.algorithm != AlgorithmConfig::default() {
             let why = "with train.exchange = \"all-reduce\" no gradient comes late";
             return bad("algorithm.kind", why, "take [algorithm] out");
-        }
-        if matches!(job.optimizer, OptimizerConfig::DelayedNesterov(_)) {
-            let why = "delayed-nesterov is for gradients that come late, and in an all-reduce job none does";
-            return bad("optimizer.kind", why, "set optimizer.kind = \"nesterov\"");
         }
         if !job.optimizer.has_kernel() && job.train.device != DeviceConfig::Cpu {
             let why = format!(

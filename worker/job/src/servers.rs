@@ -2,7 +2,7 @@
 
 use crate::{Exchange, Job, constraints, fingerprint};
 use paraft_common::{
-    Layout, LeaderWindow, TensorKind, TensorSpec,
+    AutoConfig, Layout, LeaderWindow, TensorKind, TensorSpec,
     codec::F32_BYTES,
     config::ServerJob,
     layout::{Cuts, LayoutError},
@@ -66,7 +66,7 @@ impl Job {
             fingerprint: fingerprint::of(self, tensors),
             workers: self.train.workers,
             mode: self.train.mode,
-            auto: self.auto,
+            auto: AutoConfig::default(),
             all_reduce: self.train.exchange == Exchange::AllReduce,
             params_len,
             buffers_len: len(TensorKind::Buffer),
@@ -75,7 +75,7 @@ impl Job {
             durability: self.cluster.durability,
             leader_window: LeaderWindow::default(),
             algorithm: self.algorithm,
-            round: self.round,
+            round: self.train.round(),
             encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
             optimizer,

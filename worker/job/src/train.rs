@@ -5,7 +5,12 @@ use crate::{
     check::{Check, bad},
     is_default,
 };
-use paraft_common::{Encoding, Mode, ModeChoice, config::OF_JOB, group::MAX_RANKS};
+use paraft_common::{
+    Encoding, Mode, ModeChoice,
+    config::OF_JOB,
+    group::MAX_RANKS,
+    round::{Backup, RoundConfig},
+};
 use paraft_models::Precision;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -30,6 +35,9 @@ pub struct TrainConfig {
     pub exchange: Exchange,
     /// `bsp`, `ssp:S`, `asp`, or `auto`.
     pub mode: ModeChoice,
+    /// Pushes that a `bsp` round does not wait for (backup workers), from 0, below `workers`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub backup_workers: u32,
     /// Samples per minibatch of each worker, or of each rank of its group.
     pub batch: usize,
     /// Passes over the training data.
@@ -71,6 +79,7 @@ impl Default for TrainConfig {
             group_size: 1,
             exchange: Exchange::Servers,
             mode: Mode::Bsp.into(),
+            backup_workers: 0,
             batch: 64,
             epochs: 1,
             max_steps: None,
@@ -135,6 +144,7 @@ impl TrainConfig {
             let why = format!("{} workers of {} ranks", self.workers, self.group_size);
             return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
         }
+        self.check_backup()?;
         self.check_chunks()?;
         if self.init_job().is_some_and(str::is_empty) {
             return bad("train.init", "which job?", "write job:NAME, or a safetensors file");
@@ -145,9 +155,33 @@ impl TrainConfig {
         }
     }
 
+    /// When a `bsp` round closes.
+    pub fn round(&self) -> RoundConfig {
+        match self.backup_workers {
+            0 => RoundConfig::default(),
+            spare => RoundConfig::Backup(Backup { spare }),
+        }
+    }
+
     /// The job of the same fleet that supplies the initial weights.
     pub fn init_job(&self) -> Option<&str> {
         self.init.as_deref()?.to_str()?.strip_prefix(OF_JOB)
+    }
+
+    fn check_backup(&self) -> Check {
+        if self.backup_workers == 0 {
+            return Ok(());
+        }
+        if self.backup_workers >= self.workers {
+            let why = format!("{} of {} workers", self.backup_workers, self.workers);
+            return bad("train.backup_workers", why, "use a number below train.workers");
+        }
+        if self.sampler == SamplerKind::Leased || self.exchange == Exchange::AllReduce {
+            let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
+                       \"static\" and train.exchange = \"servers\"";
+            return bad("train.backup_workers", why, "change those, or take it out");
+        }
+        Ok(())
     }
 
     fn check_chunks(&self) -> Check {
@@ -175,10 +209,6 @@ impl TrainConfig {
         if self.init_job().is_some() {
             let nowhere = "the servers have no weights to begin with";
             return bad("train.init", why(nowhere), "give a file: `paraft checkpoint export` makes one");
-        }
-        if self.sampler == SamplerKind::Leased {
-            let share = "each rank has its share of an epoch";
-            return bad("train.sampler", why(share), "set train.sampler = \"static\"");
         }
         if self.encoding != Encoding::F32 {
             let sums = "gradients are summed as f32";

@@ -1,6 +1,7 @@
 //! A model's inputs and outputs, and their checks.
 
 use paraft_compute::DeviceError;
+use std::ops::AddAssign;
 
 /// One minibatch, or a part of the held-out set.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,6 +52,14 @@ pub struct Evaluation {
     pub correct: u64,
     /// Number of samples, or tokens.
     pub count: u64,
+}
+
+impl AddAssign for Evaluation {
+    fn add_assign(&mut self, part: Self) {
+        self.loss_sum += part.loss_sum;
+        self.correct += part.correct;
+        self.count += part.count;
+    }
 }
 
 /// An error of a model or its data.

@@ -1,7 +1,7 @@
 //! The model part of a job file.
 
 use crate::{
-    Classifier, ConvNet, Layer, Layered, Model, ModelError, Net, NormKind, OnCpu, OnCuda, Regressor, Sample,
+    Classifier, ConvNet, Layer, Layered, Model, ModelError, Net, OnCpu, OnCuda, Regressor, Sample,
     Transformer, TransformerShape,
 };
 use paraft_common::kind::NoOptions;
@@ -44,8 +44,6 @@ pub enum ModelConfig {
         heads: usize,
         /// Values of a token between blocks: 16, 32, 64 or 128 times `heads`. Default 128.
         width: usize,
-        /// `layer` (default) or `rms`.
-        norm: NormKind,
         /// Keep only the inputs of blocks, and recompute each block in the backward pass. Default false.
         checkpoint_activations: bool,
     },
@@ -69,8 +67,6 @@ struct OfTransformer {
     #[serde(default = "width")]
     width: usize,
     #[serde(default)]
-    norm: NormKind,
-    #[serde(default)]
     checkpoint_activations: bool,
 }
 
@@ -80,8 +76,8 @@ paraft_common::kinds!(ModelConfig {
     "autoencoder" => |o: Widths| Self::Autoencoder { hidden: o.hidden },
     "convnet" => |_: NoOptions| Self::Convnet,
     "transformer" => |o: OfTransformer| {
-        let OfTransformer { layers, heads, width, norm, checkpoint_activations } = o;
-        Self::Transformer { layers, heads, width, norm, checkpoint_activations }
+        let OfTransformer { layers, heads, width, checkpoint_activations } = o;
+        Self::Transformer { layers, heads, width, checkpoint_activations }
     },
 });
 
@@ -175,15 +171,14 @@ impl ModelConfig {
             Self::Mlp { hidden } => Box::new(Classifier::mlp(values()?, hidden, classes()?)?),
             Self::Autoencoder { hidden } => Box::new(Regressor::autoencoder(values()?, hidden)?),
             Self::Convnet => Box::new(ConvNet::new(device, values()?, classes()?)?),
-            Self::Transformer { layers, heads, width, norm, checkpoint_activations } => {
+            Self::Transformer { layers, heads, width, checkpoint_activations } => {
                 let Sample::Tokens { time, vocab } = data.sample else {
                     let why = "a transformer takes tokens; use [data] kind = \"text\"";
                     return Err(ModelError::new(why));
                 };
                 let (layers, heads, width) = (*layers, *heads, *width);
-                let (norm, checkpoint_activations) = (*norm, *checkpoint_activations);
-                let shape =
-                    TransformerShape { time, vocab, layers, heads, width, norm, checkpoint_activations };
+                let checkpoint_activations = *checkpoint_activations;
+                let shape = TransformerShape { time, vocab, layers, heads, width, checkpoint_activations };
                 Box::new(Transformer::new(shape)?)
             }
         })

@@ -206,9 +206,7 @@ impl<N: Net<CudaDevice>> Model for Layered<N> {
             let Forward::Evaluated(e) = self.forward_pass(&mut weights, &pass, &part, None)? else {
                 return Err(ModelError::new("it trains in an evaluation"));
             };
-            sum.loss_sum += e.loss_sum;
-            sum.correct += e.correct;
-            sum.count += e.count;
+            sum += e;
         }
         Ok(sum)
     }

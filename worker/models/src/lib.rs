@@ -48,7 +48,7 @@ pub use regressor::Regressor;
 pub use resident::{Part, Resident};
 pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, layers_of_slice};
 pub use stages::{Loan, Stages};
-pub use transformer::{NormKind, Transformer, TransformerShape};
+pub use transformer::{Transformer, TransformerShape};
 
 use paraft_common::layout::TensorSpec;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! from identical steps, with all layers present or one at a time. `paraft doctor --selftest`.
 
 use crate::{
-    Batch, CudaOptions, DataShape, Flat, Keep, Model, ModelConfig, ModelError, NetResult, NormKind, Part,
-    Precision, Sample, Weights,
+    Batch, CudaOptions, DataShape, Flat, Keep, Model, ModelConfig, ModelError, NetResult, Part, Precision,
+    Sample, Weights,
 };
 use paraft_common::Encoding;
 use paraft_compute::{
@@ -39,11 +39,10 @@ pub fn run(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
 fn models() -> Vec<(ModelConfig, DataShape)> {
     let values = DataShape { sample: Sample::Values(64), classes: Some(10) };
     let text = DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
-    let transformer = |norm, checkpoint_activations| ModelConfig::Transformer {
+    let transformer = |checkpoint_activations| ModelConfig::Transformer {
         layers: 2,
         heads: 2,
         width: 32,
-        norm,
         checkpoint_activations,
     };
     vec![
@@ -52,8 +51,8 @@ fn models() -> Vec<(ModelConfig, DataShape)> {
         (ModelConfig::Mlp { hidden: vec![21] }, DataShape { classes: None, ..values }),
         (ModelConfig::Autoencoder { hidden: vec![20, 7] }, values),
         (ModelConfig::Convnet, values),
-        (transformer(NormKind::Layer, false), text),
-        (transformer(NormKind::Rms, true), text),
+        (transformer(false), text),
+        (transformer(true), text),
     ]
 }
 

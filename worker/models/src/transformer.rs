@@ -18,7 +18,7 @@ mod shape;
 mod slot;
 mod tensors;
 
-pub use shape::{NormKind, TransformerShape};
+pub use shape::TransformerShape;
 
 use crate::{
     Batch, Evaluation, ModelError,
@@ -169,7 +169,7 @@ impl<D: Device> Transformer<D> {
             let norm = NormShape { rows: n * s.time, cols: s.width };
             let (x, next) = (&slot.inputs[s.layers], &mut back.next);
             d.norm_backward(norm, &back.normed, x, &slot.stats, params, places.norm, None, next, grads)?;
-            flat.ready(places.norm.gamma())?;
+            flat.ready(places.norm.gamma)?;
         }
         let blocks = pass.layers.start.max(1)..pass.layers.end.min(s.layers + 1);
         let last = blocks.end;
@@ -268,9 +268,9 @@ where
     /// The embeddings, each block, and the last norm with the head, whose weight is the tokens' embedding.
     fn layers(&self) -> Vec<Layer> {
         let (Places { blocks, norm, len, .. }, s) = (&self.places, self.shape);
-        let begins = blocks.iter().map(|b| b.norm1.gamma()).chain([norm.gamma()]);
+        let begins = blocks.iter().map(|b| b.norm1.gamma).chain([norm.gamma]);
         let ends = begins.clone().skip(1);
-        let first = blocks.first().map_or(0, |b| b.norm1.gamma());
+        let first = blocks.first().map_or(0, |b| b.norm1.gamma);
         // Multiplications and additions of matrix products; the rest is negligible.
         let Sizes { vocab, heads, inner, hidden, .. } = self.places.sizes;
         let (time, width) = (s.time as f64, s.width as f64);
@@ -287,7 +287,7 @@ where
         let of_slices = |values: usize| if self.among.is_some() { values } else { 0 };
         let sums = of_slices(if s.checkpoint_activations { 6 } else { 4 } * edge);
         let head = Layer {
-            params: vec![self.places.table(s), norm.gamma()..*len],
+            params: vec![self.places.table(s), norm.gamma..*len],
             cost: logits,
             outputs: 0,
             keeps: edge + s.time * vocab,

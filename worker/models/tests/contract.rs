@@ -4,7 +4,7 @@
 mod support;
 
 use paraft_common::layout::TensorKind;
-use paraft_models::{Batch, DataShape, Model, ModelConfig, NormKind, Sample};
+use paraft_models::{Batch, DataShape, Model, ModelConfig, Sample};
 use support::{batch, layout, params, step};
 
 const INPUTS: usize = 64;
@@ -68,13 +68,8 @@ fn the_same_inputs_give_the_same_bits_whatever_came_before() {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    let transformer = ModelConfig::Transformer {
-        layers: 2,
-        heads: 2,
-        width: 64,
-        norm: NormKind::Layer,
-        checkpoint_activations: false,
-    };
+    let transformer =
+        ModelConfig::Transformer { layers: 2, heads: 2, width: 64, checkpoint_activations: false };
     let images = DataShape { sample: Sample::Values(784), classes: Some(10) };
     let text = DataShape { sample: Sample::Tokens { time: 70, vocab: 50 }, classes: Some(50) };
     let tokens = |seed: u32| (0..5 * 70u32).map(|i| (i * seed + i / 7) % 50).collect();
@@ -178,13 +173,7 @@ fn configuration_reads_as_job_file_and_refuses_unknown_keys() {
     assert!(read(r#"{"kind":"mlp"}"#).is_err());
     assert!(read(r#"{"kind":"mlp","hidden":[1],"depth":2}"#).is_err());
     assert!(read(r#"{"kind":"diffusion"}"#).is_err());
-    let small = ModelConfig::Transformer {
-        layers: 4,
-        heads: 4,
-        width: 128,
-        norm: NormKind::Layer,
-        checkpoint_activations: false,
-    };
+    let small = ModelConfig::Transformer { layers: 4, heads: 4, width: 128, checkpoint_activations: false };
     assert_eq!(read(r#"{"kind":"transformer"}"#).expect("valid"), small);
 }
 
@@ -203,13 +192,8 @@ fn a_model_that_does_not_fit_the_data_says_why() {
     assert!(fails(ModelConfig::Mlp { hidden: vec![3, 0] }, 10, Some(2)).contains("zero"));
     assert!(fails(ModelConfig::Autoencoder { hidden: vec![0] }, 10, None).contains("zero"));
     assert!(fails(ModelConfig::LogisticRegression, 10, Some(1)).contains("two classes"));
-    let transformer = |heads, width| ModelConfig::Transformer {
-        layers: 1,
-        heads,
-        width,
-        norm: NormKind::Rms,
-        checkpoint_activations: false,
-    };
+    let transformer =
+        |heads, width| ModelConfig::Transformer { layers: 1, heads, width, checkpoint_activations: false };
     assert!(fails(transformer(2, 32), 10, Some(10)).contains("kind = \"text\""));
     let text = DataShape { sample: Sample::Tokens { time: 8, vocab: 9 }, classes: Some(9) };
     let of_text = |c: ModelConfig| c.build(text).err().map(|e| e.to_string()).unwrap_or_default();

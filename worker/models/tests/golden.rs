@@ -96,14 +96,13 @@ fn convnet_agrees_with_pytorch() {
 }
 
 #[test]
-fn transformers_agree_with_pytorch() {
-    agrees_with_pytorch(include_str!("golden/transformer-layer.json"));
-    agrees_with_pytorch(include_str!("golden/transformer-rms.json"));
+fn transformer_agrees_with_pytorch() {
+    agrees_with_pytorch(include_str!("golden/transformer.json"));
 }
 
 #[test]
 fn a_transformer_that_keeps_only_inputs_has_the_same_gradient() {
-    let case: Value = serde_json::from_str(include_str!("golden/transformer-layer.json")).expect("JSON");
+    let case: Value = serde_json::from_str(include_str!("golden/transformer.json")).expect("JSON");
     let mut config = case["config"].clone();
     config["checkpoint_activations"] = true.into();
     let mut case = case;

@@ -34,10 +34,7 @@ const MODELS: [(&str, DataShape); 5] = [
     ("kind = \"autoencoder\"\nhidden = [6, 3, 6]", values(None)),
     ("kind = \"mlp\"\nhidden = [7, 9]", values(None)),
     ("kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16", tokens()),
-    (
-        "kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16\ncheckpoint_activations = true\nnorm = \"rms\"",
-        tokens(),
-    ),
+    ("kind = \"transformer\"\nlayers = 3\nheads = 1\nwidth = 16\ncheckpoint_activations = true", tokens()),
 ];
 
 const fn values(classes: Option<usize>) -> DataShape {

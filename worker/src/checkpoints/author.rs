@@ -1,5 +1,6 @@
 //! The content of a job's checkpoint: the servers' images or this rank's own state, and the job's description.
 
+use super::InForce;
 use crate::{Job, recorder::wall, worker::Plan};
 use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
@@ -20,7 +21,8 @@ pub(crate) struct Author {
     pub(super) name: String,
     job: String,
     batch: u64,
-    steps_per_epoch: u64,
+    /// Steps per epoch, and numbers that no step has.
+    steps: (u64, u64),
     tensors: Vec<TensorSpec>,
     pub(super) servers: Vec<String>,
     pub(super) shards: u32,
@@ -61,7 +63,7 @@ impl Author {
             name: job.name.clone(),
             job: job.to_toml(),
             batch: job.train.batch as u64 * u64::from(job.train.group_size),
-            steps_per_epoch: plan.per_epoch,
+            steps: (plan.per_epoch, plan.left_out),
             tensors: tensors.to_vec(),
             servers: client.servers.clone(),
             shards: client.shards,
@@ -88,7 +90,7 @@ impl Author {
         folder: &Folder,
         step: Step,
         epochs: Option<u64>,
-        rates: Vec<f64>,
+        in_force: InForce,
     ) -> Result<SavedCheckpoint, Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections =
@@ -96,7 +98,7 @@ impl Author {
         let sections = runtime.block_on(sections)?;
         // Other workers may write a checkpoint into the same folder.
         let _alone = folder.lock(self.timeout)?;
-        self.write_parts(folder, &runtime, sections, step, epochs, rates)
+        self.write_parts(folder, &runtime, sections, step, epochs, in_force)
     }
 
     pub(super) fn write_parts(
@@ -106,7 +108,7 @@ impl Author {
         mut sections: CheckpointParts,
         step: Step,
         epochs: Option<u64>,
-        rates: Vec<f64>,
+        in_force: InForce,
     ) -> Result<SavedCheckpoint, Failed> {
         let slots = self.server_job.slot_names();
         let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
@@ -122,8 +124,9 @@ impl Author {
         // The job was stopped: each worker has finished where it was.
         let ended = clocks().map(|c| c.step).min().filter(|_| slowest.is_none());
         // Between epochs of the leased sampler no worker trains, so all workers resume from the same step in every
-        // mode.
-        let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
+        // mode. A job that has left bsp has workers that are behind.
+        let is_bsp = self.server_job.first_mode() == Mode::Bsp && in_force.mode == Mode::Bsp;
+        let together = is_bsp || epochs.is_some();
         let resume = match ended {
             Some(ended) => ended.min(step),
             None if together => step,
@@ -139,7 +142,8 @@ impl Author {
         let manifest = Manifest {
             epochs_done: epochs,
             early_stop: (&sections.stopping).into(),
-            rates,
+            mode: in_force.mode.into(),
+            rates: in_force.rates,
             ..self.manifest((step, resume), clocks, stamps)
         };
         let path = writer.finish(manifest, self.keep)?;
@@ -185,7 +189,8 @@ impl Author {
             mode: job.mode,
             workers: job.workers,
             batch: self.batch,
-            steps_per_epoch: self.steps_per_epoch,
+            steps_per_epoch: self.steps.0,
+            steps_left_out: self.steps.1,
             epochs_done: None,
             shards: self.shards,
             bucket_len: job.bucket_len,

@@ -1,6 +1,6 @@
 //! The thread that writes checkpoints in order and reports each result.
 
-use super::{author::Author, control_notifier::ControlNotifier, save::SaveTask};
+use super::{InForce, author::Author, control_notifier::ControlNotifier, save::SaveTask};
 use crate::recorder::wall;
 use paraft_checkpoint::{Folder, Manifest, State};
 use paraft_client::checkpoints::FolderContents;
@@ -25,8 +25,8 @@ pub(super) enum Order {
     Epochs(Step, u64),
     /// Reply when all earlier orders are done.
     Tell(mpsc::Sender<()>),
-    /// Write this step's checkpoint, with the step's learning rates.
-    Write(Step, Vec<f64>),
+    /// Write this step's checkpoint.
+    Write(Step, InForce),
     /// Write the current state, which belongs to the worker's step.
     Save(Step, SaveTask),
     /// Write this state, of a job whose ranks hold it, with the job's founding number.
@@ -76,16 +76,19 @@ impl CheckpointThread {
                             let written = self.author.write_own(folder, step, &state);
                             (step, written.map(|(path, bytes)| (path, bytes, founding)))
                         }
-                        (Order::Write(step, rates), Some(folder)) => {
+                        (Order::Write(step, in_force), Some(folder)) => {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
-                            (step, self.author.write(folder, step, done, rates))
+                            (step, self.author.write(folder, step, done, in_force))
                         }
-                        (Order::Save(step, SaveTask { folder: None, rates, asker: who }), Some(folder)) => {
+                        (
+                            Order::Save(step, SaveTask { folder: None, in_force, asker: who }),
+                            Some(folder),
+                        ) => {
                             asker = Some(who);
-                            (step, self.author.save(folder, step, &rates))
+                            (step, self.author.save(folder, step, &in_force))
                         }
-                        (Order::Save(step, SaveTask { folder: Some(folder), rates, asker }), _) => {
-                            let saved = self.author.save(&folder, step, &rates);
+                        (Order::Save(step, SaveTask { folder: Some(folder), in_force, asker }), _) => {
+                            let saved = self.author.save(&folder, step, &in_force);
                             let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
                             waiting.fetch_sub(1, SeqCst);
                             continue;

@@ -4,7 +4,7 @@
 //! into a shared folder, the first writes it and the others find it there.
 
 use super::{
-    Author, Checkpoints,
+    Author, Checkpoints, InForce,
     author::{Failed, SavedCheckpoint, runtime},
     checkpoint_thread::Order,
     due,
@@ -30,8 +30,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) struct SaveTask {
     /// The target folder; `None`: the job's checkpoint folder.
     pub folder: Option<Folder>,
-    /// The learning rates of the previous step.
-    pub rates: Vec<f64>,
+    /// As of the previous step.
+    pub in_force: InForce,
     /// Receives the result.
     pub asker: mpsc::Sender<Result<PathBuf, WorkerError>>,
 }
@@ -53,14 +53,14 @@ impl Checkpoints {
         &mut self,
         step: Step,
         folder: Option<&Path>,
-        rates: &[f64],
+        in_force: InForce,
         interrupt: &dyn Interrupt,
     ) -> Result<PathBuf, WorkerError> {
         let (asker, told) = mpsc::channel();
         let is_jobs = folder.is_none();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::Save(step, SaveTask { folder, rates: rates.to_vec(), asker }));
+        self.send(Order::Save(step, SaveTask { folder, in_force, asker }));
         loop {
             match told.recv_timeout(POLL_INTERVAL) {
                 Ok(saved) => {
@@ -82,7 +82,12 @@ impl Checkpoints {
 }
 
 impl Author {
-    pub(super) fn save(&self, folder: &Folder, step: Step, rates: &[f64]) -> Result<SavedCheckpoint, Failed> {
+    pub(super) fn save(
+        &self,
+        folder: &Folder,
+        step: Step,
+        in_force: &InForce,
+    ) -> Result<SavedCheckpoint, Failed> {
         let began = Instant::now();
         let runtime = runtime().map_err(Failed::Runtime)?;
         loop {
@@ -93,7 +98,7 @@ impl Author {
                 let founding = parts.founding;
                 match self.is_there(folder, step) {
                     Some((path, bytes)) => Ok((path, bytes, founding)),
-                    None => self.write_parts(folder, &runtime, parts, step, None, rates.to_vec()),
+                    None => self.write_parts(folder, &runtime, parts, step, None, in_force.clone()),
                 }
             });
             match tried {

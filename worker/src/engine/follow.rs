@@ -12,7 +12,7 @@ pub(crate) trait FollowerSteps {
     /// Reports a finished step.
     fn stepped(&mut self, step: Step, stepped: StepLoss) -> Result<(), WorkerError>;
     /// Evaluates this rank's part of the worker's share of the held-out samples.
-    fn evaluate(&self, engine: &mut Engine, epoch: u64, part: Share) -> Result<Evaluation, WorkerError>;
+    fn evaluate(&self, engine: &mut Engine, number: u64, part: Share) -> Result<Evaluation, WorkerError>;
 }
 
 impl Engine<'_> {
@@ -89,9 +89,9 @@ impl Engine<'_> {
             ControlMessage::Meet(_) | ControlMessage::Pull(_) | ControlMessage::Gather => {
                 return Err(alone_only().into());
             }
-            ControlMessage::Evaluate { epoch, share } => {
+            ControlMessage::Evaluate { number, share } => {
                 self.sum_evaluation(share, &mut |engine: &mut Self, part| {
-                    work.evaluate(engine, epoch, part)
+                    work.evaluate(engine, number, part)
                 })?;
             }
             ControlMessage::Reform => return Ok(Some(false)),

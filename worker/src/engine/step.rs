@@ -199,14 +199,14 @@ impl Engine<'_> {
     /// The worker's share of an evaluation, by all its ranks: `own` evaluates this rank's part.
     pub fn evaluate_share(
         &mut self,
-        epoch: u64,
+        number: u64,
         share: Share,
         mut own: impl FnMut(&mut Self, Share) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, WorkerError> {
         loop {
             let mut said = self.is_between_steps();
             if let (Ok(()), Some(ranks)) = (&said, &self.ranks) {
-                said = ranks.say(&ControlMessage::Evaluate { epoch, share }).map_err(StepError::Group);
+                said = ranks.say(&ControlMessage::Evaluate { number, share }).map_err(StepError::Group);
             }
             match said.and_then(|()| self.sum_evaluation(share, &mut own)) {
                 Ok(e) => return Ok(e),

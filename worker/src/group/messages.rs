@@ -21,10 +21,10 @@ pub(crate) enum ControlMessage {
     Pull(Pull),
     /// Send the final weights of all stages to the leader.
     Gather,
-    /// Evaluate a share of the held-out data for this epoch.
+    /// Evaluate a share of the held-out data.
     Evaluate {
-        /// From 1.
-        epoch: u64,
+        /// Of the evaluation.
+        number: u64,
         /// The worker's share.
         share: Share,
     },
@@ -58,7 +58,7 @@ impl Ranks {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
             ControlMessage::State(done) => [STATE, done.0],
             ControlMessage::Step(step) => [STEP, step.0],
-            ControlMessage::Evaluate { epoch, .. } => [EVALUATE, *epoch],
+            ControlMessage::Evaluate { number, .. } => [EVALUATE, *number],
             ControlMessage::Meet(step) => [MEET, step.0],
             ControlMessage::Pull(pull) => {
                 let kinds = [(pull.barrier, BARRIER), (pull.last, LAST), (pull.checkpoint, CHECKPOINT)];
@@ -97,11 +97,11 @@ impl Ranks {
             }
             [STATE, done] => ControlMessage::State(Step(done)),
             [STEP, step] => ControlMessage::Step(Step(step)),
-            [EVALUATE, epoch] => {
+            [EVALUATE, number] => {
                 let mut words = [0; 2];
                 group.words(&mut words)?;
                 let [Ok(place), Ok(of)] = words.map(u32::try_from) else { return Err(nonsense()) };
-                ControlMessage::Evaluate { epoch, share: Share { place, of } }
+                ControlMessage::Evaluate { number, share: Share { place, of } }
             }
             [MEET, step] => ControlMessage::Meet(Step(step)),
             [PULL, word] => {

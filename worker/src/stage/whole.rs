@@ -62,11 +62,7 @@ impl Stage<'_> {
                     }
                     lines.send(beside(at + 1), tag(ACTIVATION, m), values)?;
                 }
-                Forward::Evaluated(e) => {
-                    sum.loss_sum += e.loss_sum;
-                    sum.correct += e.correct;
-                    sum.count += e.count;
-                }
+                Forward::Evaluated(e) => sum += e,
                 Forward::Loss(_) => return Err(ModelError::new("it trains in an evaluation").into()),
             }
         }

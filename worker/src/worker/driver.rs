@@ -17,16 +17,16 @@ use crate::{
     recorder::{Recorder, wall},
 };
 use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
-use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights};
+use paraft_common::{Layout, Share, Step, WorkerId, local::LocalWeights, optim::Descent};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
-use paraft_trainer::{Action, Trainer};
+use paraft_trainer::{Action, EvaluationSteps, Trainer};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a worker that ends waits for the shards' confirmation. It is less than the time that launchers give it.
@@ -85,6 +85,12 @@ pub(crate) struct Driver {
     pub(super) most: u64,
     /// The last complete evaluation.
     pub(super) reported: Option<Reported>,
+    /// How the servers apply gradients, if the worker pushes them.
+    pub(super) descent: Option<Descent>,
+    /// The learning rate that the user's loop has set instead.
+    pub(super) rate: Option<f64>,
+    /// When the norm of a gradient was measured last, and what it cost.
+    pub(super) norm: Option<(Instant, Duration)>,
 }
 
 /// The samples behind an evaluation.
@@ -96,8 +102,8 @@ pub(crate) struct Scores {
     pub samples: u64,
     /// Whether evaluations count correct predictions.
     pub classifies: bool,
-    /// Whether the record has every epoch's evaluation, not only the final one.
-    pub every_epoch: bool,
+    /// The evaluations besides the final one.
+    pub at: EvaluationSteps,
 }
 
 impl Driver {
@@ -140,6 +146,9 @@ impl Driver {
             trains: false,
             most: 0,
             reported: None,
+            descent: None,
+            rate: None,
+            norm: None,
         }
     }
 
@@ -214,6 +223,7 @@ impl Driver {
                 Action::Gradient { step, ask_ahead, goes_on } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
+                    self.begin_norm();
                     return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
@@ -235,6 +245,7 @@ impl Driver {
                     self.copy_to_user(self.values(&buckets))?;
                 }
                 Action::Pushed { loss, samples, .. } => {
+                    self.end_norm();
                     self.steps += 1;
                     self.samples += samples;
                     if loss.is_finite() {
@@ -247,12 +258,13 @@ impl Driver {
                     self.note_checkpoints(false)?;
                     self.space_checkpoints();
                 }
-                Action::Evaluate { epoch, share } => {
+                Action::Evaluate { number, share } => {
                     self.trains = self.clock.stop();
-                    return Ok(DriverAction::Evaluate { epoch, share });
+                    return Ok(DriverAction::Evaluate { number, share });
                 }
                 Action::Checkpoint(pulled) => {
                     if let Some(c) = &mut self.checkpoints {
+                        c.in_force.mode = self.client.mode().1;
                         c.pulled(pulled.done, &pulled);
                     }
                     self.note_checkpoints(false)?;
@@ -320,8 +332,8 @@ impl Driver {
     }
 
     /// Reports this worker's share of an evaluation; shard 0 adds the shares.
-    pub fn evaluated(&mut self, epoch: u64, e: &Evaluation) -> Result<(), WorkerError> {
-        self.client.report(epoch, e.loss_sum, e.correct, e.count);
+    pub fn evaluated(&mut self, number: u64, e: &Evaluation) -> Result<(), WorkerError> {
+        self.client.report(number, e.loss_sum, e.correct, e.count);
         self.not_evaluated();
         self.note_evaluations()
     }

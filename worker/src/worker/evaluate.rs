@@ -8,7 +8,7 @@ use crate::{
     samples::fill,
 };
 use paraft_client::Interrupt;
-use paraft_common::{Share, WorkerId};
+use paraft_common::{Share, Step, WorkerId};
 use paraft_data::Dataset;
 use paraft_models::{Batch, Evaluation};
 use paraft_record::{Event, event};
@@ -31,17 +31,20 @@ pub(super) struct Watch<'a> {
     /// Receives the progress. In a group only the leader reports it.
     pub recorder: Option<&'a mut Recorder>,
     pub worker: WorkerId,
-    pub epoch: u64,
+    /// The epochs that are over; and the step, if there are several evaluations in an epoch.
+    pub at: (u64, Option<Step>),
 }
 
 impl Watch<'_> {
     fn says(&mut self, done: usize, of: usize, logs: bool) -> Result<(), WorkerError> {
+        let (epoch, step) = self.at;
         if logs {
-            tracing::info!(epoch = self.epoch, done, of, "evaluating");
+            tracing::info!(epoch, step = step.map(|s| s.0), done, of, "evaluating");
         }
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
-        let (worker, epoch, done, of) = (self.worker, self.epoch, done as u64, of as u64);
-        Ok(recorder.write(&Event::Evaluating(event::Evaluating { wall: wall(), worker, epoch, done, of }))?)
+        let (worker, done, of) = (self.worker, done as u64, of as u64);
+        let event = event::Evaluating { wall: wall(), worker, epoch, step, done, of };
+        Ok(recorder.write(&Event::Evaluating(event))?)
     }
 }
 
@@ -70,10 +73,7 @@ pub(super) fn evaluate(
             }
         }
         fill(test, chunk, &mut batch)?;
-        let e = engine.evaluate(&batch)?;
-        sum.loss_sum += e.loss_sum;
-        sum.correct += e.correct;
-        sum.count += e.count;
+        sum += engine.evaluate(&batch)?;
     }
     Ok(sum)
 }

@@ -99,9 +99,10 @@ impl FollowerSteps for Follower<'_> {
         Ok(())
     }
 
-    fn evaluate(&self, engine: &mut Engine, epoch: u64, part: Share) -> Result<Evaluation, WorkerError> {
-        let worker = self.worker;
-        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder: None, worker, epoch };
+    fn evaluate(&self, engine: &mut Engine, number: u64, part: Share) -> Result<Evaluation, WorkerError> {
+        let (worker, plan) = (self.worker, &self.data.plan);
+        let at = plan.evaluations(self.job).place_of(number, plan);
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder: None, worker, at };
         evaluate(engine, &self.data.test, part, &mut watch)
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn join(
     }
     // All workers of a job have the same initial state, whichever worker supplied it.
     let (budget, first) = (plan.budget(job, beginning.start.as_ref()), Step(beginning.step()));
-    let resumed = resume.map(|_| first);
+    let resumed = resume.map(|_| (first, plan.left_out));
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
     let stages = staged.as_ref().map(|s| s.here.clone());
@@ -101,7 +101,7 @@ pub(super) fn join(
             local: job.local.clone(),
             layout: layout.clone(),
             batch: job.train.batch,
-            evaluates: job.eval.every_epoch,
+            evaluates: plan.evaluations(job),
             share: own_share(job, options.rank),
             due: job.checkpoints().map(|c| checkpoints::due(c, plan)),
             leased: plan.leased,
@@ -113,10 +113,10 @@ pub(super) fn join(
         workers: u64::from(job.train.workers),
         samples: samples as u64,
         classifies,
-        every_epoch: job.eval.every_epoch,
+        at: plan.evaluations(job),
     };
     let on_demand = (author, checkpoints::place(job, options.run_dir.as_deref()).ok());
-    let driver = Driver::new(
+    let mut driver = Driver::new(
         options,
         (client, trainer),
         plan.clone(),
@@ -125,6 +125,7 @@ pub(super) fn join(
         (layout, local),
         scores,
     );
+    driver.descent = (!job.local.is_local()).then(|| job.descent());
     Ok(JoinedWorker { driver, start, flush })
 }
 

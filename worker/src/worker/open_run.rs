@@ -12,12 +12,14 @@ use crate::{
     checkpoints,
     job::{Job, SamplerKind},
     metrics::{self, Gauges},
+    recorder::{MAX_NAME, MAX_VALUES},
     slow::Slowdown,
 };
 use next_action::NextAction;
 use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step};
 use paraft_models::Evaluation;
+use paraft_record::event;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -93,6 +95,11 @@ impl OpenRun {
         mut weights: Box<dyn Landing + Send>,
     ) -> Result<Self, WorkerError> {
         setup.check(job, options)?;
+        if job.eval.every_steps.is_some() {
+            let why = "eval.every_steps is for loops that Paraft asks to evaluate; a script reports its evaluations when it has them; \
+                       take the key out";
+            return Err(WorkerError::Job(why.into()));
+        }
         let plan = match job.train.sampler {
             SamplerKind::Static => Plan::open(job)?,
             SamplerKind::Leased => Plan::of(job, setup.samples)?,
@@ -210,10 +217,28 @@ impl OpenRun {
     /// this worker's clock. They replace the job's schedule. Empty: the job's schedule again.
     pub fn rates(&mut self, rates: Vec<f64>) {
         self.rates.clone_from(&rates);
+        self.driver.rate = rates.first().copied();
         if let Some(checkpoints) = &mut self.driver.checkpoints {
-            checkpoints.rates.clone_from(&rates);
+            checkpoints.in_force.rates.clone_from(&rates);
         }
         self.driver.client.rates(rates);
+    }
+
+    /// Records a value of the current step by name, besides its loss: the record has its means. A value that is not finite
+    /// is left out.
+    ///
+    /// # Errors
+    /// Paraft records a value of this name itself, the name is too long, or the loop has named too many.
+    pub fn log(&mut self, name: &str, value: f64) -> Result<(), WorkerError> {
+        if [event::LEARNING_RATE, event::GRADIENT_NORM, "loss"].contains(&name) {
+            return Err(misuse(format!("`{name}` is recorded by itself: choose another name")));
+        }
+        match self.driver.recorder.value(name, value) {
+            true => Ok(()),
+            false => Err(misuse(format!(
+                "there is no room for `{name}`: a run has at most {MAX_VALUES} names, of at most {MAX_NAME} bytes"
+            ))),
+        }
     }
 
     /// The loop has overwritten its weights, and the change must not stay: the next pull brings all weights.

@@ -88,7 +88,7 @@ impl Run {
         let (held_out, tensors) = (setup.held_out, &setup.tensors);
         setup.check(job, options)?;
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        let plan = Plan::of(job, setup.samples)?;
+        let plan = Plan::of(job, setup.samples)?.resuming_from(job, options.resume.as_deref())?;
         let JoinedWorker { mut driver, start, flush, .. } =
             join(job, options, setup, &plan, Arc::new(Gauges::default()), false, None)?;
         driver.has_steps(start)?;
@@ -181,13 +181,13 @@ impl Run {
                     return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
                 driver::DriverAction::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
-                driver::DriverAction::Evaluate { epoch, share } => {
+                driver::DriverAction::Evaluate { number, share } => {
                     let samples: Vec<_> = share.samples(self.held_out).collect();
                     if samples.is_empty() {
-                        self.driver.evaluated(epoch, &Evaluation::default())?;
+                        self.driver.evaluated(number, &Evaluation::default())?;
                         continue;
                     }
-                    self.asked = LastAction::Evaluate(epoch);
+                    self.asked = LastAction::Evaluate(number);
                     return Ok(LoopAction::Evaluate { samples });
                 }
                 driver::DriverAction::Chunk { epoch, chunk } => {
@@ -270,9 +270,9 @@ impl Run {
     /// No evaluation was requested.
     pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
         match self.asked {
-            LastAction::Evaluate(epoch) => {
+            LastAction::Evaluate(number) => {
                 self.asked = LastAction::Nothing;
-                self.driver.evaluated(epoch, &evaluation)
+                self.driver.evaluated(number, &evaluation)
             }
             LastAction::Final(end) => {
                 self.evaluation = Some(evaluation);

@@ -6,14 +6,15 @@ use crate::{
     job::{Job, SamplerKind},
     samples::fill,
 };
+use paraft_checkpoint::{Checkpoint, Folder, Manifest};
 use paraft_common::{
     Step,
     config::{ChunkPlan, Start},
 };
 use paraft_data::{Batches, Dataset, Prefetcher, Sampler};
 use paraft_models::Batch;
-use paraft_trainer::Steps;
-use std::{ops::Deref, sync::Arc};
+use paraft_trainer::{EvaluationSteps, Steps};
+use std::{ops::Deref, path::Path, sync::Arc};
 
 /// Steps of the job, the same on every worker.
 #[derive(Clone, Debug)]
@@ -58,7 +59,7 @@ impl Plan {
             None => sampler.steps(job.shares() as usize, t.batch) as u64,
             Some(_) => (samples as u64).div_ceil(u64::from(job.shares()) * t.batch as u64),
         };
-        let a_step = job.local.rule().minibatches();
+        let a_step = job.local.minibatches();
         let steps = Steps::new(minibatches_an_epoch, a_step, t.epochs, t.max_steps).ok_or_else(|| {
             WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
@@ -72,16 +73,38 @@ impl Plan {
 
     /// For a job that ends when its loops end: no epochs, and no limit of steps.
     pub fn open(job: &Job) -> Result<Self, WorkerError> {
-        let (endless, a_step) = (1 << 62, job.local.rule().minibatches());
+        let (endless, a_step) = (1 << 62, job.local.minibatches());
         let steps = Steps::new(endless, a_step, 1, job.train.max_steps)
             .ok_or_else(|| WorkerError::Job("a step of no minibatches".into()))?;
         Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
     }
 
+    /// The same plan for a job that resumes from this checkpoint: its steps have higher numbers than the checkpoint's.
+    fn resuming(self, job: &Job, from: &Manifest) -> Self {
+        if self.leased.is_some() {
+            return self; // its steps go on from the checkpoint's
+        }
+        let samples = u64::from(job.shares()) * job.train.batch as u64;
+        let numbers = from.resume_step.saturating_sub(from.step_in(self.per_epoch, samples));
+        Self { steps: self.steps.leaving_out(numbers), ..self }
+    }
+
+    /// The same plan for a job that resumes from the checkpoint at this path, if it resumes.
+    pub fn resuming_from(self, job: &Job, path: Option<&Path>) -> Result<Self, WorkerError> {
+        let Some(path) = path else { return Ok(self) };
+        let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
+        Ok(self.resuming(job, checkpoint.manifest()))
+    }
+
+    /// The steps after which the job evaluates.
+    pub fn evaluations(&self, job: &Job) -> EvaluationSteps {
+        EvaluationSteps { epochs: job.eval.every_epoch, every: job.eval.every_steps }
+    }
+
     /// Whether an evaluation or a checkpoint follows this step, or may, if only its time decides that.
     pub fn ends_at(&self, job: &Job, step: Step) -> bool {
         let due = job.checkpoints().is_some_and(|c| checkpoints::due(c, self).at(step));
-        due || step.0 >= self.steps.total || job.eval.every_epoch && self.steps.ends_epoch(step)
+        due || step.0 >= self.steps.total || self.evaluations(job).at(step, self)
     }
 
     /// The number of consecutive steps at the job's start without an evaluation or checkpoint between.
@@ -135,9 +158,9 @@ impl Plan {
     /// If the job has fewer shares.
     pub fn minibatches(&self, job: &Job, share: u32, done: Step) -> Minibatches {
         let (rank, world, batch) = (share as usize, job.shares() as usize, job.train.batch);
-        let epoch = done.0 / self.per_epoch;
+        let epoch = self.place_of(done) / self.per_epoch;
         let mut current = self.sampler.batches(epoch, rank, world, batch);
-        let first = Step(epoch * self.per_epoch + 1);
+        let first = Step(self.left_out + epoch * self.per_epoch + 1);
         for _ in self.minibatches_before(first)..self.minibatches_before(done.next()) {
             current.next();
         }

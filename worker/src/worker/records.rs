@@ -3,15 +3,18 @@
 use super::driver::{Driver, End, Scores};
 use crate::{
     checkpoints,
-    recorder::{Progress, wall},
+    recorder::{LINE_INTERVAL, Progress, wall},
     worker::WorkerError,
 };
 use paraft_client::Reported;
-use paraft_common::Step;
+use paraft_common::{Step, optim::Descent};
 use paraft_models::Evaluation;
 use paraft_record::{Event, event};
 use paraft_trainer::Stepped;
-use std::sync::atomic::Ordering::Relaxed;
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
 
 impl Driver {
     /// Records the worker's progress after a step: at intervals, and at the end of an epoch or the job.
@@ -24,9 +27,37 @@ impl Driver {
             seconds: self.clock.seconds(),
             wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
         };
+        if let Some(rate) = self.learning_rate(s.done) {
+            self.recorder.value(event::LEARNING_RATE, rate);
+        }
         self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
         self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
         Ok(self.recorder.step(progress, s.loss, s.ends)?)
+    }
+
+    /// The learning rate of the gradient that this step has pushed: the servers' clock is the worker's, or close to it.
+    fn learning_rate(&self, step: Step) -> Option<f64> {
+        let by_job = |descent: &Descent| {
+            let pushes = if self.client.mode().1.averages() { self.scores.workers as usize } else { 1 };
+            descent.optimizer.lr() * descent.schedule.factor(step.0.saturating_sub(1) as f64, pushes)
+        };
+        self.rate.or_else(|| self.descent.as_ref().map(by_job))
+    }
+
+    /// Measures the norm of the next gradient, about as often as lines are written. In a large model that takes long: then
+    /// more rarely, so that it costs at most a hundredth of the time.
+    pub(super) fn begin_norm(&mut self) {
+        let is_due = |(at, took): (Instant, Duration)| at.elapsed() >= LINE_INTERVAL.max(took * 100);
+        if self.norm.is_none_or(is_due) {
+            self.client.begin_norm();
+        }
+    }
+
+    pub(super) fn end_norm(&mut self) {
+        if let Some((norm, took)) = self.client.end_norm() {
+            self.norm = Some((Instant::now(), took));
+            self.recorder.value(event::GRADIENT_NORM, norm);
+        }
     }
 
     /// The evaluation of the final weights, if all workers' shares contributed to it and cover this many samples,
@@ -76,18 +107,22 @@ impl Driver {
         }))?)
     }
 
-    /// The epoch in which the job ended.
-    pub(super) fn epoch_of(&self, done: Step) -> u64 {
+    /// The number of the evaluation at the job's end.
+    pub(super) fn number_at(&self, done: Step) -> u64 {
         match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
-            None => done.0.div_ceil(self.plan.per_epoch),
+            None => self.scores.at.number(done, &self.plan),
         }
     }
 
+    /// The epochs that are over at an evaluation; and its step, if there are several in an epoch.
+    pub(super) fn place_of(&self, number: u64) -> (u64, Option<Step>) {
+        self.scores.at.place_of(number, &self.plan)
+    }
+
     fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
-        let epoch = self.epoch_of(done);
         let all = Reported {
-            epoch,
+            epoch: self.number_at(done),
             loss_sum: e.loss_sum,
             correct: e.correct,
             count: e.count,
@@ -106,13 +141,13 @@ impl Driver {
             if let Some(c) = self.checkpoints.as_ref().filter(|_| is_like_others) {
                 let step = match self.plan.leased {
                     Some(_) => self.ends.get(&e.epoch).copied(),
-                    None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),
+                    None => Some(self.scores.at.step_of(e.epoch, &self.plan)),
                 };
                 if let Some(step) = step {
                     c.loss(step, e.loss_sum / e.count.max(1) as f64);
                 }
             }
-            if self.scores.every_epoch {
+            if self.scores.at.any() {
                 self.write_evaluation(&e, false)?;
             }
             self.reported = Some(e);
@@ -128,9 +163,11 @@ impl Driver {
     fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
         let n = e.count.max(1) as f64;
         let Scores { workers, samples, classifies, .. } = self.scores;
+        let (epoch, step) = self.place_of(e.epoch);
         let event = event::Eval {
             wall: wall(),
-            epoch: e.epoch,
+            epoch,
+            step,
             samples: match self.plan.leased {
                 Some(_) => e.epoch.saturating_sub(self.begun) * samples,
                 None => self.samples * workers,

@@ -27,7 +27,7 @@ use crate::{
 };
 use paraft_checkpoint::{Checkpoint, Folder, MODEL_FILE, State, weights};
 use paraft_client::Client;
-use paraft_common::{BucketSpec, Layout, Step, TensorSpec};
+use paraft_common::{BucketSpec, Layout, Step, TensorSpec, optim::Descent};
 use paraft_models::{Evaluation, Model, Part};
 use paraft_record::{Event, event};
 
@@ -82,6 +82,7 @@ struct LeaderState<'a> {
     steps: u64,
     /// The step at the job's start.
     begun: Step,
+    descent: Descent,
 }
 
 impl<'a> LeaderState<'a> {
@@ -120,7 +121,7 @@ impl<'a> LeaderState<'a> {
             begun,
         )?;
         let (client, _) = Client::join_from(client, begin.initial)?;
-        let resumed = options.resume.as_ref().map(|_| begun);
+        let resumed = options.resume.as_ref().map(|_| (begun, data.plan.left_out));
         let run = recorder::described(job, layout.params_len() as u64, budget, resumed);
         let (worker, founding) = (client.worker(), client.founding());
         let recorder = Recorder::new(worker, options.run_dir.as_deref(), data.gauges.clone(), run, founding)?;
@@ -137,6 +138,7 @@ impl<'a> LeaderState<'a> {
             samples: 0,
             steps: 0,
             begun,
+            descent: job.descent(),
         };
         Ok((lead, (state, begun)))
     }
@@ -198,14 +200,13 @@ impl<'a> LeaderState<'a> {
             done = step;
             self.samples += stepped.samples;
             self.steps += 1;
-            let epoch = done.0.div_ceil(plan.per_epoch);
-            let epoch_ends = done.0.is_multiple_of(plan.per_epoch) || done.0 >= plan.total;
-            self.note_step(done, epoch, stepped, epoch_ends)?;
+            let evaluates = plan.evaluations(self.job).at(done, plan);
+            self.note_step(done, plan.epoch_of(done), stepped, plan.ends_epoch(done) || evaluates)?;
             if let Some(c) = self.checkpoints.as_mut().filter(|c| c.due(step)) {
                 c.own(step, self.client.founding(), || engine.state())?;
             }
             // The final weights are evaluated at the end.
-            if epoch_ends && self.job.eval.every_epoch && done.0 < plan.total {
+            if evaluates && done.0 < plan.total {
                 self.evaluate(engine, done, false)?;
             }
             self.note_checkpoints(false)?;
@@ -222,6 +223,8 @@ impl<'a> LeaderState<'a> {
             seconds: self.clock.seconds(),
             wait_seconds: 0.0,
         };
+        let rate = self.descent.hyper(done.0.saturating_sub(1), done.0).lr;
+        self.recorder.value(event::LEARNING_RATE, rate.into());
         Ok(self.recorder.step(progress, stepped.loss, now)?)
     }
 
@@ -233,16 +236,20 @@ impl<'a> LeaderState<'a> {
         is_final: bool,
     ) -> Result<Evaluation, WorkerError> {
         self.clock.stop();
-        let epoch = done.0.div_ceil(self.data.plan.per_epoch);
+        let (plan, evaluations) = (&self.data.plan, self.data.plan.evaluations(self.job));
+        let number = evaluations.number(done, plan);
+        let (epoch, step) = evaluations.place_of(number, plan);
         let (share, test) = (own_share(self.job, self.options.rank), &self.data.test);
         let (worker, recorder) = (self.client.worker(), Some(&mut self.recorder));
-        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
+        let at = (epoch, step);
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, at };
         let e =
-            engine.evaluate_share(epoch, share, |engine, part| evaluate(engine, test, part, &mut watch))?;
+            engine.evaluate_share(number, share, |engine, part| evaluate(engine, test, part, &mut watch))?;
         let n = e.count.max(1) as f64;
         let event = event::Eval {
             wall: wall(),
             epoch,
+            step,
             samples: self.samples,
             seconds: self.clock.seconds(),
             loss: e.loss_sum / n,

@@ -89,7 +89,7 @@ impl Training<'_> {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
                 }
-                DriverAction::Evaluate { epoch, share } => {
+                DriverAction::Evaluate { number, share } => {
                     let share = match self.engine.streams() {
                         Some(streamed) => {
                             let share = streamed.fetch_whole(&mut self.driver.client)?.unwrap_or(share);
@@ -99,12 +99,13 @@ impl Training<'_> {
                         None => share,
                     };
                     let Self { engine, test, driver, options, .. } = self;
-                    let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
-                    let mut watch = Watch { interrupt: &*options.interrupt, recorder, worker, epoch };
-                    let e = engine.evaluate_share(epoch, share, |engine, part| {
+                    let (worker, at) = (driver.worker(), driver.place_of(number));
+                    let recorder = Some(&mut driver.recorder);
+                    let mut watch = Watch { interrupt: &*options.interrupt, recorder, worker, at };
+                    let e = engine.evaluate_share(number, share, |engine, part| {
                         evaluate(engine, test, part, &mut watch)
                     })?;
-                    self.driver.evaluated(epoch, &e)?;
+                    self.driver.evaluated(number, &e)?;
                 }
                 DriverAction::Chunk { epoch, chunk } => {
                     if epoch_of_order != epoch {
@@ -137,9 +138,9 @@ impl Training<'_> {
         if let Some(shared) = self.driver.shared(end, (self.test.len() * of_sample) as u64) {
             return Ok(shared);
         }
-        let (worker, epoch) = (self.driver.worker(), self.driver.epoch_of(end.done));
+        let (worker, at) = (self.driver.worker(), self.driver.place_of(self.driver.number_at(end.done)));
         let recorder = Some(&mut self.driver.recorder);
-        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, at };
         evaluate(&mut self.engine, &self.test, Share::ALL, &mut watch)
     }
 

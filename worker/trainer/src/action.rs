@@ -13,7 +13,7 @@ pub struct Stepped {
     pub epoch: u64,
     /// Mean loss of the step's samples.
     pub loss: f32,
-    /// Whether the step ends an epoch or the job.
+    /// Whether the step ends an epoch or the job, or an evaluation follows.
     pub ends: bool,
 }
 
@@ -81,11 +81,11 @@ pub enum Action {
     },
     /// Record the worker's progress.
     Stepped(Stepped),
-    /// Evaluate this share of the held-out data and report it for this epoch. A job's last evaluation uses its
+    /// Evaluate this share of the held-out data and report it with this number. A job's last evaluation uses its
     /// final weights.
     Evaluate {
-        /// From 1.
-        epoch: u64,
+        /// See [`EvaluationSteps::number`](crate::EvaluationSteps::number).
+        number: u64,
         /// The share that shard 0 has assigned.
         share: Share,
     },
@@ -145,8 +145,8 @@ pub enum Action {
         done: Step,
         /// This worker writes the model, and the evaluation of the final weights.
         first: bool,
-        /// All workers have evaluated their shares of this epoch at the final weights, so the sum is the final
-        /// evaluation. `None`: no worker has.
+        /// The number of the evaluation in which all workers have evaluated their shares at the final weights, so the
+        /// sum is the final evaluation. `None`: no worker has.
         evaluated: Option<u64>,
     },
 }

@@ -182,7 +182,7 @@ impl Trainer {
                 l.epochs = epochs;
                 self.queue.push_back(Action::EpochOver { epochs, done: self.done });
                 let last = epochs == l.chunks.epochs;
-                if self.o.evaluates || last {
+                if self.o.evaluates.epochs || last {
                     self.evaluate(epochs);
                 }
                 // All pushes are acknowledged, and no worker has anything left to push.

@@ -44,5 +44,5 @@ mod trainer;
 
 pub use action::{Action, Stepped};
 pub use options::Options;
-pub use steps::{CheckpointSteps, Steps};
+pub use steps::{CheckpointSteps, EvaluationSteps, Steps};
 pub use trainer::Trainer;

@@ -2,7 +2,7 @@
 //! streamed fragments ([`paraft_common::local::Fragments`]) each fragment is pushed and pulled in its turn.
 //!
 //! ```text
-//!   ┌─ Local ─▶ gradient at its weights ─▶ they move ─┐ ─▶ [Pull] ─▶ Push ─▶ Pull
+//!   ┌─ Local ─▶ gradient at its weights ─▶ they move ─┐ ─▶ Push ─▶ Pull
 //!   └──────────────── of a step ◀─────────────────────┘
 //!
 //!   Local  1   2   3   4   5   6 ...
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Every fragment has one turn in a step, so each bucket has one push per step. If a step is cut into a checkpoint
-//! or ends an epoch, the last fragment arrives with a pull of everything.
+//! or evaluated, or ends an epoch, the last fragment arrives with a pull of everything.
 
 use crate::{
     action::Action,
@@ -43,8 +43,7 @@ enum At {
     Pulling(Range<usize>),
     /// A minibatch and its fragments are done.
     Over,
-    /// All minibatches are trained; a pull precedes the push.
-    PullFirst,
+    /// All minibatches are trained.
     Push,
 }
 
@@ -66,7 +65,7 @@ impl Trainer {
     /// No minibatch follows: the step consists of the trained ones. (Fragments have their turns within a full step,
     /// so a fragment without a turn stays with this worker.)
     pub(crate) fn cut_short(&mut self, mut local: Local) {
-        if local.trained == 0 || self.o.local.rule().fragments().stream() {
+        if local.trained == 0 || self.o.local.fragments().stream() {
             return self.finish();
         }
         local.of = local.trained;
@@ -76,7 +75,7 @@ impl Trainer {
 
     /// Continues until there is an action. `pulled`: the answer to the last pull.
     pub(crate) fn local(&mut self, mut local: Local, pulled: Option<Pulled>) {
-        let fragments = self.o.local.rule().fragments();
+        let fragments = self.o.local.fragments();
         let Local { step, before, of, trained: i, .. } = local;
         match std::mem::replace(&mut local.at, At::Over) {
             At::Minibatch => {
@@ -84,14 +83,7 @@ impl Trainer {
                 self.queue_action(Action::Local { step, clock }, State::Local(local));
             }
             At::Trained if !fragments.stream() => {
-                local.at = match (i < of, self.o.local.rule().pulls_first()) {
-                    (true, _) => At::Minibatch,
-                    (false, false) => At::Push,
-                    (false, true) => At::PullFirst,
-                };
-                if matches!(local.at, At::PullFirst) {
-                    return self.queue_action(Action::Pull(Pull::of(Step(step.0 - 1))), State::Local(local));
-                }
+                local.at = if i < of { At::Minibatch } else { At::Push };
                 self.state = State::Local(local);
             }
             At::Trained => self.turn(local),
@@ -108,14 +100,6 @@ impl Trainer {
                 self.state = State::Local(local);
             }
             At::Over => self.pushed(step, local.loss_sum, local.samples),
-            At::PullFirst => {
-                let Some(pulled) = pulled else { return };
-                if pulled.done != Step(step.0 - 1) || pulled.stop {
-                    return self.stepped(None, pulled);
-                }
-                local.at = At::Push;
-                self.state = State::Local(local);
-            }
             At::Push => {
                 let (samples, ask_ahead) = (local.samples as usize, !self.is_due(step));
                 self.queue.push_back(Action::Push { step, samples, ask_ahead });
@@ -126,7 +110,7 @@ impl Trainer {
 
     /// Checks whether a fragment is due after the minibatch.
     fn turn(&mut self, mut local: Local) {
-        let fragments = self.o.local.rule().fragments();
+        let fragments = self.o.local.fragments();
         let Local { step, of, trained: i, .. } = local;
         let buckets = fragments.due(i, of, &self.o.layout);
         local.at = At::Over;
@@ -137,7 +121,7 @@ impl Trainer {
         // Weigh by the samples of the whole step, including those after this fragment's last turn.
         let samples = of as usize * self.o.batch;
         self.queue.push_back(Action::PushFragment { step, buckets: buckets.clone(), samples });
-        if i == of && (self.is_due(step) || self.o.steps.ends_epoch(step)) {
+        if i == of && self.needs_all_after(step) {
             self.rest = Some(buckets);
             self.state = State::Local(local);
             return;

@@ -1,6 +1,6 @@
 //! How a worker trains.
 
-use crate::steps::{CheckpointSteps, Steps};
+use crate::steps::{CheckpointSteps, EvaluationSteps, Steps};
 use paraft_common::{Layout, Share, WorkerId, config::ChunkPlan, local::LocalConfig};
 
 /// How a worker trains.
@@ -16,8 +16,8 @@ pub struct Options {
     pub layout: Layout,
     /// Samples per minibatch, if all have the same number.
     pub batch: usize,
-    /// Whether the worker evaluates a share of the held-out data at each epoch's end.
-    pub evaluates: bool,
+    /// The steps after which the worker evaluates a share of the held-out data.
+    pub evaluates: EvaluationSteps,
     /// The share, where the servers do not assign one.
     pub share: Share,
     /// The steps with checkpoints, if the job makes any.
@@ -37,7 +37,7 @@ impl Options {
             local,
             layout,
             batch: 1,
-            evaluates: false,
+            evaluates: EvaluationSteps::default(),
             share: Share::ALL,
             due: None,
             leased: None,

@@ -47,7 +47,7 @@ pub struct Trainer {
     pub(crate) stop: bool,
     /// No checkpoint is due but the job's last one.
     pub(crate) rests: bool,
-    /// The epoch whose evaluation used the final weights, as far as this worker knows.
+    /// The number of the evaluation that used the final weights, as far as this worker knows.
     pub(crate) evaluated: Option<u64>,
     /// Whether the last action still needs an answer.
     unanswered: bool,
@@ -134,14 +134,23 @@ impl Trainer {
             return self.begin_local(step);
         }
         let ask_ahead = !self.is_due(step);
-        let evaluates = self.o.evaluates && self.o.steps.ends_epoch(step);
-        let goes_on = ask_ahead && !evaluates && step.0 < self.o.steps.total;
+        let goes_on = ask_ahead && !self.evaluates_after(step) && step.0 < self.o.steps.total;
         self.queue_action(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {
         let due = |d: CheckpointSteps| d.at(step) && (!self.rests || d.is_last(step));
         self.o.leased.is_none() && self.o.due.is_some_and(due)
+    }
+
+    /// Whether an evaluation follows this step.
+    pub(crate) fn evaluates_after(&self, step: Step) -> bool {
+        self.o.leased.is_none() && self.o.evaluates.at(step, &self.o.steps)
+    }
+
+    /// Whether the pull after this step must bring all weights, whatever the rule of local steps.
+    pub(crate) fn needs_all_after(&self, step: Step) -> bool {
+        self.is_due(step) || self.o.steps.ends_epoch(step) || self.evaluates_after(step)
     }
 
     /// Everything is trained. Before the worker reports that, it evaluates its share at the final weights, if all
@@ -159,10 +168,10 @@ impl Trainer {
             self.queue.push_back(Action::Begin(done));
             return self.state = State::Next;
         }
-        let epoch = self.o.steps.epoch_of(self.done);
+        let number = self.o.evaluates.number(self.done, &self.o.steps);
         // A reopened session does not know what the other workers have waited for.
-        self.evaluated = (!pulled.rejoined).then_some(epoch);
-        self.evaluate(epoch);
+        self.evaluated = (!pulled.rejoined).then_some(number);
+        self.evaluate(number);
         self.say_finished();
     }
 
@@ -172,8 +181,8 @@ impl Trainer {
         self.say_finished();
     }
 
-    pub(crate) fn evaluate(&mut self, epoch: u64) {
-        self.queue.push_back(Action::Evaluate { epoch, share: self.o.share });
+    pub(crate) fn evaluate(&mut self, number: u64) {
+        self.queue.push_back(Action::Evaluate { number, share: self.o.share });
     }
 
     fn say_finished(&mut self) {
@@ -220,12 +229,11 @@ impl Trainer {
         self.queue_action(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
     }
 
-    /// After a step's push comes a pull, unless the pull precedes the next push or came with the fragments.
+    /// After a step's push comes a pull, unless it came with the fragments.
     fn pull_behind(&mut self, step: Step, loss: f32) {
-        let (checkpoint, rule) = (self.is_due(step), self.o.local.rule());
-        let pulled_elsewhere = rule.pulls_first() || rule.fragments().stream();
-        if pulled_elsewhere && !checkpoint && !self.o.steps.ends_epoch(step) {
-            // The next pull belongs to this step too and waits for its push; or the last fragment's pull is done.
+        let (checkpoint, streams) = (self.is_due(step), self.o.local.fragments().stream());
+        if streams && !self.needs_all_after(step) {
+            // The last fragment's pull is done.
             return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
         }
         self.queue_action(Action::Pull(Pull { checkpoint, ..Pull::of(step) }), State::Behind { step, loss });
@@ -262,11 +270,10 @@ impl Trainer {
         }
         (self.done, self.stop) = (pulled.done, pulled.stop);
         self.queue.push_back(Action::Begin(self.done));
-        // The ended epoch is evaluated after its checkpoint is cut. A worker that resumes from that checkpoint
-        // evaluates it now. If it was evaluated before, the servers know.
-        let (done, per_epoch) = (self.done.0, self.o.steps.per_epoch);
-        if done > 0 && done < self.o.steps.total && done.is_multiple_of(per_epoch) && self.o.evaluates {
-            self.evaluate(done / per_epoch);
+        // A step is evaluated after its checkpoint is cut. A worker that resumes from that checkpoint evaluates it
+        // now. If it was evaluated before, the servers know.
+        if self.done.0 < self.o.steps.total && self.evaluates_after(self.done) {
+            self.evaluate(self.o.evaluates.number(self.done, &self.o.steps));
         }
         self.state = State::Next;
     }
@@ -277,13 +284,14 @@ impl Trainer {
         self.done = pulled.done;
         self.stop |= pulled.stop;
         let moved = pulled.done != step;
-        let ends = self.o.steps.ends_epoch(self.done) || self.stop;
-        let epoch = self.o.steps.epoch_of(self.done);
+        let evaluates = self.evaluates_after(self.done);
+        let ends = self.o.steps.ends_epoch(self.done) || evaluates || self.stop;
         if let Some((_, loss)) = pushed {
+            let epoch = self.o.steps.epoch_of(self.done);
             self.queue.push_back(Action::Stepped(Stepped { done: self.done, epoch, loss, ends }));
         }
-        if ends && self.o.evaluates && !self.stop && self.done.0 < self.o.steps.total {
-            self.evaluate(epoch);
+        if evaluates && !self.stop && self.done.0 < self.o.steps.total {
+            self.evaluate(self.o.evaluates.number(self.done, &self.o.steps));
         }
         let (stop, done, rejoined) = (self.stop, self.done, pulled.rejoined);
         // Rounds closed without this worker may also have moved it to this step; then no checkpoint was cut for it.

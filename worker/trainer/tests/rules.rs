@@ -3,15 +3,16 @@
 use paraft_common::{
     Layout, Step, TensorSpec, WorkerId,
     config::ChunkPlan,
-    local::{Diloco, Downpour, Easgd, LocalConfig},
+    local::{Diloco, LocalConfig},
 };
 use paraft_session::{Next, Pulled};
-use paraft_trainer::{Action, CheckpointSteps, Options, Steps, Trainer};
+use paraft_trainer::{Action, CheckpointSteps, EvaluationSteps, Options, Steps, Trainer};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 const BUCKETS: usize = 5;
 const BATCH: u64 = 4;
+const EACH_EPOCH: EvaluationSteps = EvaluationSteps { epochs: true, every: None };
 
 fn layout() -> Layout {
     Layout::new(vec![TensorSpec::param("w", &[BUCKETS * 2])], 2).expect("a layout")
@@ -30,8 +31,8 @@ struct ActionLog {
     chunks: Vec<(u64, u64)>,
     moved: u64,
     first: bool,
-    /// The epoch whose evaluation is the final one.
-    final_epoch: Option<u64>,
+    /// The number of the final evaluation.
+    final_number: Option<u64>,
 }
 
 /// The servers' answer to the nth pull.
@@ -85,7 +86,7 @@ fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next
                 told.pushed.push(step);
             }
             Action::Stepped(s) => assert!(s.done.0 >= 1 && s.epoch >= 1),
-            Action::Evaluate { epoch, .. } => told.evaluated.push(epoch),
+            Action::Evaluate { number, .. } => told.evaluated.push(number),
             Action::Checkpoint(pulled) => told.checkpoints.push(pulled.done),
             Action::TakeChunk { done, .. } => {
                 assert_eq!(done, told.chunks.last().map(|(_, c)| *c).filter(|_| done.is_some()));
@@ -100,7 +101,7 @@ fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next
                 finished = true;
             }
             Action::End { first, evaluated, .. } => {
-                (told.first, told.final_epoch) = (first, evaluated);
+                (told.first, told.final_number) = (first, evaluated);
                 return told;
             }
             Action::DropChunk | Action::WriteAfter { .. } | Action::EpochOver { .. } | Action::Wait(_) => {}
@@ -119,24 +120,20 @@ fn no_chunks() -> Next {
 }
 
 fn a_rule() -> impl Strategy<Value = LocalConfig> {
-    let easgd = Easgd { steps: 3, ..Easgd::default() };
-    let downpour = |n_push| Downpour { n_push, ..Downpour::default() };
     prop_oneof![
         Just(LocalConfig::default()),
-        (1u64..5).prop_map(|steps| LocalConfig::Diloco(Diloco { steps, ..Diloco::default() })),
+        (1u64..5).prop_map(|steps| LocalConfig(Some(Diloco { steps, ..Diloco::default() }))),
         (1u64..5, 1u64..4).prop_map(|(steps, fragments)| {
-            LocalConfig::Diloco(Diloco { steps, fragments, ..Diloco::default() })
+            LocalConfig(Some(Diloco { steps, fragments, ..Diloco::default() }))
         }),
-        (1u64..4).prop_map(move |n| LocalConfig::Downpour(downpour(n))),
-        Just(LocalConfig::Easgd(easgd)),
     ]
 }
 
 fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
-    let a_step = rule.rule().minibatches();
+    let a_step = rule.minibatches();
     let steps = Steps::new(an_epoch, a_step, epochs, None).expect("some steps");
     let due = Some(CheckpointSteps::new(Some(3), None, &steps, None));
-    Options { evaluates: true, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
+    Options { evaluates: EACH_EPOCH, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
 }
 
 #[test]
@@ -165,6 +162,26 @@ fn a_worker_that_rests_asks_only_for_the_last_checkpoint() {
     }
 }
 
+#[test]
+fn steps_of_a_resumed_job_go_on_and_keep_their_place() {
+    // Ten steps an epoch were done to step 25, and this job has five: it is at its step 12.
+    let steps = Steps::new(5, 1, 4, None).expect("some steps").leaving_out(13);
+    assert_eq!((steps.total, steps.place_of(Step(25))), (33, 12));
+    assert_eq!([26, 28, 29, 33].map(|s| steps.epoch_of(Step(s))), [3, 3, 4, 4]);
+    let ends: Vec<u64> = (25..=33).filter(|s| steps.ends_epoch(Step(*s))).collect();
+    assert_eq!(ends, [28, 33]);
+    assert_eq!(steps.minibatches_before(Step(26)), 12);
+    let due = CheckpointSteps::new(Some(9), Some(1), &steps, None);
+    assert_eq!((26..=33).filter(|s| due.at(Step(*s))).collect::<Vec<_>>(), [27, 28, 33]);
+    let number = |e: EvaluationSteps, s| e.number(Step(s), &steps);
+    let within = EvaluationSteps { every: Some(2), ..EACH_EPOCH };
+    assert_eq!((number(EACH_EPOCH, 28), number(within, 28)), (3, 28));
+    assert_eq!((EACH_EPOCH.step_of(3, &steps), EACH_EPOCH.place_of(3, &steps)), (Step(28), (3, None)));
+    assert_eq!(within.place_of(27, &steps), (2, Some(Step(27))));
+    // It may begin before the end of its first epoch, which is no end of one.
+    assert!(!Steps::new(5, 1, 4, None).expect("some steps").leaving_out(3).ends_epoch(Step(3)));
+}
+
 proptest! {
     /// Without faults a worker trains each of the job's minibatches once, pushes every bucket once per step,
     /// evaluates each epoch once, and cuts each due checkpoint.
@@ -172,7 +189,7 @@ proptest! {
     fn every_minibatch_is_trained_once_and_every_step_pushed_whole(
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4,
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let options = options(rule.clone(), an_epoch, epochs);
         let steps = options.steps;
         let told = drive(options, &mut in_order, &mut no_chunks);
@@ -182,10 +199,33 @@ proptest! {
         }
         prop_assert_eq!(told.pushed, (1..=steps.total).map(Step).collect::<Vec<_>>());
         prop_assert_eq!(told.evaluated, (1..=epochs).collect::<Vec<_>>());
-        prop_assert_eq!(told.final_epoch, Some(epochs));
+        prop_assert_eq!(told.final_number, Some(epochs));
         let due = |s: &u64| s.is_multiple_of(3) || *s == steps.total;
         prop_assert_eq!(told.checkpoints, (1..=steps.total).filter(due).map(Step).collect::<Vec<_>>());
         prop_assert!(told.first && told.moved == 0);
+    }
+
+    /// With an interval in steps the multiples are evaluated too, once each, with the step as their number.
+    #[test]
+    fn multiples_of_the_interval_and_ends_of_epochs_are_evaluated_once(
+        rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4, every in 1u64..7, ends in any::<bool>(),
+        start in 0u64..9,
+    ) {
+        prop_assume!(rule.validate().is_ok());
+        let evaluates = EvaluationSteps { epochs: ends, every: Some(every) };
+        let options = Options { evaluates, ..options(rule, an_epoch, epochs) };
+        let steps = options.steps;
+        prop_assume!(start < steps.total);
+        // The servers know of this many steps before: it resumes.
+        let mut answer = |n: u64, pull: &paraft_session::Pull| {
+            let pulled = in_order(n, pull);
+            Pulled { done: if n == 1 { Step(start) } else { pulled.done }, ..pulled }
+        };
+        let told = drive(options, &mut answer, &mut no_chunks);
+        let at = |s: &u64| *s > 0 && (s.is_multiple_of(every) || ends && s.is_multiple_of(steps.per_epoch));
+        let want: Vec<u64> = (start..=steps.total).filter(|s| at(s) || *s == steps.total).collect();
+        prop_assert_eq!(told.evaluated, want);
+        prop_assert_eq!(told.final_number, Some(steps.total));
     }
 
     /// Pulls may report a lost session, rounds closed without this worker, or an early stop. The trainer still
@@ -195,7 +235,7 @@ proptest! {
         rule in a_rule(), an_epoch in 1u64..8,
         odd in prop::collection::btree_map(1u64..30, (0u64..4, any::<bool>(), any::<bool>()), 0..5),
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
+        prop_assume!(rule.validate().is_ok());
         let (mut stopped, mut rejoined_at_barrier) = (false, false);
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             let mut pulled = in_order(n, pull);
@@ -213,7 +253,7 @@ proptest! {
         prop_assert!(told.checkpoints.iter().all(|c| told.pushed.contains(c)), "{:?}", told);
         let last = told.evaluated.last().copied();
         let want = last.filter(|_| !stopped && !rejoined_at_barrier);
-        prop_assert_eq!(told.final_epoch, want, "{:?}", told);
+        prop_assert_eq!(told.final_number, want, "{:?}", told);
     }
 
     /// An evaluation is not final if the weights change after it or a worker trains on. No share is evaluated
@@ -223,8 +263,9 @@ proptest! {
         rule in a_rule(), an_epoch in 1u64..8, epochs in 1u64..4, every_epoch in any::<bool>(),
         changed in any::<bool>(), back in 0u64..3,
     ) {
-        prop_assume!(rule.rule().validate().is_ok());
-        let options = Options { evaluates: every_epoch, ..options(rule, an_epoch, epochs) };
+        prop_assume!(rule.validate().is_ok());
+        let evaluates = EvaluationSteps { epochs: every_epoch, every: None };
+        let options = Options { evaluates, ..options(rule, an_epoch, epochs) };
         let total = options.steps.total;
         let mut barriers = 0;
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
@@ -244,7 +285,7 @@ proptest! {
         prop_assert_eq!(barriers, 1 + u64::from(back.min(total - 1) > 0));
         prop_assert_eq!(told.evaluated.iter().filter(|e| **e == epochs).count(), 1, "{:?}", told);
         prop_assert_eq!(told.evaluated.len() > 1, every_epoch && epochs > 1);
-        prop_assert_eq!(told.final_epoch, Some(epochs).filter(|_| !changed));
+        prop_assert_eq!(told.final_number, Some(epochs).filter(|_| !changed));
     }
 
     /// The leased sampler: every assigned chunk is trained and reported, unless it is lost with the session.

@@ -60,6 +60,9 @@ pub struct Run {
     /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<Step>,
+    /// Numbers up to `resumed_step` that no step of this job has: the checkpoint's job had fewer samples in a step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_left_out: u64,
     /// The servers' identifier of this start of the job. Empty if the launcher wrote this line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub founding: String,
@@ -82,6 +85,10 @@ impl Run {
             false => format!("{} on {}", self.model, self.data),
         }
     }
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn is_false(b: &bool) -> bool {

@@ -32,10 +32,10 @@ pub struct Shard {
     #[serde(default)]
     pub pushes_lost: u64,
     /// Pushes that closed lock-step rounds left out.
-    #[serde(default, alias = "passed_over")]
+    #[serde(default)]
     pub dropped: u64,
     /// The lateness of each worker's pushes, counted while this server led.
-    #[serde(default, alias = "lateness", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staleness: Vec<Staleness>,
     /// Which worker waited for which, counted while this server led.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -70,7 +70,6 @@ pub struct Staleness {
     pub delay: Vec<u64>,
     /// Distance in average steps between the pulled weights and the weights that the push was applied
     /// to: upper bounds and counts.
-    #[serde(alias = "gap")]
     pub distance: LogHistogram,
     /// Seconds between the answer to the pull and the update: upper bounds and counts.
     pub age: LogHistogram,

@@ -63,14 +63,14 @@ pub struct Summary {
     /// Acknowledged pushes that were lost with a leader; 0 unless the durability is `leader`.
     #[serde(default)]
     pub pushes_lost: u64,
-    /// Pushes that closed lock-step rounds left out; 0 unless `[round]` allows it.
-    #[serde(default, alias = "passed_over")]
+    /// Pushes that closed lock-step rounds left out; 0 without `train.backup_workers`.
+    #[serde(default)]
     pub dropped: u64,
     /// Half of all pushes had at most this distance, in average steps (an upper bound, to a factor of 1.42).
-    #[serde(default, alias = "gap_p50")]
+    #[serde(default)]
     pub distance_p50: Option<f64>,
     /// 99 of 100 pushes had at most this distance.
-    #[serde(default, alias = "gap_p99")]
+    #[serde(default)]
     pub distance_p99: Option<f64>,
     /// Half of all pushes had at most this age, in seconds.
     #[serde(default)]

@@ -1,9 +1,13 @@
 //! The data of the charts, as the JSON that `assets/report.js` draws.
 
 use super::{Entry, story};
-use crate::{Eval, curve};
+use crate::{
+    Eval, curve,
+    event::{GRADIENT_NORM, LEARNING_RATE},
+};
 use paraft_common::histogram::DelayHistogram;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The maximal number of bins on the delay axis: a phone cannot show more bars.
 const DELAY_BINS: u64 = 24;
@@ -128,6 +132,7 @@ pub(super) fn json(entries: &[Entry<'_>]) -> String {
         groups.push(loss(entries, &events));
         groups.extend(held_out(entries, &events));
         groups.push(servers(entries, &events));
+        groups.extend(values(entries, &events));
     }
     encode(&Page { runs: entries.iter().map(|e| e.label.as_str()).collect(), hidden: Vec::new(), groups })
 }
@@ -234,6 +239,45 @@ fn held_out(entries: &[Entry<'_>], events: &story::Marks) -> Option<Group> {
                meanwhile."
                 .into(),
         charts: values.iter().flat_map(|is| ["samples", "seconds"].map(|x| chart(*is, x))).collect(),
+    })
+}
+
+/// The further values of the training lines, a chart for each name. A value that no run has changed has no curve: it is
+/// the learning rate, which the table shows.
+fn values(entries: &[Entry<'_>], events: &story::Marks) -> Option<Group> {
+    // Whether the value changes in a run.
+    let mut names = BTreeMap::<&str, bool>::new();
+    for entry in entries {
+        let mut first = BTreeMap::<&str, f64>::new();
+        for (name, value) in entry.record.train.iter().flat_map(|t| &t.values) {
+            *names.entry(name).or_default() |= *first.entry(name).or_insert(*value) != *value;
+        }
+    }
+    let chart = |name: &str| {
+        let points: Vec<_> = entries.iter().map(|e| curve::value(e.record, name)).collect();
+        let title = match name {
+            LEARNING_RATE => "Learning rate",
+            GRADIENT_NORM => "Norm of a worker's gradient",
+            own => own,
+        };
+        Chart::Lines(Lines {
+            title: title.into(),
+            x: "samples",
+            lines: points.iter().map(|p| Line::new(p.iter().map(|p| (p.samples, p.loss)))).collect(),
+            marks: marks(entries, "samples"),
+            events: events.over("samples"),
+            empty: "No value was recorded.",
+            log: name == GRADIENT_NORM && wants_log(points.iter().flatten().map(|p| p.loss)),
+            ..Lines::default()
+        })
+    };
+    let charts: Vec<_> =
+        names.into_iter().filter(|(_, changes)| *changes).map(|(name, _)| chart(name)).collect();
+    (!charts.is_empty()).then(|| Group {
+        title: "Rates, norms and the script's own values",
+        note: "Smoothed as the training loss, against samples of the fleet. Norms are of gradients before any clipping."
+            .into(),
+        charts,
     })
 }
 

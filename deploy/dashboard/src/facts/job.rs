@@ -104,7 +104,7 @@ pub struct Member {
 /// A held-out evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evaluated {
-    /// Finished passes over the data.
+    /// Finished passes over the data; the step, if the job sets `eval.every_steps`.
     pub epoch: u64,
     /// Mean loss.
     pub loss: f64,

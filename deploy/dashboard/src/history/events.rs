@@ -121,7 +121,7 @@ pub fn jobs(before: &Facts, now: &Facts, said: &mut Messages) {
             } else {
                 String::new()
             };
-            let what = format!("{name}: held-out loss {:.4}{accuracy} after epoch {}", e.loss, e.epoch);
+            let what = format!("{name}: held-out loss {:.4}{accuracy}", e.loss);
             said.push(("evaluation", id, what));
         }
         if let Some((step, _)) = j.checkpoint.filter(|c| Some(*c) != o.checkpoint) {

@@ -24,7 +24,7 @@ async fn browser_that_reads_nothing_loses_its_connection() {
     let (_browser, mut stream) = connected(&mut listener, address).await;
     let (began, more_than_fits) = (Instant::now(), vec![0u8; 256 << 20]);
     let written = timeout(TAKE_TIMEOUT * 2, stream.write_all(&more_than_fits)).await.expect("it ends");
-    assert_eq!(written.expect_err("nobody reads").kind(), io::ErrorKind::TimedOut);
+    assert_eq!(written.expect_err("the browser reads nothing").kind(), io::ErrorKind::TimedOut);
     assert!(began.elapsed() >= TAKE_TIMEOUT, "{:?}", began.elapsed());
 }
 

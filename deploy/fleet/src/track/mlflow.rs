@@ -5,7 +5,7 @@
 //! Trusted certificate authorities are those of the system, or of `SSL_CERT_FILE`.
 
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 use ureq::{
     Agent, Body,
     http::{Response, StatusCode},
@@ -67,7 +67,7 @@ impl Status {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     /// The metric's name.
-    pub key: &'static str,
+    pub key: Cow<'static, str>,
     /// The value.
     pub value: f64,
     /// Samples.

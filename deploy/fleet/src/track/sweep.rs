@@ -137,7 +137,11 @@ impl Sweep {
             let split = |s: &String| s.split_once('=').map(|(k, v)| (format!("best.{k}"), v.to_string()));
             let params: Vec<_> = set.iter().filter_map(split).collect();
             self.client.params(run, &params, most)?;
-            self.client.metrics(run, &[Metric { key, value: *value, step: 0, wall: *wall }], most)?;
+            self.client.metrics(
+                run,
+                &[Metric { key: (*key).into(), value: *value, step: 0, wall: *wall }],
+                most,
+            )?;
         }
         self.client.update(run, status, Some(ended), most)
     }

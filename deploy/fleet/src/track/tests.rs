@@ -148,7 +148,7 @@ fn serve(
 }
 
 fn some(from: u64, n: u64) -> impl Iterator<Item = Metric> {
-    (from..from + n).map(|step| Metric { key: "train/loss", value: 0.5, step, wall: 1.5 })
+    (from..from + n).map(|step| Metric { key: "train/loss".into(), value: 0.5, step, wall: 1.5 })
 }
 
 fn about() -> About {

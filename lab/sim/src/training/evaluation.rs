@@ -8,13 +8,13 @@ use std::borrow::Cow;
 
 impl Training<'_> {
     /// Shard 0 sums the shares.
-    pub(super) fn evaluate_share(&mut self, epoch: u64, share: Share) -> Result<(), SimError> {
+    pub(super) fn evaluate_share(&mut self, number: u64, share: Share) -> Result<(), SimError> {
         let mut learner = self.world.learner.lock();
         let samples = share.samples(learner.held_out());
         let e = learner.evaluate(&self.whole(), samples)?;
         drop(learner);
         let sums = EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count };
-        self.client.report(epoch, sums);
+        self.client.report(number, sums);
         Ok(())
     }
 
@@ -30,7 +30,7 @@ impl Training<'_> {
     pub(super) fn note_evaluations(&mut self) -> Result<(), SimError> {
         for e in self.client.evaluations() {
             let sums = (e.epoch, e.loss_sum, e.correct, e.count);
-            if self.world.file.eval.every_epoch {
+            if self.world.plan.evaluations(&self.world.file).any() {
                 self.write_evaluation(sums, false)?;
             }
             self.reported = Some(sums);
@@ -40,15 +40,17 @@ impl Training<'_> {
 
     fn write_evaluation(
         &self,
-        (epoch, loss_sum, correct, count): (u64, f64, u64, u64),
+        (number, loss_sum, correct, count): (u64, f64, u64, u64),
         is_final: bool,
     ) -> Result<(), SimError> {
         let classifies = self.world.learner.lock().classes() && self.world.file.classifies();
-        let evaluated = Evaluated { epoch, loss_sum, correct, count, classifies };
+        let plan = &self.world.plan;
+        let (epoch, step) = plan.evaluations(&self.world.file).place_of(number, plan);
+        let evaluated = Evaluated { number, epoch, step, loss_sum, correct, count, classifies };
         self.world.recording.evaluation(evaluated, self.seconds(), is_final)
     }
 
-    /// Evaluates the final weights, unless the workers' evaluation of epoch `evaluated` is complete.
+    /// Evaluates the final weights, unless the workers' evaluation with the number `evaluated` is complete.
     pub(super) fn final_evaluation(
         &self,
         done: Step,
@@ -56,16 +58,17 @@ impl Training<'_> {
     ) -> Result<paraft_models::Evaluation, SimError> {
         let mut learner = self.world.learner.lock();
         let all = learner.held_out();
-        let shared = self.reported.filter(|(epoch, .., n)| Some(*epoch) == evaluated && *n == all as u64);
-        let (epoch, loss_sum, correct, count) = match shared {
+        let shared = self.reported.filter(|(number, .., n)| Some(*number) == evaluated && *n == all as u64);
+        let (number, loss_sum, correct, count) = match shared {
             Some(sums) => sums,
             None => {
-                let e = learner.evaluate(&self.whole(), 0..all)?;
-                (self.world.plan.epoch_of(done), e.loss_sum, e.correct, e.count)
+                let (plan, e) = (&self.world.plan, learner.evaluate(&self.whole(), 0..all)?);
+                let number = plan.evaluations(&self.world.file).number(done, plan);
+                (number, e.loss_sum, e.correct, e.count)
             }
         };
         drop(learner);
-        self.write_evaluation((epoch, loss_sum, correct, count), true)?;
+        self.write_evaluation((number, loss_sum, correct, count), true)?;
         Ok(paraft_models::Evaluation { loss_sum, correct, count })
     }
 }

@@ -1,10 +1,10 @@
-//! The image of the shard that a checkpoint is written from. It holds replicated state, and nothing of the working
-//! copies.
+//! The shard's part of a checkpoint: when it is cut, and who fetches it. It holds replicated state, and nothing of the
+//! working copies.
 //!
-//! Leader-only: if a part is lost with its leader, this checkpoint is not made, and the next one is. The image
-//! shares the buckets until they change (copy on write), so it costs the leader at most a copy of the shard as
-//! training continues. A fetched bucket is released. There is one image at a time: the next one waits until it is
-//! fetched, unless the worker that must fetch it has left or has been silent for a long time.
+//! Leader-only: if a part is lost with its leader, this checkpoint is not made, and the next one is. A part costs the
+//! leader at most a copy of the shard as training continues. A fetched bucket is released. There is one part at a time:
+//! the next one waits until it is fetched, unless the worker that must fetch it has left or has been silent for a long
+//! time.
 //!
 //! A worker's pull says that a checkpoint is due. In BSP the state is exactly that of step k from the apply that
 //! completes step k until the first pull of step k is answered, because no worker can push step k+1 earlier. So the
@@ -19,8 +19,10 @@
 //! With the leased sampler only the worker that writes a checkpoint requests its sections, between two epochs,
 //! while no worker trains (`shard/chunks.rs`). So they are of one moment in every mode.
 
-use super::CheckpointImage;
-use crate::shard::state::{Shard, ShardConfig};
+use crate::shard::{
+    cut::Cut,
+    state::{Meta, Shard, ShardConfig},
+};
 use paraft_common::{Mode, Step, WorkerId};
 use std::{
     sync::{Arc, Weak},
@@ -39,12 +41,32 @@ pub struct CheckpointSlot {
     step: Option<Step>,
     /// The part that was not requested yet.
     part: Option<Waiting>,
-    fetching: Weak<CheckpointImage>,
+    fetching: Weak<()>,
+}
+
+/// What a checkpoint stores of a shard.
+#[derive(Debug)]
+pub struct CheckpointPart {
+    /// The requested step. In BSP the state is that of this step.
+    pub step: Step,
+    /// The configuration of the buckets.
+    pub conf: Arc<ShardConfig>,
+    /// The state. In SSP and ASP a bucket may hold one push more than the members' clocks say.
+    pub cut: Cut,
+    /// Exists while the part is fetched: until then the shard is not cut again.
+    pub fetching: Arc<()>,
+}
+
+impl CheckpointPart {
+    /// Cuts a shard that is at `step`; `meta` belongs to `conf`.
+    fn of(step: Step, conf: &Arc<ShardConfig>, meta: &Meta) -> Self {
+        Self { step, conf: conf.clone(), cut: Cut::of(Some(conf), meta), fetching: Arc::default() }
+    }
 }
 
 #[derive(Debug)]
 struct Waiting {
-    part: Arc<CheckpointImage>,
+    part: CheckpointPart,
     writer: Option<WorkerId>,
     since: Instant,
 }
@@ -97,7 +119,7 @@ impl CheckpointSlot {
         step: Step,
         last_proposed: Option<Step>,
         now: Instant,
-    ) -> Option<Arc<CheckpointImage>> {
+    ) -> Option<Box<CheckpointPart>> {
         let lowest = shard.read(|m| m.members.active().map(|(w, _)| w).next());
         if !self.may_keep(lowest, now) {
             return None;
@@ -126,14 +148,13 @@ impl CheckpointSlot {
             );
             return;
         }
-        // The state's lock is held: `apply` changes a bucket before it records the step, so the buckets contain
-        // everything recorded, and at most one push more. A state delta is contained as a whole or not at all.
+        // The state's lock is held. A state delta is contained as a whole or not at all.
         let taken = shard.view(|current, m| {
             // After a snapshot was installed meanwhile, the recorded state does not belong to these buckets.
             current.filter(|current| Arc::ptr_eq(current, conf))?;
             let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
             let over = m.members.unfinished().next().is_none();
-            Some((CheckpointImage::of(step, conf, m), level, over, m.in_force.mode))
+            Some((CheckpointPart::of(step, conf, m), level, over, m.in_force.mode))
         });
         let Some((part, level, over, mode)) = taken else { return };
         // The apply task may be ahead of the leader: no update beyond the step may be in flight.
@@ -152,9 +173,9 @@ impl CheckpointSlot {
         self.fetching.strong_count() == 0 && !self.part.as_ref().is_some_and(waited_for)
     }
 
-    fn put(&mut self, part: CheckpointImage, writer: Option<WorkerId>, since: Instant) {
+    fn put(&mut self, part: CheckpointPart, writer: Option<WorkerId>, since: Instant) {
         let step = part.step;
-        let waiting = Waiting { part: Arc::new(part), writer, since };
+        let waiting = Waiting { part, writer, since };
         *self = Self { step: Some(step), part: Some(waiting), fetching: Weak::new() };
     }
 
@@ -165,14 +186,10 @@ impl CheckpointSlot {
     }
 
     /// Hands the part out, once. From then on the transfer holds it.
-    pub fn fetch(&mut self, step: Step) -> Option<Arc<CheckpointImage>> {
-        if self.step != Some(step) {
-            return None;
-        }
-        let whole = || self.fetching.upgrade().filter(|s| s.is_whole());
-        let part = self.part.take().map(|w| w.part).or_else(whole)?;
-        self.fetching = Arc::downgrade(&part);
-        Some(part)
+    pub fn fetch(&mut self, step: Step) -> Option<Box<CheckpointPart>> {
+        let Waiting { part, .. } = self.part.take_if(|waiting| waiting.part.step == step)?;
+        self.fetching = Arc::downgrade(&part.fetching);
+        Some(Box::new(part))
     }
 }
 

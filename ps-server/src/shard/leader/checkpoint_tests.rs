@@ -9,7 +9,6 @@ use proptest::prelude::*;
 enum Op {
     Due(u64, Option<u32>),
     Fetch(u64),
-    LetGo,
     Drop,
     Passes(u64),
 }
@@ -18,7 +17,6 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (1u64..5, prop::option::weighted(0.8, 0u32..2)).prop_map(|(s, w)| Op::Due(s, w)),
         4 => (1u64..5).prop_map(Op::Fetch),
-        1 => Just(Op::LetGo),
         2 => Just(Op::Drop),
         1 => (1u64..90).prop_map(Op::Passes),
     ]
@@ -31,7 +29,7 @@ fn fetched_part_is_not_taken_again_for_later_pulls() {
     let (writer, other, step) = (WorkerId(0), WorkerId(1), Step(50));
     let mut kept = CheckpointSlot::default();
     assert!(kept.is_due(step, other, Some(writer)), "whoever is first");
-    kept.put(shard.read(|m| CheckpointImage::of(step, &conf, m)), Some(writer), Instant::now());
+    kept.put(shard.read(|m| CheckpointPart::of(step, &conf, m)), Some(writer), Instant::now());
     assert!(
         !kept.is_due(step, other, Some(writer)) && !kept.is_due(step, writer, Some(writer)),
         "it is there"
@@ -53,15 +51,14 @@ fn a_part_of_an_ended_job_is_taken_for_any_step() {
 }
 
 proptest! {
-    /// One image is kept at a time. The requester of its step gets it, and gets it again only while it is
-    /// complete. It gives way only if it is not being fetched and its writer has left or has been silent for
-    /// long.
+    /// One part is kept at a time. The first requester of its step gets it. It gives way only if it is not being
+    /// fetched and its writer has left or has been silent for long.
     #[test]
-    fn one_image_is_kept_until_it_is_fetched(ops in prop::collection::vec(op(), 1..60)) {
+    fn one_part_is_kept_until_it_is_fetched(ops in prop::collection::vec(op(), 1..60)) {
         let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
         let conf = shard.configured().expect("configured");
         let mut kept = CheckpointSlot::default();
-        let (mut now, mut held) = (Instant::now(), Vec::<Arc<CheckpointImage>>::new());
+        let (mut now, mut held) = (Instant::now(), Vec::<CheckpointPart>::new());
         // The worker and step of the part that was not requested yet, and since when it waits.
         let mut waits: Option<(u64, Option<u32>, Instant)> = None;
         for op in ops {
@@ -73,19 +70,17 @@ proptest! {
                     let may = held.is_empty() && !waited_for;
                     prop_assert_eq!(kept.may_keep(writer.map(WorkerId), now), may);
                     if may {
-                        kept.put(shard.read(|m| CheckpointImage::of(Step(step), &conf, m)), writer.map(WorkerId), now);
+                        kept.put(shard.read(|m| CheckpointPart::of(Step(step), &conf, m)), writer.map(WorkerId), now);
                         waits = Some((step, writer, now));
                     }
                 }
                 Op::Fetch(step) => {
                     let first = waits.filter(|(s, ..)| *s == step).is_some();
-                    let again = held.first().is_some_and(|s| s.step == Step(step) && s.is_whole());
                     let got = kept.fetch(Step(step));
-                    prop_assert_eq!(got.as_ref().map(|s| s.step), (first || again).then_some(Step(step)));
+                    prop_assert_eq!(got.as_ref().map(|s| s.step), first.then_some(Step(step)));
                     waits = waits.filter(|_| !first);
-                    held.extend(got);
+                    held.extend(got.map(|part| *part));
                 }
-                Op::LetGo => held.iter().for_each(|s| s.release(0)),
                 Op::Drop => held.clear(),
                 Op::Passes(seconds) => now += Duration::from_secs(seconds),
             }

@@ -4,7 +4,7 @@
 //! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    CheckpointImage, Replication, RequestedMode,
+    CheckpointPart, Replication, RequestedMode,
     messages::{ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -85,8 +85,8 @@ impl<T> fmt::Debug for ReplyHandle<T> {
 
 /// The result of a switch: the mode in force, or the reason for the refusal.
 pub type SwitchResult = Result<InForce, RefusalKind>;
-/// A checkpoint's image of the shard, or the reason for the refusal.
-pub type FetchResult = Result<Arc<CheckpointImage>, RefusalKind>;
+/// The shard's part of a checkpoint, or the reason for the refusal.
+pub type FetchResult = Result<Box<CheckpointPart>, RefusalKind>;
 
 /// What a leader receives.
 #[derive(Debug)]

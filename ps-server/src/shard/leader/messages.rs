@@ -1,6 +1,6 @@
 //! Messages between a worker's stream and its shard's leader. `rpc/` converts them from and to the wire format.
 
-use super::{CheckpointImage, RequestedMode, Weights};
+use super::{RequestedMode, Weights, effects::FetchResult};
 use crate::shard::{
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
@@ -61,7 +61,7 @@ pub enum Event {
         /// Requires an image of this moment.
         now: bool,
         /// Gets the part. From then on only the receiver holds it.
-        tx: oneshot::Sender<Result<Arc<CheckpointImage>, RefusalKind>>,
+        tx: oneshot::Sender<FetchResult>,
     },
 }
 

@@ -44,15 +44,13 @@
 //! - [`switching`]: the live switch of the mode. [`tally`]: the counts that the rule for the mode uses.
 //!   [`progress`]: counts for people.
 //! - `replication`: what the leader needs of its Raft group.
-//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: when the image of a checkpoint is taken;
-//!   `checkpoint_image`: the image.
+//! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: when the shard is cut for a checkpoint.
 //! - `messages`: what streams and the leader tell each other. `weights`: the weights in a reply. `counters`: counts
 //!   for people and metrics.
 
 pub mod admission;
 mod agenda;
 pub mod checkpoint;
-mod checkpoint_image;
 pub mod chunks;
 mod closing;
 mod counters;
@@ -85,8 +83,7 @@ mod weights;
 pub mod working;
 mod working_pushes;
 
-pub use checkpoint::lowest;
-pub use checkpoint_image::CheckpointImage;
+pub use checkpoint::{CheckpointPart, lowest};
 pub use counters::{Counters, WorkerInfo};
 pub use effects::{Effect, GroupStatus, Input, Now};
 pub use messages::{ConnId, Event, Liveness, Message, Reply};

@@ -1,4 +1,4 @@
-//! Replies to workers: weights, chunks, the image for a checkpoint.
+//! Replies to workers: weights, chunks, the shard's part of a checkpoint.
 
 use super::{
     ConnId, DeferredWeights, Effect, GroupStatus, Leader, Purpose, Reply, Weights,
@@ -260,7 +260,7 @@ impl Leader {
         answers.into_iter().for_each(|(conn, reply)| self.send(conn, reply));
     }
 
-    /// Hands out the image for a checkpoint; `now`: an image of this moment.
+    /// Hands out the shard's part of a checkpoint; `now`: a part of this moment.
     pub(super) fn fetch_part(&mut self, group: &dyn GroupStatus, step: Step, now: bool) -> FetchResult {
         let shard = self.shard.id();
         let none = RefusalKind::NoPart { shard, step };

@@ -1,5 +1,5 @@
-//! The share of held-out samples that each worker evaluates after an epoch. The members when the first worker
-//! finishes the epoch's last step divide the samples; after the last epoch, the members when all have finished. So
+//! The share of held-out samples that each worker evaluates after a step. The members when the first worker finishes
+//! the step divide the samples; after the job's last one, the members when all have finished. So
 //! the others take over the share of a lost worker. Leader-only: if the leader changes between two answers while a
 //! worker joins or is lost, one evaluation may miss some samples and count others twice.
 
@@ -21,7 +21,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The share of a worker that has done this step, if the step ends an epoch; with `barrier` all have done it.
+    /// The share of a worker that has done this step, if the step is evaluated; with `barrier` all have done it.
     /// `members`: ascending.
     pub fn of(
         &mut self,

@@ -31,7 +31,7 @@ pub struct Weights {
     pub save: bool,
     /// The session's steps that were skipped here.
     pub skipped: u64,
-    /// With `last`, from shard 0: the samples that this worker evaluates after an epoch.
+    /// With `last`, from shard 0: the samples that this worker evaluates if the step is evaluated.
     pub share: Option<Share>,
     /// Since when the pull may be answered.
     pub since: Moment,

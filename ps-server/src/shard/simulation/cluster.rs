@@ -139,7 +139,7 @@ impl Cluster {
             leader: 0,
             first: None,
             truth: shard(),
-            digests: vec![shard().image().digest()],
+            digests: vec![shard().cut().digest()],
             sessions: Arc::default(),
             began: now,
             now,
@@ -216,7 +216,7 @@ impl Cluster {
                 None => g.first = Some(g.committed.len() + 1),
             }
             g.committed.push(entry);
-            let digest = g.truth.image().digest();
+            let digest = g.truth.cut().digest();
             g.digests.push(digest);
         }
     }

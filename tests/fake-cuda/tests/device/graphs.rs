@@ -6,18 +6,17 @@ use crate::{
 };
 use anyhow::{Result, ensure};
 use paraft_common::{Encoding, optim::OptimizerConfig};
-use paraft_models::{Batch, CudaOptions, DataShape, Model, ModelConfig, NormKind, Part, Precision, Sample};
+use paraft_models::{Batch, CudaOptions, DataShape, Model, ModelConfig, Part, Precision, Sample};
 use std::sync::atomic::Ordering;
 
 const VALUES: DataShape = DataShape { sample: Sample::Values(64), classes: Some(10) };
 const TEXT: DataShape = DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
 
 fn models() -> Vec<(ModelConfig, DataShape)> {
-    let transformer = |norm, checkpoint_activations| ModelConfig::Transformer {
+    let transformer = |checkpoint_activations| ModelConfig::Transformer {
         layers: 2,
         heads: 2,
         width: 32,
-        norm,
         checkpoint_activations,
     };
     vec![
@@ -27,8 +26,8 @@ fn models() -> Vec<(ModelConfig, DataShape)> {
         (ModelConfig::Mlp { hidden: vec![33] }, VALUES),
         (ModelConfig::Autoencoder { hidden: vec![20, 7] }, VALUES),
         (ModelConfig::Convnet, VALUES),
-        (transformer(NormKind::Layer, false), TEXT),
-        (transformer(NormKind::Rms, true), TEXT),
+        (transformer(false), TEXT),
+        (transformer(true), TEXT),
     ]
 }
 

@@ -5,7 +5,7 @@ use crate::Session;
 use anyhow::{Context, Result, ensure};
 use paraft_common::Encoding;
 use paraft_models::{
-    Batch, CudaOptions, DataShape, Model, ModelConfig, NormKind, Part, Precision, Resident, Sample, selftest,
+    Batch, CudaOptions, DataShape, Model, ModelConfig, Part, Precision, Resident, Sample, selftest,
 };
 
 pub(crate) struct Noise(pub u64);
@@ -29,7 +29,7 @@ pub(crate) const TEXT: DataShape =
     DataShape { sample: Sample::Tokens { time: 19, vocab: 37 }, classes: Some(37) };
 
 pub(crate) fn transformer(checkpoint_activations: bool) -> ModelConfig {
-    ModelConfig::Transformer { layers: 2, heads: 2, width: 32, norm: NormKind::Layer, checkpoint_activations }
+    ModelConfig::Transformer { layers: 2, heads: 2, width: 32, checkpoint_activations }
 }
 
 pub(crate) fn images(noise: &mut Noise, n: usize) -> Batch {

@@ -4,8 +4,9 @@ use super::Client;
 use crate::{acks::Acked, connect::Transport, error::ClientError, io};
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, Layout, ShardId, Step,
+    BucketId, Encoding, Layout, ShardId, Step, TensorKind,
     codec::{F32_BYTES, copy_f32_le},
+    encoding::sum_of_squares,
 };
 use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
@@ -15,6 +16,14 @@ use std::{
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
+
+/// The squares of a step's gradient, as far as it is pushed.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    values: usize,
+    squares: f64,
+    took: Duration,
+}
 
 /// Shared memory for unacknowledged pushes; `None`: the socket carries the payloads.
 pub(super) fn push_memory(layout: &Layout, transport: Transport) -> Option<Arc<Memory>> {
@@ -85,6 +94,31 @@ impl Client {
         self.send(bucket, step, payload, there);
     }
 
+    /// Measures the norm of the gradient that the next pushes make up, at the cost of one more pass over it.
+    pub fn begin_norm(&mut self) {
+        self.measured = Some(Measured::default());
+    }
+
+    /// The norm of the parameters' gradient since [`Self::begin_norm`], as it is encoded; NaN if not all of it was pushed
+    /// here. And what it cost.
+    pub fn end_norm(&mut self) -> Option<(f64, Duration)> {
+        let Measured { values, squares, took } = self.measured.take()?;
+        let norm = if values == self.layout.params_len() { squares.sqrt() } else { f64::NAN };
+        Some((norm, took))
+    }
+
+    fn measure(&mut self, bucket: BucketId, payload: &Bytes) {
+        let (spec, encoding) = (self.layout.buckets()[bucket.0 as usize], self.encoding(bucket));
+        let Some(measured) = self.measured.as_mut().filter(|_| spec.kind == TensorKind::Param) else {
+            return;
+        };
+        let begin = Instant::now();
+        let squares = sum_of_squares(&payload.clone().into(), encoding, spec.len);
+        measured.values += spec.len;
+        measured.squares += squares.unwrap_or(f64::NAN); // not in its encoding: the servers refuse it
+        measured.took += begin.elapsed();
+    }
+
     /// Skips `step`, in place of its pushes, for example because the gradient is not finite. The step counts as
     /// pushed. If any worker skips a round, the round changes no weights. Where pushes are applied one by one, only
     /// this worker's push is missing. [`Counters::skipped`](super::Counters::skipped) counts it after the step's pull.
@@ -137,6 +171,7 @@ impl Client {
 
     fn send(&mut self, bucket: BucketId, step: Step, payload: Bytes, there: Moment) {
         self.counters.bytes_pushed += payload.len() as u64;
+        self.measure(bucket, &payload);
         self.io.session().push(Duration::from_nanos(there.0), bucket, step, payload);
     }
 

@@ -257,8 +257,7 @@ impl RowNorms for CpuDevice {
                 sum
             }
         };
-        let gamma = &params[at.gamma()..][..shape.cols];
-        let beta = at.beta().map_or(&[][..], |b| &params[b..][..shape.cols]);
+        let (gamma, beta) = params[at.gamma..][..2 * shape.cols].split_at(shape.cols);
         let stats = sized(stats, shape.rows * row_norm::STATS);
         row_norm::forward(&self.threads, shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
         Ok(())
@@ -276,12 +275,8 @@ impl RowNorms for CpuDevice {
         dx: &mut Vec<f32>,
         grads: &mut [f32],
     ) -> Result {
-        let gamma = &params[at.gamma()..][..shape.cols];
-        let bias = at.beta();
-        // The norm's tensors lie like a linear layer's: a weight of `cols` values and perhaps a bias.
-        let place = LinearAt { weight: at.gamma(), bias };
-        let as_linear = LinearShape { n: shape.rows, inputs: 1, outputs: shape.cols };
-        let (dgamma, dbeta) = of_mut(grads, as_linear, place);
+        let gamma = &params[at.gamma..][..shape.cols];
+        let (dgamma, dbeta) = grads[at.gamma..][..2 * shape.cols].split_at_mut(shape.cols);
         let add = add.map_or(&[][..], |v| v);
         let dx = sized(dx, shape.rows * shape.cols);
         let sums = &mut self.norms;

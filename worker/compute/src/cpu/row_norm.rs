@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm over rows.
+//! LayerNorm over rows.
 
 use crate::{
     cpu::{
@@ -9,14 +9,13 @@ use crate::{
 };
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// Per row: the subtracted mean and the factor. An RMSNorm does not use the mean.
+/// Per row: the subtracted mean and the factor.
 pub const STATS: usize = 2;
 
 /// Rows per partial sum of gamma's and beta's gradients, whatever the number of threads.
 const ROWS: usize = 128;
 
-/// `y = (x - mean) · inverse · gamma + beta` for each row, and `(mean, inverse)` into `stats`, `[rows, 2]`. With an
-/// empty `beta` it is an RMSNorm: the mean is 0, and the inverse is that of the root mean square.
+/// `y = (x - mean) · inverse · gamma + beta` for each row, and `(mean, inverse)` into `stats`, `[rows, 2]`.
 pub fn forward(
     threads: &Threads,
     shape: NormShape,
@@ -49,14 +48,12 @@ fn forward_in<S: Token>(
     let rows = x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)).zip(stats.as_chunks_mut::<STATS>().0);
     for ((x, y), stats) in rows {
         let mut sums = zero;
-        if !beta.is_empty() {
-            places(
-                s,
-                cols,
-                #[inline(always)]
-                |p| sums += load(s, x, p, 0.0),
-            );
-        }
+        places(
+            s,
+            cols,
+            #[inline(always)]
+            |p| sums += load(s, x, p, 0.0),
+        );
         let mean = sums.reduce_sum() / n;
         let means = S::f32s::splat(s, mean);
         let mut squares = zero;
@@ -78,15 +75,14 @@ fn forward_in<S: Token>(
             #[inline(always)]
             |p| {
                 let hat = (load(s, x, p, 0.0) - means) * inverses;
-                let beta = if beta.is_empty() { zero } else { load(s, beta, p, 0.0) };
-                store(s, hat.mul_add(load(s, gamma, p, 0.0), beta), y, p);
+                store(s, hat.mul_add(load(s, gamma, p, 0.0), load(s, beta, p, 0.0)), y, p);
             },
         );
     }
 }
 
 /// Overwrites `dx` by the gradient of `x`, plus `add` unless it is empty, and the gradients of gamma and beta.
-/// `dbeta` is empty for an RMSNorm. `room` is a buffer for sums.
+/// `room` is a buffer for sums.
 #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
 pub fn backward(
     threads: &Threads,
@@ -105,13 +101,12 @@ pub fn backward(
     let values = ROWS * cols;
     room.clear();
     room.resize(shape.rows.div_ceil(ROWS) * 2 * cols, 0.0);
-    let mean = !dbeta.is_empty();
     let blocks = dx.chunks_mut(values).zip(room.chunks_exact_mut(2 * cols)).enumerate();
     threads.each(blocks, |(i, (dx, sums))| {
         let at = i * values..i * values + dx.len();
         let add = if add.is_empty() { add } else { &add[at.clone()] };
         let of = Rows { dy: &dy[at.clone()], x: &x[at], stats: &stats[i * ROWS * STATS..], gamma, add };
-        dispatch!(level, s => of.backward(s, mean, dx, sums));
+        dispatch!(level, s => of.backward(s, dx, sums));
     });
     dgamma.fill(0.0);
     dbeta.fill(0.0);
@@ -133,7 +128,7 @@ struct Rows<'a> {
 
 impl Rows<'_> {
     #[inline(always)]
-    fn backward<S: Token>(&self, s: S, with_mean: bool, dx: &mut [f32], sums: &mut [f32]) {
+    fn backward<S: Token>(&self, s: S, dx: &mut [f32], sums: &mut [f32]) {
         let cols = self.gamma.len();
         let (dgamma, dbeta) = sums.split_at_mut(cols);
         let zero = S::f32s::splat(s, 0.0);
@@ -155,10 +150,8 @@ impl Rows<'_> {
                     store(s, dy + load(s, dbeta, p, 0.0), dbeta, p);
                 },
             );
-            // Without a mean there is no such term.
-            let of_dy = if with_mean { of_dy.reduce_sum() / cols as f32 } else { 0.0 };
-            let (of_dy, of_both) =
-                (S::f32s::splat(s, of_dy), S::f32s::splat(s, of_both.reduce_sum() / cols as f32));
+            let of_dy = S::f32s::splat(s, of_dy.reduce_sum() / cols as f32);
+            let of_both = S::f32s::splat(s, of_both.reduce_sum() / cols as f32);
             places(
                 s,
                 cols,

@@ -243,7 +243,7 @@ impl CudaDevice {
             "encode_int8" => Geometry::line(n.div_ceil(1024).min(1 << 20), 256),
             _ => Geometry::flat(n),
         };
-        let args = [("g", Arg::At(from.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
+        let args = [("g", Arg::At(from.at(0))), ("out", to), ("n", long(n))];
         // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
     }

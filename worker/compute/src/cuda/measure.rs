@@ -33,7 +33,7 @@ pub fn memory_bound(device: &mut CudaDevice, rows: usize, repeats: u32) -> Resul
     let mut ids = Default::default();
     device.load_ids(&labels, &mut ids)?;
     let held = device.hold(&vec![1.0; 2 * COLS])?;
-    let at = NormAt::Layer { gamma: 0, beta: COLS };
+    let at = NormAt { gamma: 0 };
     let mut stats = Default::default();
     let mut gradient = Gradient::new(device, n)?;
     device.fill(&gradient, 0.5)?;

@@ -120,12 +120,8 @@ impl Outbox {
             )));
         };
         let at = part.start * 4;
-        let values = [
-            ("g", Arg::At(from.values.at(part.start))),
-            ("residual", Arg::At(0)),
-            ("out", Arg::At(encoded.at(at))),
-            ("n", long(n)),
-        ];
+        let values =
+            [("g", Arg::At(from.values.at(part.start))), ("out", Arg::At(encoded.at(at))), ("n", long(n))];
         // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
         unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
         encoded.download(&self.stream, at..at + bytes, &mut to)?;

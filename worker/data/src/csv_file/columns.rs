@@ -1,6 +1,6 @@
 //! The columns of a table: how a job names them, and the use of each.
 
-use super::{CsvOptions, Fault, Header, listed};
+use super::{CsvOptions, Fault, listed};
 use csv::ByteRecord;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
@@ -188,14 +188,8 @@ impl Columns {
     }
 }
 
-/// Whether the first row has names.
+/// Whether the first row has names: none of its fields is a finite number, or an option names a column.
 fn is_header(row: &ByteRecord, options: &CsvOptions) -> bool {
-    match options.header {
-        Header::Yes => true,
-        Header::No => false,
-        // A column may be named `nan` or `inf`, which Rust parses as numbers.
-        Header::Auto => {
-            options.name().is_some() || row.iter().all(|f| super::number(f).is_none_or(|v| !v.is_finite()))
-        }
-    }
+    // A column may be named `nan` or `inf`, which Rust parses as numbers.
+    options.names_a_column() || row.iter().all(|f| super::number(f).is_none_or(|v| !v.is_finite()))
 }

@@ -10,11 +10,6 @@ pub(super) fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, M
         optim::Rule::Sgd { lr } => Rule::Sgd { lr },
         optim::Rule::Momentum(r) => Rule::Momentum { lr: r.lr, mu: r.mu, enter: r.enter },
         optim::Rule::Nesterov(r) => Rule::Nesterov { lr: r.lr, mu: r.mu },
-        optim::Rule::DelayedNesterov(_) => {
-            return Err(ModelError::new(
-                "delayed-nesterov is for gradients that come late: servers apply it, ranks do not",
-            ));
-        }
         optim::Rule::Adadelta(_) | optim::Rule::Adamax(_) | optim::Rule::NAdam(_) | optim::Rule::RAdam(_) => {
             return Err(ModelError::new(format!(
                 "a GPU has no kernel of {}: train on the CPU, or with servers",

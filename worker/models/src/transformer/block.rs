@@ -147,7 +147,7 @@ pub(super) fn block_backward<D: Device>(
     b.sum(d, &mut back.normed)?;
     let (dy, add) = (&back.normed, Some(&back.next));
     d.norm_backward(norm, dy, &room.mid, &room.stats2, params, at.norm2, add, &mut back.mid, grads)?;
-    flat.ready(at.norm2.gamma())?;
+    flat.ready(at.norm2.gamma)?;
     let (params, grads) = flat.layer(layer)?;
     d.linear_backward_weight(b.out(), &room.attended, &back.mid, at.attention_out, grads)?;
     d.linear_backward_input(b.out(), &back.mid, params, at.attention_out, &mut back.attended)?;
@@ -158,5 +158,5 @@ pub(super) fn block_backward<D: Device>(
     b.sum(d, &mut back.normed)?;
     let (dy, add) = (&back.normed, Some(&back.mid));
     d.norm_backward(norm, dy, x, &room.stats1, params, at.norm1, add, &mut back.next, grads)?;
-    flat.ready(at.norm1.gamma())
+    flat.ready(at.norm1.gamma)
 }

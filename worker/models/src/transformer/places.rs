@@ -1,6 +1,6 @@
 //! The places of a transformer's tensors in the flat vector of the model or a slice.
 
-use super::{NormKind, TransformerShape, block::Block};
+use super::{TransformerShape, block::Block};
 use crate::slice::{Run, Runs, Slice, SliceMember};
 use paraft_compute::shape::{EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt};
 use std::ops::Range;
@@ -30,7 +30,6 @@ pub(super) struct Places {
 pub(super) struct Next {
     pub(super) at: usize,
     pub(super) width: usize,
-    pub(super) norm: NormKind,
 }
 
 impl Next {
@@ -40,11 +39,7 @@ impl Next {
     }
 
     pub(super) fn norm(&mut self) -> NormAt {
-        let gamma = self.tensor(self.width);
-        match self.norm {
-            NormKind::Layer => NormAt::Layer { gamma, beta: self.tensor(self.width) },
-            NormKind::Rms => NormAt::Rms { gamma },
-        }
+        NormAt { gamma: self.tensor(2 * self.width) }
     }
 
     pub(super) fn linear(&mut self, inputs: usize, outputs: usize) -> LinearAt {
@@ -84,7 +79,7 @@ impl Sizes {
 impl Places {
     pub(super) fn new(s: TransformerShape, sizes: Sizes) -> Self {
         let w = s.width;
-        let mut next = Next { at: 0, width: w, norm: s.norm };
+        let mut next = Next { at: 0, width: w };
         let tokens = next.tensor((sizes.vocab + sizes.others) * w);
         let embedding = EmbeddingAt { tokens, positions: next.tensor(s.time * w) };
         let blocks = (0..s.layers)
@@ -132,12 +127,7 @@ impl Places {
         let head = w / s.heads;
         let (tokens, inner) = (slice.part(s.vocab), slice.part(s.heads).start * head);
         let (hidden, sizes) = (slice.part(4 * w).start, self.sizes);
-        let norm = |runs: &mut Runs, from: NormAt, to: NormAt| {
-            runs.shared(from.gamma(), to.gamma(), w);
-            if let (Some(from), Some(to)) = (from.beta(), to.beta()) {
-                runs.shared(from, to, w);
-            }
-        };
+        let norm = |runs: &mut Runs, from: NormAt, to: NormAt| runs.shared(from.gamma, to.gamma, 2 * w);
         // Addends of a sum over all slices belong to the first slice.
         let once = |runs: &mut Runs, from: Option<usize>, to: Option<usize>, len: usize| {
             if let (Some(from), Some(to), true) = (from, to, slice.is_first()) {

@@ -1,18 +1,5 @@
 //! The transformer's shape.
 
-use serde::{Deserialize, Serialize};
-
-/// The norm of the blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NormKind {
-    /// LayerNorm.
-    #[default]
-    Layer,
-    /// RMSNorm.
-    Rms,
-}
-
 /// The transformer's sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransformerShape {
@@ -26,8 +13,6 @@ pub struct TransformerShape {
     pub heads: usize,
     /// Values of a token between blocks.
     pub width: usize,
-    /// Which norm.
-    pub norm: NormKind,
     /// Keep only the inputs of blocks.
     pub checkpoint_activations: bool,
 }

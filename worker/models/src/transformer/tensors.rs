@@ -1,6 +1,6 @@
 //! The transformer's tensors and their initial values.
 
-use super::{NormKind, TransformerShape};
+use super::TransformerShape;
 use crate::init::Init;
 use paraft_common::layout::TensorSpec;
 
@@ -10,13 +10,8 @@ pub(super) fn tensors(s: TransformerShape) -> Vec<TensorSpec> {
         TensorSpec::param("transformer.wte.weight", &[s.vocab, s.width]),
         TensorSpec::param("transformer.wpe.weight", &[s.time, s.width]),
     ];
-    let norm = |name: String| {
-        let mut both = vec![TensorSpec::param(format!("{name}.weight"), &[s.width])];
-        if s.norm == NormKind::Layer {
-            both.push(TensorSpec::param(format!("{name}.bias"), &[s.width]));
-        }
-        both
-    };
+    let norm =
+        |name: String| ["weight", "bias"].map(|part| TensorSpec::param(format!("{name}.{part}"), &[s.width]));
     let linear = |name: String, inputs: usize, outputs: usize| {
         vec![
             TensorSpec::param(format!("{name}.weight"), &[outputs * s.width, inputs * s.width]),

@@ -26,8 +26,8 @@ pub(crate) enum DriverAction {
     },
     /// Evaluate this share of the held-out data. Answer: `Driver::evaluated`.
     Evaluate {
-        /// From 1.
-        epoch: u64,
+        /// Of the evaluation.
+        number: u64,
         share: Share,
     },
     /// Prepare the minibatches of this chunk. Answer: `Driver::prepared`.
@@ -50,6 +50,6 @@ pub(crate) struct End {
     pub done: Step,
     /// This worker writes the model, and the evaluation of the final weights.
     pub first: bool,
-    /// All workers have evaluated their shares of this epoch at the final weights.
+    /// The number of the evaluation in which all workers have evaluated their shares at the final weights.
     pub evaluated: Option<u64>,
 }

@@ -1,7 +1,10 @@
 //! Checkpoints that the servers or the loop request, and the final weights.
 
 use super::{Driver, End, Landing};
-use crate::{checkpoints::Checkpoints, worker::WorkerError};
+use crate::{
+    checkpoints::{Checkpoints, InForce},
+    worker::WorkerError,
+};
 use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_common::Step;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,7 @@ impl Driver {
     /// loop sets them.
     pub fn save_now(&mut self, folder: Option<&Path>, rates: &[f64]) -> Result<PathBuf, WorkerError> {
         let step = self.done();
+        let in_force = InForce { mode: self.client.mode().1, rates: rates.to_vec() };
         let checkpoints = match &mut self.checkpoints {
             Some(checkpoints) => checkpoints,
             none => {
@@ -19,7 +23,7 @@ impl Driver {
                 none.insert(Checkpoints::on_demand(&self.plan, place, author)?)
             }
         };
-        let saved = checkpoints.save(step, folder, rates, &*self.interrupt);
+        let saved = checkpoints.save(step, folder, in_force, &*self.interrupt);
         self.note_checkpoints(false)?;
         saved
     }
@@ -29,7 +33,7 @@ impl Driver {
         if !std::mem::take(&mut self.save) {
             return;
         }
-        let rates = self.checkpoints.as_ref().map(|c| c.rates.clone()).unwrap_or_default();
+        let rates = self.checkpoints.as_ref().map(|c| c.in_force.rates.clone()).unwrap_or_default();
         match self.save_now(None, &rates) {
             Ok(path) => tracing::info!(path = %path.display(), "the requested checkpoint is written"),
             Err(e) => tracing::warn!(error = %e, "the requested checkpoint cannot be written"),
@@ -56,7 +60,7 @@ impl Driver {
     fn save_at_stop(&mut self, done: Step) {
         let is_stopped = self.trainer.is_stopped() && self.plan.leased.is_none() && done.0 < self.plan.total;
         let Some(c) = self.checkpoints.as_ref().filter(|c| is_stopped && c.lacks(done)) else { return };
-        let rates = c.rates.clone();
+        let rates = c.in_force.rates.clone();
         match self.save_now(None, &rates) {
             Ok(path) => tracing::info!(path = %path.display(), "the job was stopped; its state is written"),
             Err(e) => tracing::warn!(error = %e, "the job was stopped; its state cannot be written"),

@@ -6,7 +6,7 @@ use crate::shard::simulation::cluster::Cluster;
 pub fn replicas(cluster: &Cluster) {
     let g = cluster.0.lock();
     for (i, n) in g.nodes.iter().enumerate() {
-        let digest = n.shard.image().digest();
+        let digest = n.shard.cut().digest();
         assert_eq!(
             digest,
             g.digests[n.applied],

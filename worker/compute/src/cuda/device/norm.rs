@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm.
+//! LayerNorm.
 
 use super::{
     CudaDevice,
@@ -12,7 +12,7 @@ use crate::{
         launch::{Arg, Geometry, int},
     },
     device::RowNorms,
-    error::{DeviceError, Result},
+    error::Result,
     shape::{NORM_EPSILON, NormAt, NormShape},
 };
 
@@ -34,53 +34,27 @@ impl RowNorms for CudaDevice {
             None => (Arg::At(0), Arg::At(0)),
             Some((other, sum)) => (other.at(), self.sized(sum, rows * cols, "activations")?.at()),
         };
-        let gamma = Arg::At(params.f32_at(at.gamma()));
         let (rows_arg, cols_arg, eps) = (int(rows), int(cols), Arg::Float(NORM_EPSILON));
-        let (mean, inverse) = (stats.at(0), stats.at(rows));
-        let geometry = by_rows(rows, cols, 256);
-        match at.beta() {
-            Some(beta) =>
-            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-            unsafe {
-                self.typed(
-                    Unit::Norm,
-                    "layernorm",
-                    geometry,
-                    &[
-                        ("x", x.at()),
-                        ("residual", other),
-                        ("sum", sum),
-                        ("gamma", gamma),
-                        ("beta", Arg::At(params.f32_at(beta))),
-                        ("y", y.at()),
-                        ("mean", mean),
-                        ("rstd", inverse),
-                        ("rows", rows_arg),
-                        ("cols", cols_arg),
-                        ("eps", eps),
-                    ],
-                )
-            },
-            None =>
-            // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-            unsafe {
-                self.typed(
-                    Unit::Norm,
-                    "rmsnorm",
-                    geometry,
-                    &[
-                        ("x", x.at()),
-                        ("residual", other),
-                        ("sum", sum),
-                        ("gamma", gamma),
-                        ("y", y.at()),
-                        ("rstd", inverse),
-                        ("rows", rows_arg),
-                        ("cols", cols_arg),
-                        ("eps", eps),
-                    ],
-                )
-            },
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
+        unsafe {
+            self.typed(
+                Unit::Norm,
+                "layernorm",
+                by_rows(rows, cols, 256),
+                &[
+                    ("x", x.at()),
+                    ("residual", other),
+                    ("sum", sum),
+                    ("gamma", Arg::At(params.f32_at(at.gamma))),
+                    ("beta", Arg::At(params.f32_at(at.gamma + cols))),
+                    ("y", y.at()),
+                    ("mean", stats.at(0)),
+                    ("rstd", stats.at(rows)),
+                    ("rows", rows_arg),
+                    ("cols", cols_arg),
+                    ("eps", eps),
+                ],
+            )
         }
     }
 
@@ -98,101 +72,52 @@ impl RowNorms for CudaDevice {
     ) -> Result {
         let NormShape { rows, cols } = shape;
         self.sized(dx, rows * cols, "gradients of activations")?;
-        let gamma = Arg::At(params.f32_at(at.gamma()));
+        let gamma = Arg::At(params.f32_at(at.gamma));
         let add = add.map_or(Arg::At(0), Values::at);
         let (mean, inverse) = (stats.at(0), stats.at(rows));
         let each = chunk(rows);
         let chunks = rows.div_ceil(each);
-        let parts = if at.beta().is_some() { 2 } else { 1 };
-        let partial = room(&self.context, &mut self.work.floats, chunks * parts * cols, "column sums")?;
+        let partial = room(&self.context, &mut self.work.floats, chunks * 2 * cols, "column sums")?;
         let partial = Arg::At(partial.at(0));
-        let columns = Geometry::grid([cols.div_ceil(256), chunks, 1], 256);
-        let geometry = by_rows(rows, cols, 256);
         // First the parameters' gradients: `dx` may overwrite `dy`.
-        match at.beta() {
-            Some(beta) => {
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe {
-                    self.typed(
-                        Unit::Norm,
-                        "layernorm_params_partial",
-                        columns,
-                        &[
-                            ("dy", dy.at()),
-                            ("x", x.at()),
-                            ("mean", mean),
-                            ("rstd", inverse),
-                            ("partial", partial),
-                            ("rows", int(rows)),
-                            ("cols", int(cols)),
-                            ("rows_per_chunk", int(each)),
-                        ],
-                    )
-                }?;
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe {
-                    self.typed(
-                        Unit::Norm,
-                        "layernorm_backward",
-                        geometry,
-                        &[
-                            ("dy", dy.at()),
-                            ("x", x.at()),
-                            ("gamma", gamma),
-                            ("mean", mean),
-                            ("rstd", inverse),
-                            ("residual_grad", add),
-                            ("dx", dx.at()),
-                            ("rows", int(rows)),
-                            ("cols", int(cols)),
-                        ],
-                    )
-                }?;
-                // One sum for both if beta directly follows gamma, as in every built-in model.
-                if beta == at.gamma() + cols {
-                    let out = Arg::At(grads.at(at.gamma()));
-                    return self.column_final(partial, out, chunks, 2 * cols);
-                }
-                Err(DeviceError::Unsupported("a norm whose beta does not follow its gamma".into()))
-            }
-            None => {
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe {
-                    self.typed(
-                        Unit::Norm,
-                        "rmsnorm_params_partial",
-                        columns,
-                        &[
-                            ("dy", dy.at()),
-                            ("x", x.at()),
-                            ("rstd", inverse),
-                            ("partial", partial),
-                            ("rows", int(rows)),
-                            ("cols", int(cols)),
-                            ("rows_per_chunk", int(each)),
-                        ],
-                    )
-                }?;
-                // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-                unsafe {
-                    self.typed(
-                        Unit::Norm,
-                        "rmsnorm_backward",
-                        geometry,
-                        &[
-                            ("dy", dy.at()),
-                            ("x", x.at()),
-                            ("gamma", gamma),
-                            ("rstd", inverse),
-                            ("residual_grad", add),
-                            ("dx", dx.at()),
-                            ("rows", int(rows)),
-                            ("cols", int(cols)),
-                        ],
-                    )
-                }?;
-                self.column_final(partial, Arg::At(grads.at(at.gamma())), chunks, cols)
-            }
-        }
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
+        unsafe {
+            self.typed(
+                Unit::Norm,
+                "layernorm_params_partial",
+                Geometry::grid([cols.div_ceil(256), chunks, 1], 256),
+                &[
+                    ("dy", dy.at()),
+                    ("x", x.at()),
+                    ("mean", mean),
+                    ("rstd", inverse),
+                    ("partial", partial),
+                    ("rows", int(rows)),
+                    ("cols", int(cols)),
+                    ("rows_per_chunk", int(each)),
+                ],
+            )
+        }?;
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
+        unsafe {
+            self.typed(
+                Unit::Norm,
+                "layernorm_backward",
+                by_rows(rows, cols, 256),
+                &[
+                    ("dy", dy.at()),
+                    ("x", x.at()),
+                    ("gamma", gamma),
+                    ("mean", mean),
+                    ("rstd", inverse),
+                    ("residual_grad", add),
+                    ("dx", dx.at()),
+                    ("rows", int(rows)),
+                    ("cols", int(cols)),
+                ],
+            )
+        }?;
+        // One sum for both tensors.
+        self.column_final(partial, Arg::At(grads.at(at.gamma)), chunks, 2 * cols)
     }
 }

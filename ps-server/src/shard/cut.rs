@@ -1,15 +1,17 @@
-//! A consistent copy of a shard's state, for snapshots and digests.
+//! A cut: a shard's state at one moment. Any replica can make one, and everything that needs a consistent state walks
+//! over one: checkpoints, snapshots and digests.
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
     delta::{StagedDelta, StagedDeltaHeader},
-    state::Meta,
-    worker_state::{WorkerState, WorkerStateHeader},
+    state::{Meta, ShardConfig},
+    worker_state::WorkerStateHeader,
 };
 use crate::{
     header,
     raft::{ApplyError, RawImage},
 };
+use bytes::Bytes;
 use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -17,15 +19,30 @@ use std::sync::Arc;
 /// Kinds and lengths of blank buckets: trained values and running statistics, each with a shorter last bucket.
 const BLANKS: usize = 4;
 
-/// The whole replicated state of a shard at one log index.
+/// The state of a shard at one moment. It shares the vectors until they change (copy on write).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Image {
+pub struct Cut {
     /// The small part.
     pub meta: Meta,
     /// The buckets, ascending by id.
     pub buckets: Vec<Arc<BucketData>>,
-    /// The parts of a state delta that waits for its marker.
+    /// The parts of a state delta that waits for its marker. Only snapshots and digests need them.
     pub staged: Option<StagedDelta>,
+}
+
+/// One vector of a cut.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The bucket's index on the shard.
+    pub place: usize,
+    /// The vector's index in the bucket.
+    pub vector: usize,
+    /// Updates in the bucket.
+    pub version: Version,
+    /// The bucket's schedule clock.
+    pub clock: f64,
+    /// The values, little-endian.
+    pub payload: Bytes,
 }
 
 /// A snapshot's header: the state without the vectors.
@@ -69,8 +86,35 @@ impl BucketHeader {
     }
 }
 
-impl Image {
-    /// The header that announces [`Self::vectors`].
+/// The walker over the vectors of a cut: the first `vectors` of each bucket.
+fn parts_of(
+    buckets: Vec<Arc<BucketData>>,
+    vectors: fn(&BucketData) -> usize,
+) -> impl Iterator<Item = Part> + Send {
+    buckets.into_iter().enumerate().flat_map(move |(place, data)| {
+        (0..vectors(&data)).map(move |vector| {
+            let payload = vector_bytes(&data, vector);
+            Part { place, vector, version: data.version, clock: data.clock, payload }
+        })
+    })
+}
+
+impl Cut {
+    /// The state now; `meta` belongs to `conf`. A task other than the one that applies must hold the state's lock: `apply`
+    /// changes a bucket before it records the step, so the buckets contain everything recorded, and at most one push
+    /// more.
+    pub fn of(conf: Option<&Arc<ShardConfig>>, meta: &Meta) -> Self {
+        let buckets = conf.map(|c| c.buckets.iter().map(|b| b.image()).collect());
+        Self { meta: meta.clone(), buckets: buckets.unwrap_or_default(), staged: None }
+    }
+
+    /// Walks over the first `vectors` of each bucket. A bucket is released behind its last part, so that later changes
+    /// need not copy it.
+    pub fn into_parts(self, vectors: fn(&BucketData) -> usize) -> impl Iterator<Item = Part> + Send {
+        parts_of(self.buckets, vectors)
+    }
+
+    /// The header that announces the parts of [`Self::to_raw`].
     pub fn header(&self) -> ImageHeader {
         let buckets = self.buckets.iter().map(|b| BucketHeader::of(b)).collect();
         ImageHeader {
@@ -80,20 +124,7 @@ impl Image {
         }
     }
 
-    /// The vectors in order: for each bucket its weights, its slots and the state kept per worker; then the staged
-    /// parts.
-    pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
-        let staged = self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| v.as_slice()));
-        self.buckets
-            .iter()
-            .flat_map(|b| {
-                let kept = b.kept.values().flat_map(WorkerState::vectors).map(|v| v.as_slice());
-                std::iter::once(&*b.weights).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
-            })
-            .chain(staged)
-    }
-
-    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. Each vector is
+    /// Builds a cut from a snapshot's header and its vectors (little-endian), which must fit it exactly. Each vector is
     /// released before the next is requested.
     pub fn assemble(
         header: ImageHeader,
@@ -146,10 +177,11 @@ impl Image {
         Ok(Self { meta: header.meta, buckets, staged })
     }
 
-    /// The image in Raft's format. On a little-endian host the parts share the buckets' memory: nothing is copied.
+    /// The cut in Raft's format: for each bucket its weights, its slots and the state kept per worker; then the staged
+    /// parts. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
         let head = header::encode(&self.header());
-        let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
+        let buckets = parts_of(self.buckets.clone(), BucketData::vectors).map(|part| part.payload);
         let staged =
             self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
         RawImage {
@@ -158,7 +190,7 @@ impl Image {
         }
     }
 
-    /// Decodes [`RawImage::head`]. Together with the parts in order it gives the image again ([`Self::assemble`]).
+    /// Decodes [`RawImage::head`]. Together with the parts in order it gives the cut again ([`Self::assemble`]).
     /// Fails if the head does not fit.
     pub fn header_of(head: &[u8]) -> Result<ImageHeader, ApplyError> {
         header::decode(head).map_err(|e| ApplyError::Damaged(format!("the snapshot: {e}")))
@@ -174,11 +206,28 @@ impl Image {
 
     /// XXH3 over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
-        self.to_raw().digest()
+        self.to_raw().into_digest()
     }
+}
 
-    /// Bytes of the vectors.
-    pub fn bytes(&self) -> u64 {
-        self.vectors().map(|v| v.len() as u64 * 4).sum()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::leader::tests::shard_of;
+    use paraft_common::{Mode, config::ServerJob};
+
+    #[test]
+    fn walked_bucket_is_released_behind_its_last_part() {
+        let shard = shard_of(&ServerJob::new("cut", Mode::Asp, 2, 1));
+        let conf = shard.configured().expect("configured");
+        let held = || [0, 1].map(|place| Arc::strong_count(&conf.buckets[place].image()) > 2);
+        let mut parts = shard.cut().into_parts(BucketData::vectors);
+        assert_eq!(held(), [true, true], "the cut holds both");
+        let first = parts.next().expect("the weights of bucket 0");
+        assert_eq!((first.place, first.vector, first.payload.len()), (0, 0, 4));
+        assert_eq!(parts.next().map(|part| (part.place, part.vector)), Some((1, 0)));
+        assert_eq!(held(), [false, true], "bucket 0 has no more parts");
+        assert!(parts.next().is_none());
+        assert_eq!(held(), [false, false]);
     }
 }
