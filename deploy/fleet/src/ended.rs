@@ -228,12 +228,10 @@ impl RecordedEnd {
         match (&self.diverged, &self.end) {
             // A comparison writes the totals of such a run too.
             (Some(why), _) => EndState::Failed(why.clone()),
-            _ if self.summary.is_some() => {
-                match trained_all(record, summary, self.steps, total_steps) {
-                    true => EndState::Finished,
-                    false => EndState::Stopped,
-                }
-            }
+            _ if self.summary.is_some() => match trained_all(record, summary, self.steps, total_steps) {
+                true => EndState::Finished,
+                false => EndState::Stopped,
+            },
             (None, Some(end)) => end.clone(),
             (None, None) => EndState::NoEnd,
         }
