@@ -14,8 +14,8 @@ pub const RULES: [&str; 5] = [
      Otherwise nothing is to be concluded from their difference.",
     "The group to use is the fastest one to the target (where no group reached it, or there is none: the one with the shortest \
      training time) among those whose mean final accuracy is at most 0.5 points below the best one's, or whose mean final \
-     loss is at most 5 % above it. There is one only if it differs clearly from each other group: from those in that time, from \
-     the rest in final accuracy or loss.",
+     loss is at most 5 % above it. It must differ clearly from each other group: from those in that time, from the rest in \
+     accuracy or loss.",
 ];
 
 /// Of accuracy, 0 to 1: rule 5.
@@ -168,11 +168,9 @@ fn clearly_before(one: &Candidate<'_>, other: &Candidate<'_>, get: Get) -> bool 
 
 fn not_clear(first: &Candidate<'_>, other: &str, more: usize, seeds: bool) -> String {
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let advice = if seeds { "" } else { " One seed says nothing about chance: add --seeds 3." };
+    let advice = if seeds { "" } else { " Add --seeds 3." };
     let first = first.label;
-    format!(
-        "Which group to use is not to be concluded: {first} does not differ clearly from {other}{more}.{advice}"
-    )
+    format!("No recommendation: {first} does not differ clearly from {other}{more}.{advice}")
 }
 
 /// Who is first, and how clearly before the next one.
