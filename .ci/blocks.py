@@ -28,6 +28,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECONDS = 420  # of one page
+SESSIONS = set()  # shells that run
 
 HOURS = "measures for minutes to hours"
 SHAPE = "its words in capitals are the reader's"
@@ -244,6 +245,12 @@ def end(session):
         time.sleep(0.1)
 
 
+def interrupted(*_):
+    for session in list(SESSIONS):
+        end(session)
+    os._exit(130)
+
+
 def environment(options, folder):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PARAFT_", "PYTHON", "SLURM", "OMPI", "PMI"))}
     path = [str(options.program.parent)] + ([str(options.python.parent)] if options.python else []) + [kept["PATH"]]
@@ -298,12 +305,14 @@ def run_page(options, page, all_blocks):
         script += f"touch {out}/end\n"
         shell = subprocess.Popen(["bash", "-c", script], cwd=folder, env=environment(options, folder), stdin=subprocess.DEVNULL,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        SESSIONS.add(shell.pid)
         try:
             shell.wait(SECONDS * (10 if options.whole else 1))
         except subprocess.TimeoutExpired:
             wrong.append(f"{page}: no end after {SECONDS} s")
         end(shell.pid)
         shell.wait()
+        SESSIONS.discard(shell.pid)
         read = lambda name: (out / name).read_text(encoding="utf-8", errors="replace") if (out / name).exists() else None
         outs = [read(f"{i}.out") for i in range(len(running))]
         shown = "".join(b.text for b in all_blocks if b.kind == "text")
@@ -391,6 +400,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the folders")
     options = parser.parse_intermixed_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     pages = options.pages or ["README.md"] + sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))
     found = {page: blocks(page) for page in pages}
     wrong, ran, checked, waiting = [], 0, 0, 0
