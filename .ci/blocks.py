@@ -323,7 +323,7 @@ def run_page(options, page, all_blocks):
             said = "\n    ".join(outs[i].strip().split("\n")[-30:])
             if failed := read(f"{i}.fail"):
                 wrong.append(f"{block}: {failed.strip()}\n    {said}")
-            elif errors := [e for e in re.findall(r"(?m)^(?:error|warning|left out): .*", outs[i]) if list(missing(e, shown))]:
+            elif errors := [e for e in re.findall(r"(?m)^(?:error|left out): .*", outs[i]) if list(missing(e, shown))]:
                 wrong.append(f"{block}: {errors[0]}\n    {said}")
         # Output that is shown stands below its block.
         ran = None
