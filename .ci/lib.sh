@@ -179,6 +179,11 @@ check_demo() { # the program
     [[ -s $scratch/demo/report.html ]] || { echo "no report" >&2; return 1; }
 }
 
+# The commands of README.md and docs/, as they are written.
+check_blocks() { # the program, and flags of blocks.py
+    if command -v python3 >/dev/null; then python3 .ci/blocks.py "$@"; else skip "no python3: the commands of the documents are not run"; fi
+}
+
 # A suite of tests/engines, twice where it fails: engines have moods of their own.
 check_engine() { # the program, the engine, its seconds
     local code=0 began=$SECONDS

@@ -127,11 +127,17 @@ pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String 
     if leader.is_none() {
         missing.extend(silent().map(|(a, why)| format!("{a} ({why})")));
     }
+    let there = there.join(", ");
+    if missing.is_empty() {
+        // So it is while a fleet starts.
+        return format!(
+            "{head}; all servers that were asked answer: {there}. They elect one as soon as a majority of it answers: try again"
+        );
+    }
     format!(
-        "{head}; servers that answer: {}; that do not: {}. Servers and placement cannot change until a majority runs: \
+        "{head}; servers that answer: {there}; that do not: {}. Servers and placement cannot change until a majority runs: \
          start the missing servers again, each with its own --data",
-        there.join(", "),
-        if missing.is_empty() { "none of those that were asked".into() } else { missing.join(", ") }
+        missing.join(", ")
     )
 }
 

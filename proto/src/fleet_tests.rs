@@ -58,10 +58,12 @@ fn who_is_missing_is_named_with_a_remedy() {
     let nobody = [("h0:1".into(), Ok(DescribeReply::default())), ("h1:1".into(), refused())];
     let alone = [("h0:1".into(), knows(&[1, 2])), ("h1:1".into(), refused())];
     let none = [("h0:1".into(), Err("UnknownCA".into())), ("h1:1".into(), refused())];
+    let starts = ["h0:1", "h1:1"].map(|a| (a.into(), Ok(DescribeReply::default())));
     for (answers, words) in [
         (nobody, ["has no leader", "that answer: h0:1;", "h1:1 (Connection refused)", "--data"]),
         (alone, ["no majority", "that answer: h0:1;", "s1 at h1:1, s2 at h2:1", "--data"]),
         (none, ["no server answered", "h0:1: UnknownCA", "h1:1: Connection refused", "\n"]),
+        (starts, ["has no leader", "h0:1, h1:1", "They elect one", "try again"]),
     ] {
         let said = no_leader(&answers);
         words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));

@@ -64,8 +64,9 @@ fn all(filter: EnvFilter) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + S
 }
 
 fn filter(default: &str) -> EnvFilter {
-    // openraft tells each heartbeat at info; its warnings repeat while a peer is down.
-    let quiet = format!("{default},openraft=error");
+    // openraft tells each heartbeat at info, warns while a peer is down, and reports errors when a replica ends in order. What
+    // is wrong with a replica is said by `paraft-raft`, in words of ours.
+    let quiet = format!("{default},openraft=off");
     EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new(quiet))
 }
 

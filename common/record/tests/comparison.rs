@@ -122,33 +122,46 @@ fn the_verdict_follows_from_the_rules() {
     let (use_, text) =
         said([bsp(), vec![cell("asp", 2, 1, 10.0, 0.947), cell("asp", 2, 2, 11.0, 0.948)]].concat());
     assert_eq!(use_.as_deref(), Some("asp"));
-    assert!(text.starts_with("Use asp: the fastest to the target within 0.5 points"), "{text}");
+    assert!(
+        text.starts_with("Use asp: the fastest to 90.0\u{a0}% of the 2 groups within 0.5 points"),
+        "{text}"
+    );
     assert!(text.contains("asp, 10.5 s; next is bsp, 31.0 s. Each seed of the one beats"), "{text}");
     // Faster by far, but too far below the best.
-    let (use_, _) =
+    let (use_, text) =
         said([bsp(), vec![cell("asp", 2, 1, 10.0, 0.944), cell("asp", 2, 2, 11.0, 0.944)]].concat());
     assert_eq!(use_.as_deref(), Some("bsp"));
+    assert!(text.starts_with("Use bsp: the only group within 0.5 points of the best accuracy."), "{text}");
     // One seed of asp misses the target: it cannot be the fastest to it.
     let (_, text) =
         said([bsp(), vec![cell("asp", 2, 1, 10.0, 0.949), cell("asp", 2, 2, 11.0, 0.89)]].concat());
     assert!(text.contains("Fastest to 90.0\u{a0}%: bsp, 31.0 s."), "{text}");
     // Overlap, and one seed alone.
-    let (_, text) =
+    let (use_, text) =
         said([bsp(), vec![cell("asp", 2, 1, 31.5, 0.95), cell("asp", 2, 2, 29.0, 0.95)]].concat());
-    assert!(text.contains("Their seeds overlap"), "{text}");
-    let (_, text) = said(vec![cell("bsp", 2, 1, 30.0, 0.95), cell("asp", 2, 1, 10.0, 0.95)]);
-    assert!(text.contains("One seed says nothing about chance"), "{text}");
+    assert!(use_.is_none() && text.contains("Their seeds overlap"), "{text}");
+    assert!(text.starts_with("No recommendation: asp does not differ"), "{text}");
+    assert!(!text.contains("Use ") && !text.contains("Add --seeds"), "{text}");
+    let (use_, text) = said(vec![cell("bsp", 2, 1, 30.0, 0.95), cell("asp", 2, 1, 10.0, 0.95)]);
+    assert!(use_.is_none() && text.contains("Add --seeds 3."), "{text}");
+    // The slowest is the only one near the best, but not clearly.
+    let (use_, text) =
+        said([bsp(), vec![cell("asp", 2, 1, 60.0, 0.99), cell("asp", 2, 2, 60.0, 0.94)]].concat());
+    assert!(use_.is_none() && !text.contains("shortest") && !text.contains("Use "), "{text}");
     // A run that diverged: its group cannot win, and is named.
     let mut wild = cell("asp", 2, 2, 1.0, 0.99);
     wild.record.diverged = Some(Diverged { wall: 1.0, reason: "the loss became NaN".into() });
     let (use_, text) = said([bsp(), vec![cell("asp", 2, 1, 1.0, 0.99), wild.clone()]].concat());
     assert_eq!(use_.as_deref(), Some("bsp"));
+    assert!(text.starts_with("Use bsp: no other group has only runs that count."), "{text}");
     assert!(text.contains("Diverged: asp (1 of 2 runs)."), "{text}");
     let (use_, text) = said(vec![wild]);
     assert!(use_.is_none() && text.contains("No group has only runs that count"), "{text}");
     // No run reaches the target: the shortest training time decides.
-    let (use_, text) = said(vec![cell("bsp", 2, 1, 30.0, 0.80), cell("asp", 2, 1, 10.0, 0.799)]);
-    assert!(use_.as_deref() == Some("asp") && text.contains("shortest training time"), "{text}");
+    let low = |mode, seconds, accuracy| [1, 2].map(|seed| cell(mode, 2, seed, seconds, accuracy));
+    let (use_, text) = said([low("bsp", 30.0, 0.80), low("asp", 10.0, 0.799)].concat());
+    assert_eq!(use_.as_deref(), Some("asp"));
+    assert!(text.starts_with("Use asp: the shortest training time of the 2 groups within"), "{text}");
     assert!(text.contains("No group reached 90.0"), "{text}");
 }
 

@@ -277,8 +277,9 @@ fn point(job: &Job, old: &Job, from: u64, to: u64) -> Point {
     let more = |now: u64, then: u64| now.checked_sub(then);
     let rate = |now: u64, then: u64| Some(more(now, then)? as f64 / seconds);
     let trains = || job.members.iter().filter(|m| !m.finished && !m.idle);
-    // Without training workers, no worker is behind.
-    let slowest = trains().map(|m| m.clock).min().unwrap_or(u64::MAX);
+    // Without training workers, no worker is behind. The mode bounds how far ahead a worker begins a step; its clock counts
+    // that step when it is pushed.
+    let slowest = trains().map(|m| m.clock + 1).min().unwrap_or(u64::MAX);
     let losses = more(job.losses, old.losses).filter(|n| *n > 0);
     let sums = |counts: &[u64]| {
         let all: u64 = counts.iter().sum();

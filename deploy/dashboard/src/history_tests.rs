@@ -44,7 +44,11 @@ fn what_changes_is_said_once_and_rates_are_between_two_looks() {
     let said: Vec<&str> = news.events.iter().map(|e| e.what.as_str()).collect();
     assert_eq!(said, ["s1 is silent, and was up", "s1 leads shard 0 of t, in term 2"]);
     let point = &news.points[&0];
-    assert_eq!((point.step, point.ahead, point.samples), (9, 2, None), "another leads");
+    assert_eq!(
+        (point.step, point.ahead, point.samples),
+        (9, 1, None),
+        "another leads; it began a step ahead"
+    );
     let mut ended = facts(3250, 1, "silent", [9, 7], 55);
     ended.jobs[0].members.iter_mut().for_each(|m| m.finished = true);
     assert_eq!(history.see(ended).points[&0].ahead, 0, "no worker is behind");

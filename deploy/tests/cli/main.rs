@@ -12,6 +12,7 @@ mod engines;
 mod gpu;
 mod groups;
 mod hazards;
+mod healthy;
 mod help;
 mod hung;
 mod init;

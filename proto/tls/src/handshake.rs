@@ -109,6 +109,8 @@ enum Step {
     Again,
     /// `true`: the handshake is over.
     Stop(bool),
+    /// The peer has closed the connection.
+    Left,
 }
 
 /// One step; the number of consumed bytes, even after an error.
@@ -142,6 +144,7 @@ fn step<D>(
             }
             ConnectionState::WriteTraffic(_) => Step::Stop(true),
             ConnectionState::BlockedHandshake => Step::Stop(false),
+            ConnectionState::PeerClosed => Step::Left,
             other => return Err(Error::General(format!("{other:?} during the handshake"))),
         })
     };
@@ -194,6 +197,7 @@ impl Handshake {
             match stepped {
                 Ok(Step::Again) => {}
                 Ok(Step::Stop(over)) => return Ok((used, over)),
+                Ok(Step::Left) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Err(e) => {
                     // The next call produces the alert for the peer; a further one returns the same error.
                     let _ = self.step(&mut came[used..], hear);

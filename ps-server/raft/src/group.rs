@@ -279,8 +279,12 @@ impl Group {
         let waits = self.raft.ensure_linearizable(ReadPolicy::ReadIndex);
         match tokio::time::timeout(Duration::from_secs(2), waits).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(e)) => Err(ProposeError(format!("leadership was not confirmed: {e}"))),
-            Err(_) => Err(ProposeError("leadership was not confirmed in 2 s".into())),
+            // Raft's error has the whole membership in it.
+            Ok(Err(e)) => {
+                tracing::debug!(group = %self.name, error = %e, "leadership was not confirmed");
+                Err(ProposeError("another replica leads, or no majority answers".into()))
+            }
+            Err(_) => Err(ProposeError("no majority has answered in 2 s".into())),
         }
     }
 

@@ -35,6 +35,14 @@ const HTTP2_ONLY_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x10\x07\0\0\0\0\0\0\0\0
 const HTTP1_ONLY_TLS: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks TLS only.\n";
 
+/// How a peer leaves.
+const LEFT: [io::ErrorKind; 4] = [
+    io::ErrorKind::UnexpectedEof,
+    io::ErrorKind::ConnectionReset,
+    io::ErrorKind::ConnectionAborted,
+    io::ErrorKind::BrokenPipe,
+];
+
 /// A socket whose peer can be identified.
 pub trait IdentifiableSocket: Send + 'static {
     /// The stream of the connection.
@@ -49,7 +57,7 @@ pub trait IdentifiableSocket: Send + 'static {
 
 /// A refused peer.
 pub struct RefusedPeer {
-    /// `None`: it left without a byte, as a client does that only checks for a listener.
+    /// `None`: it left, as a client does that only checks for a listener, or waited too long for a busy server.
     why: Option<String>,
     /// Its last message, and the socket for it.
     last: Option<(TcpStream, &'static [u8])>,
@@ -68,7 +76,7 @@ impl IdentifiableSocket for TcpStream {
             };
             let why = match failed.why {
                 TlsError::Plain => Some("it does not speak TLS".into()),
-                TlsError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => None,
+                TlsError::Io(e) if LEFT.contains(&e.kind()) => None,
                 why => Some(why.to_string()),
             };
             RefusedPeer { why, last: Some((failed.socket, tells)) }

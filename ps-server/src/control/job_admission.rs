@@ -46,7 +46,7 @@ impl Agent {
         let asked = self.calls.room(&address, id, text).await;
         asked
             .inspect_err(
-                |why| tracing::warn!(server = %id, why, "a server cannot report whether it has room for the job"),
+                |why| tracing::info!(server = %id, why, "a server did not say whether it has room for the job"),
             )
             .ok()
     }

@@ -77,7 +77,9 @@ impl ControlReplica {
             }
             let group = self.get();
             if self.stopped().is_none() {
-                let Some(why) = group.trouble() else { continue };
+                // A server that ends has stopped it itself.
+                let trouble = group.trouble().filter(|_| ended.borrow().is_some());
+                let Some(why) = trouble else { continue };
                 tracing::error!(why, "the control group's replica has stopped; it is started again");
                 *self.waits.lock() = Some((why, Instant::now()));
                 group.shutdown().await;

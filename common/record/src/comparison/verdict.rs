@@ -14,7 +14,8 @@ pub const RULES: [&str; 5] = [
      Otherwise nothing is to be concluded from their difference.",
     "The group to use is the fastest one to the target (where no group reached it, or there is none: the one with the shortest \
      training time) among those whose mean final accuracy is at most 0.5 points below the best one's, or whose mean final \
-     loss is at most 5 % above it.",
+     loss is at most 5 % above it. It must differ clearly from each other group: from those in that time, from the rest in \
+     accuracy or loss.",
 ];
 
 /// Of accuracy, 0 to 1: rule 5.
@@ -108,15 +109,32 @@ impl Verdict {
             own.mean <= if accuracy { top.mean + POINTS } else { top.mean * (1.0 + LOSS_SHARE) }
         };
         let to_target: Vec<_> = reached.iter().copied().filter(|c| good_enough(c)).collect();
-        let trained: Vec<_> = all.iter().copied().filter(good_enough).collect();
-        let recommended = fastest(&to_target, seconds).or_else(|| fastest(&trained, |f| f.seconds));
-        if let Some(r) = recommended.filter(|_| groups.len() > 1) {
-            let why = match to_target.is_empty() {
-                false => "the fastest to the target",
-                true => "the shortest training time",
-            };
+        let trained: Vec<_> = all.iter().copied().filter(|c| good_enough(c)).collect();
+        let first_in_time = fastest(&to_target, seconds).or_else(|| fastest(&trained, |f| f.seconds));
+        let time: Get = if to_target.is_empty() { |f| f.seconds } else { seconds };
+        let mut recommended = first_in_time;
+        if let Some(r) = first_in_time.filter(|_| groups.len() > 1) {
             let near = if accuracy { "0.5 points of the best accuracy" } else { "5 % of the least loss" };
-            sentences.insert(0, format!("Use {}: {why} within {near}.", r.label));
+            let others = all.iter().copied().filter(|c| c.place != r.place);
+            let unclear: Vec<&str> = others
+                .filter(|c| !clearly_before(r, c, if good_enough(c) { time } else { end }))
+                .map(|c| c.label)
+                .collect();
+            let said = if let [one, more @ ..] = &unclear[..] {
+                recommended = None;
+                not_clear(r, one, more.len(), all.iter().all(|c| c.runs > 1))
+            } else if all.len() == 1 {
+                format!("Use {}: no other group has only runs that count.", r.label)
+            } else if trained.len() == 1 {
+                format!("Use {}: the only group within {near}.", r.label)
+            } else {
+                let why = match target.filter(|_| !to_target.is_empty()) {
+                    Some(target) => format!("the fastest to {}", text::percent(target)),
+                    None => "the shortest training time".into(),
+                };
+                format!("Use {}: {why} of the {} groups within {near}.", r.label, trained.len())
+            };
+            sentences.insert(0, said);
         }
         if !diverged.is_empty() {
             sentences.push(format!("Diverged: {}.", diverged.join(", ")));
@@ -139,6 +157,20 @@ fn fastest<'a, 'b>(of: &[&'a Candidate<'b>], get: Get) -> Option<&'a Candidate<'
     let mut with: Vec<_> = of.iter().filter_map(|c| Some((get(&c.figures)?.mean, *c))).collect();
     with.sort_by(|a, b| a.0.total_cmp(&b.0));
     with.first().map(|(_, c)| *c)
+}
+
+/// Rule 4: whether the one is clearly before the other.
+fn clearly_before(one: &Candidate<'_>, other: &Candidate<'_>, get: Get) -> bool {
+    let (Some(own), its) = (get(&one.figures), get(&other.figures)) else { return false };
+    // Who has no figure never reached the target.
+    one.runs > 1 && other.runs > 1 && own.runs == one.runs && its.is_none_or(|its| own.max < its.min)
+}
+
+fn not_clear(first: &Candidate<'_>, other: &str, more: usize, seeds: bool) -> String {
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let advice = if seeds { "" } else { " Add --seeds 3." };
+    let first = first.label;
+    format!("No recommendation: {first} does not differ clearly from {other}{more}.{advice}")
 }
 
 /// Who is first, and how clearly before the next one.

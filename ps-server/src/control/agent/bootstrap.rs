@@ -59,7 +59,7 @@ impl Agent {
             let first = self.options.servers.first() == Some(&self.options.address);
             if first && (all || enough) {
                 if let Err(e) = self.found(&fresh, ours).await {
-                    tracing::warn!(error = %e, "the fleet cannot be founded yet");
+                    tracing::info!(error = %e, "the fleet is not founded yet; trying again");
                 } else {
                     return Ok(());
                 }

@@ -223,7 +223,8 @@ impl Agent {
             self.propose(command)
         });
         if let Some(e) = futures::future::join_all(agreeing).await.into_iter().find_map(Result::err) {
-            tracing::warn!(error = %e, "the control group cannot agree at present");
+            // An election does this; the next plan proposes it again.
+            tracing::info!(error = %e, "the control group has not agreed yet; trying again");
             return true;
         }
         let changed = match plan.control {
@@ -239,7 +240,7 @@ impl Agent {
             }
         };
         if let Err(e) = changed {
-            tracing::warn!(error = %e, "the control group's membership cannot change at present");
+            tracing::info!(error = %e, "the control group's membership has not changed yet; trying again");
         }
         busy
     }

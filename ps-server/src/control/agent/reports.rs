@@ -164,7 +164,7 @@ impl Agent {
                     }
                     Ok(()) => {}
                     Err(e) => {
-                        tracing::warn!(shard = %d.shard, what = ?d.what, error = %e, "a directive failed; it will be planned again");
+                        tracing::info!(shard = %d.shard, what = ?d.what, error = %e, "a directive failed; it will be planned again");
                     }
                 }
             });

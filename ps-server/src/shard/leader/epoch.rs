@@ -208,11 +208,11 @@ impl Leader {
     }
 
     pub(super) fn cannot_lead_yet(&mut self, group: &dyn GroupStatus, e: &ProposeError) {
-        // Logged as a warning once a term: it retries many times a second.
+        // Logged once a term: it retries many times a second. On a busy host elections end like this: no warning.
         let shard = self.shard.id().0;
         match self.epoch.as_ref().is_some_and(|e| e.again) {
-            true => tracing::debug!(shard, error = %e, "cannot lead yet"),
-            false => tracing::warn!(shard, error = %e, "cannot lead yet"),
+            true => tracing::debug!(shard, error = %e, "cannot lead yet; trying again"),
+            false => tracing::info!(shard, error = %e, "cannot lead yet; trying again"),
         }
         self.restart(group);
     }

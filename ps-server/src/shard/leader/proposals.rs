@@ -96,7 +96,7 @@ impl Leader {
             }
             (Purpose::CatchUp, Ok(_)) => self.ready(),
             (Purpose::Session(_), Err(e)) => {
-                tracing::warn!(shard, error = %e, "a confirmation failed; another replica may lead");
+                tracing::info!(shard, error = %e, "a session was not confirmed; the worker asks again");
                 self.restart(group);
             }
             // This replica leads and has applied everything, so its record of the session is correct.
@@ -107,7 +107,8 @@ impl Leader {
                 self.restart(group);
             }
             (_, Err(e)) => {
-                tracing::warn!(shard, error = %e, "a proposal was lost");
+                // An election does this, and nothing is lost by it: workers send again what has no ack.
+                tracing::info!(shard, error = %e, "a change was not committed; workers send it again");
                 self.restart(group);
             }
             (purpose, Ok(outcome)) => self.applied(purpose, outcome),

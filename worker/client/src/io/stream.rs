@@ -20,8 +20,8 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 /// A server answers a new stream at once, whatever it sends later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A shard without a leader is logged after this delay, then at this interval. An election takes less.
-const NO_LEADER_WARNING_DELAY: Duration = Duration::from_secs(2);
+/// A shard without a leader is logged after this delay, then at this interval. Elections take less, also on a busy host.
+const NO_LEADER_WARNING_DELAY: Duration = Duration::from_secs(10);
 const NO_LEADER_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A stream that is open or connecting.
