@@ -3,7 +3,7 @@
 //! The record says how it ended: a summary is the end of a run that finished or was stopped, an `end` line that of one
 //! that failed or was interrupted. A launcher that was killed has written neither.
 
-use crate::{failure::Failure, files::JOB_FILE};
+use crate::{failure::Failure, files::JOB_FILE, shared::JobEnd};
 use paraft_checkpoint::{Folder, MODEL_FILE, Manifest};
 use paraft_proto::{CheckpointInfo, FleetShape, JobInfo};
 use paraft_record::{EndKind, Event, METRICS_FILE, RecordError, Run, RunRecord, Summary, read_events};
@@ -133,7 +133,18 @@ impl EndedRun {
             _ if has_summary && trained_all(&record, &summary, steps, total_steps) => EndState::Finished,
             _ if has_summary => EndState::Stopped,
             (None, Some(end)) => end,
-            (None, None) => EndState::NoEnd,
+            // The processes of an engine have no launcher that ends the record.
+            (None, None) => match JobEnd::of_run(dir) {
+                Some(JobEnd::Done) if trained_all(&record, &summary, steps, total_steps) => {
+                    EndState::Finished
+                }
+                Some(JobEnd::Done) => EndState::Stopped,
+                Some(JobEnd::Failed { worker, node, code, said }) => {
+                    let last = said.lines().next_back().unwrap_or_default();
+                    EndState::Failed(format!("worker w{worker} on {node}, code {code}: {last}"))
+                }
+                None => EndState::NoEnd,
+            },
         };
         let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
         let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
