@@ -22,6 +22,7 @@ use std::{io::Write, path::PathBuf};
 
 mod certs;
 mod checkpoint;
+mod completions;
 mod control;
 mod dashboard;
 mod data;
@@ -221,10 +222,9 @@ fn main() {
         Command::Doctor(a) => failure::report(doctor::run(&a)),
         Command::Env(a) => failure::report(doctor::env(&a)),
         Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut help::with_help(Cli::command()), "paraft", &mut script);
+            let script = completions::script(shell, help::with_help(Cli::command()));
             // A reader that closes the pipe early (`head`) is no failure.
-            let _ = std::io::stdout().write_all(&script);
+            let _ = std::io::stdout().write_all(script.as_bytes());
             exit::OK
         }
         Command::Man { out } => {

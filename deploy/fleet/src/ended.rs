@@ -6,6 +6,7 @@
 use crate::{
     failure::Failure,
     files::{JOB_FILE, REPORT_FILE},
+    shared::JobEnd,
 };
 use paraft_checkpoint::{Folder, MODEL_FILE, Manifest};
 use paraft_proto::{CheckpointInfo, FleetShape, JobInfo};
@@ -66,6 +67,19 @@ impl EndState {
     }
 }
 
+/// How a run ended whose processes an engine has started; `trained_all`: all steps are recorded.
+fn on_engine(dir: &Path, trained_all: bool) -> EndState {
+    match JobEnd::of_run(dir) {
+        Some(JobEnd::Done) if trained_all => EndState::Finished,
+        Some(JobEnd::Done) => EndState::Stopped,
+        Some(JobEnd::Failed { worker, node, code, said }) => {
+            let last = said.lines().next_back().unwrap_or_default();
+            EndState::Failed(format!("worker w{worker} on {node}, code {code}: {last}"))
+        }
+        None => EndState::NoEnd,
+    }
+}
+
 /// A run that has ended, and what lies in its folder.
 pub struct EndedRun {
     /// The folder.
@@ -109,7 +123,12 @@ impl EndedRun {
         let summary = record.summarize();
         let job = Job::load(&dir.join(JOB_FILE), &[]).ok();
         let total_steps = total_steps(&record.run, job.as_ref());
-        let (state, steps) = (end.state(&record, &summary, total_steps), end.steps);
+        let steps = end.steps;
+        let state = match end.state(&record, &summary, total_steps) {
+            // The processes of an engine have no launcher that ends the record.
+            EndState::NoEnd => on_engine(dir, trained_all(&record, &summary, steps, total_steps)),
+            state => state,
+        };
         let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
         let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
         let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());

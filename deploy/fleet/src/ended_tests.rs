@@ -55,6 +55,25 @@ fn the_end_of_the_record_decides_how_a_run_ended() {
 }
 
 #[test]
+fn a_run_of_an_engine_ends_as_its_workers_recorded() {
+    let failed = |said: &str| JobEnd::Failed { worker: 1, node: "n2".into(), code: 1, said: said.into() };
+    for (ended, steps, state) in [
+        (JobEnd::Done, 100, EndState::Finished),
+        (JobEnd::Done, 40, EndState::Stopped),
+        (
+            failed("Traceback:\nValueError: no"),
+            40,
+            EndState::Failed("worker w1 on n2, code 1: ValueError: no".into()),
+        ),
+    ] {
+        let scratch = run_of(steps, &[]);
+        let text = serde_json::to_string(&ended).expect("text");
+        fs::write(scratch.path().join("ended"), text).expect("written");
+        assert_eq!(EndedRun::read(scratch.path()).expect("a run").state, state);
+    }
+}
+
+#[test]
 fn a_run_without_a_beginning_is_refused_with_its_file() {
     let scratch = tempfile::tempdir().expect("scratch");
     fs::write(scratch.path().join(METRICS_FILE), "").expect("an empty record");

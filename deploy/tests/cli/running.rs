@@ -419,8 +419,15 @@ fn doctor_env_and_completions_answer() {
         assert!(row["check"].is_string() && row["verdict"].is_string());
     }
     assert!(text(&run(&["env"]).stdout).contains("protocol"));
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(text(&run(&["completions", shell]).stdout).contains("paraft"));
+    for (shell, lists) in [
+        ("bash", "complete -F _paraft_keys "),
+        ("zsh", ":KEY=VALUE:_paraft_keys'"),
+        ("fish", "-r -f -a \"(__fish_paraft_keys)\""),
+    ] {
+        let script = text(&run(&["completions", shell]).stdout);
+        for part in [lists, " train.mode ", " checkpoint.every_steps "] {
+            assert!(script.contains(part), "no `{part}` for {shell}");
+        }
     }
     assert_eq!(run(&["trian"]).status.code(), Some(2));
 }

@@ -47,6 +47,14 @@ pub(crate) fn known(path: &[String]) -> Vec<String> {
     keys
 }
 
+/// All keys of a job that have a value, as `train.mode`, without those whose names the user chooses.
+pub fn job_keys() -> Vec<String> {
+    let all = known(&[]);
+    let is_table =
+        |key: &String| all.iter().any(|k| k.strip_prefix(key.as_str()).is_some_and(|k| k.starts_with('.')));
+    all.iter().filter(|key| !is_table(key)).cloned().collect()
+}
+
 /// The probably intended key: the same name in another table; a similar name in this table; a similar name
 /// anywhere.
 pub(crate) fn meant(wrong: &str, parent: &str, there: &[&str]) -> Option<String> {

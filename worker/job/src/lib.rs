@@ -46,6 +46,7 @@ pub use constraints::{ConstraintConfig, Constraints};
 pub use device::DeviceConfig;
 pub use eval::EvalConfig;
 pub use job::Job;
+pub use keys::job_keys;
 pub use memory::{MemoryConfig, Resident};
 pub use parallel::ParallelConfig;
 pub use place::line_of;

@@ -3,8 +3,9 @@
 //!
 //! It is a pure function of the engine's variables (and of what [`HostContext`] has): it queries nothing.
 //! Precedence: a flag, a `PARAFT_*` variable, then the innermost engine. An engine that runs inside
-//! another is more specific. So torchrun precedes MPI launchers, and these precede Slurm: they may run in
-//! a Slurm step, where Slurm's variables would give all of their ranks the same number. Then follow
+//! another is more specific. So Ray, whose nodes may be tasks of any other, precedes torchrun, torchrun
+//! precedes MPI launchers, and these precede Slurm: they may run in a Slurm step, where Slurm's variables
+//! would give all of their ranks the same number. Then follow
 //! Slurm, Flux, an Indexed Job (JobSet's too), LeaderWorkerSet, `TF_CONFIG`, SkyPilot, dstack, and the
 //! batch systems that start one process: LSF, HTCondor, arrays of PBS and Grid Engine.
 //!
@@ -263,8 +264,9 @@ impl Place {
 type Recognise = fn(&Env<'_>) -> Result<Option<Place>, EngineError>;
 
 /// What a flag names, then the innermost first.
-const ENGINES: [Recognise; 14] = [
+const ENGINES: [Recognise; 15] = [
     others::hostfile,
+    others::ray,
     torchrun::recognise,
     mpi::open_mpi,
     mpi::hydra,

@@ -1,4 +1,5 @@
-//! Engines that give a rank and a list of hosts: `TF_CONFIG`, SkyPilot, dstack, and a file of hosts.
+//! Ray's actors, and engines that give a rank and a list of hosts: `TF_CONFIG`, SkyPilot, dstack, and a
+//! file of hosts.
 
 use super::{DEFAULT_PORT, Env, Place, Role};
 use crate::error::EngineError;
@@ -17,6 +18,15 @@ struct TfTask {
     #[serde(rename = "type")]
     kind: String,
     index: u32,
+}
+
+/// The child of an actor of `paraft.ray.fit`, which gives it a role and a number by flags.
+pub(super) fn ray(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
+    let Some(node) = env.text("PARAFT_RAY_NODE").filter(|_| env.asked.role.is_some()) else {
+        return Ok(None);
+    };
+    let rank = env.asked.index.unwrap_or_default();
+    Ok(Some(Place { node, ..Place::alone("Ray", String::new(), rank, 0) }))
 }
 
 pub(super) fn tf_config(env: &Env<'_>) -> Result<Option<Place>, EngineError> {

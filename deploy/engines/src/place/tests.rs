@@ -357,6 +357,18 @@ fn a_launcher_inside_of_another_engine_goes_before_it() {
 }
 
 #[test]
+fn a_child_of_rays_actor_goes_before_its_nodes_engine() {
+    let ray: &[(&str, &str)] = &[("PARAFT_RAY_NODE", "10.0.0.4")];
+    let asked = PlaceFlags { role: Some(Role::Worker), index: Some(5), ..PlaceFlags::default() };
+    for node in [SLURM, OPEN_MPI, SKYPILOT] {
+        let p = find(&[node, ray], &asked).expect("right").expect("a process");
+        assert_eq!((p.engine, p.rank, p.tasks, &*p.node), ("Ray", 5, 0, "10.0.0.4"));
+    }
+    // Where its script starts a fleet of its own.
+    assert_eq!(find(&[ray], &PlaceFlags::default()).expect("right"), None);
+}
+
+#[test]
 fn a_launcher_that_starts_one_process_is_no_engine() {
     let none = |all: &[&[(&str, &str)]]| find(all, &PlaceFlags::default()).expect("right");
     let alone: &[(&str, &str)] =

@@ -43,6 +43,16 @@ pub enum JobEnd {
     },
 }
 
+impl JobEnd {
+    /// What the processes of this run have recorded; `None`: nothing, or it is no run of an engine.
+    pub fn of_run(dir: &Path) -> Option<Self> {
+        serde_json::from_str(&read(&dir.join(ENDED)).ok()??).ok()
+    }
+}
+
+/// The file with the job's end.
+const ENDED: &str = "ended";
+
 /// A run's folder.
 #[derive(Clone, Debug)]
 pub struct Folder {
@@ -114,14 +124,14 @@ impl Folder {
     /// Records the end of the job unless another process has; returns the recorded end.
     pub fn end(&self, how: &JobEnd) -> Result<JobEnd, Failure> {
         let text = serde_json::to_string(how).map_err(|e| Failure::new(exit::IO, e))?;
-        let there = self.put_once("ended", &text)?;
-        serde_json::from_str(&there).map_err(|e| self.failed("ended", &e.into()))
+        let there = self.put_once(ENDED, &text)?;
+        serde_json::from_str(&there).map_err(|e| self.failed(ENDED, &e.into()))
     }
 
     /// The end of the job, if it has ended.
     pub fn ended(&self) -> Result<Option<JobEnd>, Failure> {
-        let parse = |text: String| serde_json::from_str(&text).map_err(|e| self.failed("ended", &e.into()));
-        self.read("ended")?.map(parse).transpose()
+        let parse = |text: String| serde_json::from_str(&text).map_err(|e| self.failed(ENDED, &e.into()));
+        self.read(ENDED)?.map(parse).transpose()
     }
 
     /// Records that this worker has finished.

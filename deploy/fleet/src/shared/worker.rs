@@ -56,6 +56,9 @@ impl Worker<'_> {
         let mut again = 0;
         loop {
             if let Some(code) = self.over()? {
+                if code == exit::OK {
+                    eprintln!("w{}: nothing is left to train", self.place.rank);
+                }
                 return Ok(code);
             }
             let Some(fleet) = self.fleet(interrupted)? else { continue };
@@ -84,10 +87,7 @@ impl Worker<'_> {
         }
         Ok(match self.folder.map_or(Ok(None), Folder::ended)? {
             None => None,
-            Some(JobEnd::Done) => {
-                eprintln!("the job is done");
-                Some(exit::OK)
-            }
+            Some(JobEnd::Done) => Some(exit::OK),
             Some(JobEnd::Failed { worker, node, code, said }) => {
                 eprintln!("error: worker w{worker} on {node} has failed, with code {code}: {said}");
                 Some(code)
