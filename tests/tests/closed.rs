@@ -383,7 +383,10 @@ fn who_may_only_read_is_served_by_threads_of_low_priority() -> Result<()> {
         })
     };
     let (worker, reader) = (waits_for("worker:ledger")?, waits_for("reader:ledger")?);
-    ensure!(reader >= REQUESTS / 2, "{reader} waits for {REQUESTS} requests of a reader, {worker} of a worker");
+    ensure!(
+        reader >= REQUESTS / 2,
+        "{reader} waits for {REQUESTS} requests of a reader, {worker} of a worker"
+    );
     Ok(())
 }
 
