@@ -57,8 +57,7 @@ _END_SECONDS = 15.0
 #: The interval at which the page waits for the fleet, and how long it tries to reach one.
 _PAGE_SECONDS, _PAGE_PATIENCE = 0.5, 60.0
 
-#: Starts a program that ends with this actor. Ray ends most children of an actor, but not if its node's raylet was killed
-#: (findings/ray-children-of-actors.sh).
+#: Starts a program that ends with this actor. Ray 2.60 ends an actor's children with it, but not if its node's raylet was killed.
 _TIED = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
