@@ -173,8 +173,6 @@ fn the_final_weights_are_evaluated_once() -> Result<()> {
         &["train.mode=asp", "local.steps=1"],
         &["train.mode=bsp", "local.steps=8"],
         &["train.mode=asp", "train.sampler=leased"],
-        // The worker holds a layer at a time, and all weights only to evaluate.
-        &["train.mode=bsp", "memory.resident=1", "train.device=cpu"],
         // Its pulls bring other weights than the servers'.
         &["train.mode=asp", "algorithm.kind=dana-zero", "optimizer.kind=nesterov", "optimizer.lr=0.01"],
     ] {
