@@ -232,7 +232,9 @@ fn within_epochs_each_due_step_is_evaluated_once() -> Result<()> {
 fn a_job_that_evaluates_by_other_steps_resumes_where_it_was() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let place = |name: &str| folder.path().join(name);
-    let runs: [(&str, &str, &[&str], &[(u64, Option<u64>)]); 3] = [
+    /// Epochs, with the steps of those that were evaluated by steps.
+    type Due = &'static [(u64, Option<u64>)];
+    let runs: [(&str, &str, &[&str], Due); 3] = [
         ("first", "", &["train.epochs=1"], &[(1, None)]),
         // The end of the first epoch, at step 22, is repeated, as in a job that evaluates by epochs.
         (
