@@ -149,7 +149,7 @@ def test_a_page_is_followed_until_the_run_has_ended(train: Any, capsys: Any) -> 
     subprocess.run([program(), "stop", "digits-b", "--fleet", str(training.run)], capture_output=True, timeout=60)
     assert training.process.wait(60) == 0
     assert watch.wait(30), watch.text
-    assert re.search(r"digits-b was (running|stopping|finished) .*nobody answers at .* any more", watch.text)
+    assert re.search(r"digits-b was (running|stopping|stopped|finished) .*nobody answers at .* any more", watch.text)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == watch.text and len(printed) > 1
 
