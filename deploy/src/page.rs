@@ -69,7 +69,7 @@ impl Page {
     }
 }
 
-/// A page that is served; drop ends it too, but waits for nobody.
+/// A page that is served. Dropping it ends it, without waiting.
 pub struct ServedPage {
     ends: oneshot::Sender<()>,
     serves: JoinHandle<()>,

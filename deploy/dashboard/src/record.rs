@@ -137,7 +137,7 @@ impl Recorded {
         let record = RunRecord::from_events(events).ok_or("the record has no first line yet")?;
         recorded.total_steps = total_steps_of(dir, &record.run);
         let summary = said.summary.clone().unwrap_or_else(|| record.summarize());
-        let state = said.state(&record, &summary, recorded.total_steps);
+        let state = said.state(dir, &record, &summary, recorded.total_steps);
         let goes_on = state == EndState::NoEnd && is_held(dir);
         recorded.end = (!goes_on).then(|| EndOfRun {
             state: state.name(),

@@ -107,7 +107,7 @@ fn row(dir: &Path) -> Option<Row> {
     let record = RunRecord::from_events(events)?;
     // Without its middle, a record gives no totals of its own.
     let summary = end.summary.clone().unwrap_or_default();
-    let state = match end.state(&record, &summary, total_steps_of(dir, &record.run)) {
+    let state = match end.state(dir, &record, &summary, total_steps_of(dir, &record.run)) {
         EndState::NoEnd if is_held(dir) => None,
         ended => Some(ended),
     };

@@ -67,19 +67,6 @@ impl EndState {
     }
 }
 
-/// How a run ended whose processes an engine has started; `trained_all`: all steps are recorded.
-fn on_engine(dir: &Path, trained_all: bool) -> EndState {
-    match JobEnd::of_run(dir) {
-        Some(JobEnd::Done) if trained_all => EndState::Finished,
-        Some(JobEnd::Done) => EndState::Stopped,
-        Some(JobEnd::Failed { worker, node, code, said }) => {
-            let last = said.lines().next_back().unwrap_or_default();
-            EndState::Failed(format!("worker w{worker} on {node}, code {code}: {last}"))
-        }
-        None => EndState::NoEnd,
-    }
-}
-
 /// A run that has ended, and what lies in its folder.
 pub struct EndedRun {
     /// The folder.
@@ -124,11 +111,7 @@ impl EndedRun {
         let job = Job::load(&dir.join(JOB_FILE), &[]).ok();
         let total_steps = total_steps(&record.run, job.as_ref());
         let steps = end.steps;
-        let state = match end.state(&record, &summary, total_steps) {
-            // The processes of an engine have no launcher that ends the record.
-            EndState::NoEnd => on_engine(dir, trained_all(&record, &summary, steps, total_steps)),
-            state => state,
-        };
+        let state = end.state(dir, &record, &summary, total_steps);
         let checkpoints = job.as_ref().and_then(|job| checkpoints::folder(job, Some(dir)));
         let checkpoints = checkpoints.unwrap_or_else(|| dir.join("checkpoints"));
         let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());
@@ -242,17 +225,32 @@ impl RecordedEnd {
         it
     }
 
-    /// How the run ended; `total_steps`: as [`total_steps_of`] says.
-    pub fn state(&self, record: &RunRecord, summary: &Summary, total_steps: Option<u64>) -> EndState {
+    /// How the run in this folder ended; `total_steps`: as [`total_steps_of`] says.
+    pub fn state(
+        &self,
+        dir: &Path,
+        record: &RunRecord,
+        summary: &Summary,
+        total_steps: Option<u64>,
+    ) -> EndState {
+        let in_order = || match trained_all(record, summary, self.steps, total_steps) {
+            true => EndState::Finished,
+            false => EndState::Stopped,
+        };
         match (&self.diverged, &self.end) {
             // A comparison writes the totals of such a run too.
             (Some(why), _) => EndState::Failed(why.clone()),
-            _ if self.summary.is_some() => match trained_all(record, summary, self.steps, total_steps) {
-                true => EndState::Finished,
-                false => EndState::Stopped,
-            },
+            _ if self.summary.is_some() => in_order(),
             (None, Some(end)) => end.clone(),
-            (None, None) => EndState::NoEnd,
+            // The processes of an engine have no launcher that ends the record.
+            (None, None) => match JobEnd::of_run(dir) {
+                Some(JobEnd::Done) => in_order(),
+                Some(JobEnd::Failed { worker, node, code, said }) => {
+                    let last = said.lines().next_back().unwrap_or_default();
+                    EndState::Failed(format!("worker w{worker} on {node}, code {code}: {last}"))
+                }
+                None => EndState::NoEnd,
+            },
         }
     }
 }

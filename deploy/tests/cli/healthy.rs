@@ -1,4 +1,4 @@
-//! A healthy run alarms nobody: its logs have nothing above INFO, also while others use the processors.
+//! The logs of a healthy run have nothing above INFO, also while other processes use the processors.
 
 use crate::common::*;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -207,7 +207,7 @@ proptest! {
 
     /// With an interval in steps the multiples are evaluated too, once each, with the step as their number.
     #[test]
-    fn multiples_of_the_interval_and_ends_of_epochs_are_evaluated_once(
+    fn each_multiple_and_each_epochs_end_is_evaluated_once(
         rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4, every in 1u64..7, ends in any::<bool>(),
         start in 0u64..9,
     ) {
