@@ -188,8 +188,11 @@ fn modes_and_checkpoints_are_exact_while_leaders_die() {
         Some("running") => Ok(()),
         other => Err(format!("{other:?}")),
     });
+    // Its weights are in memory only: a second server may not end before the first has them again.
+    let whole = ["status", "--wait", "whole", "--timeout", "60", "--fleet", &any];
     for n in 0..tries() {
         let mode = ["bsp", "ssp:3", "asp"][n % 3];
+        t.fleet.done(&whole);
         if let (true, said) = t.give("mode", &["mode", "t", mode, "--fleet", &any]) {
             contains(&said, &[&format!("-> {mode} "), "switched"]);
             let in_force = wait("its leader to be seen", || {
@@ -203,6 +206,7 @@ fn modes_and_checkpoints_are_exact_while_leaders_die() {
             });
             assert!(in_force, "{said}");
         }
+        t.fleet.done(&whole);
         if let (true, said) = t.give("save", &["checkpoint", "save", "t", "--fleet", &any]) {
             let path = said.lines().next().and_then(|l| l.split_once("  ")).expect("step N  PATH").1;
             assert!(Path::new(path).join("checkpoint.json").exists(), "{said}");

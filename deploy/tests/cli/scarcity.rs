@@ -10,8 +10,13 @@ fn status_waits(fleet: &Fleet, what: &str) -> Output {
     fleet.ask(&["status", "--wait", what, "--timeout", "60"])
 }
 
+fn rounds() -> usize {
+    std::env::var("PARAFT_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
 /// The script of docs/operations: every server in turn, told to end, started again, and the next one when the fleet is
-/// whole. At a level that keeps the weights in memory only.
+/// whole. At a level that keeps the weights in memory only, and at one that has them on disk. `PARAFT_ROUNDS=20` does it so often,
+/// in both orders by turns.
 #[test]
 fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
     for durability in ["quorum-memory", "quorum-disk"] {
@@ -30,13 +35,15 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
             .collect();
         let lines = || fs::read_to_string(runs[0].join("metrics.jsonl")).unwrap_or_default().lines().count();
         wait("training to begin", || if lines() > 2 { Ok(()) } else { Err(lines().to_string()) });
-        for id in 0..3 {
+        for n in 0..3 * rounds() {
+            let (round, place) = (n / 3, n % 3);
+            let id = if round % 2 == 0 { place } else { 2 - place };
             let mut server = fleet.servers[id].take().expect("it runs");
             server.signal(Signal::SIGTERM);
             assert_eq!(code(&mut server), Some(143));
             fleet.serve(id);
             let waited = status_waits(&fleet, "whole");
-            assert!(waited.status.success(), "{durability}: {}", text(&waited.stderr));
+            assert!(waited.status.success(), "{durability}, round {round}: {}", text(&waited.stderr));
         }
         // A worker whose shard has lost its state ends and says so; these train on.
         let before = lines();
