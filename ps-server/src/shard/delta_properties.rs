@@ -5,9 +5,10 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    delta::{DeltaId, DeltaRecord, StagedDelta},
+    delta::{DeltaId, DeltaRecord},
     leader::working::{DeltaPiece, WorkingCopies, add},
     properties::{a_job, admit, join, new, over_the_wire, sent},
+    staged_delta::StagedDelta,
 };
 use paraft_common::{
     BucketId, Durability, Encoding, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
