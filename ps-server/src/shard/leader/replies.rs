@@ -2,8 +2,8 @@
 
 use super::{
     ConnId, DeferredWeights, Effect, GroupStatus, Leader, Purpose, Reply, Weights,
+    answers::FetchResult,
     checkpoint::{PartRequest, lowest},
-    effects::FetchResult,
     pulls::{PullTrigger, ReleasedPull, View},
     weights::BucketWeights,
 };
