@@ -20,12 +20,11 @@ mod lost;
 mod view;
 mod voters;
 
-pub use control_group::ControlChange;
-pub use directive::{Action, Directive};
+pub use directive::{Action, ControlChange, Directive, Plan};
 pub(super) use founding::new_founding;
 pub use health::Health;
-pub use jobs::JobReport;
-pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
+pub use view::{AsideReport, JobReport, LastReport, ReplicaReport, Report, Timeouts, View};
+#[cfg(test)]
 pub(super) use voters::keeps_majority;
 
 use super::state::{Command, Place, Shape};
@@ -40,23 +39,8 @@ use health::{missing, no_majority, unless_refused};
 use jobs::{end_job, note_job, remove};
 use lost::is_lost;
 use paraft_common::{JobShard, ServerId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use voters::vote;
-
-/// Everything that should happen now.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// Commands for the control group's log.
-    pub commands: Vec<Command>,
-    /// Directives for the servers.
-    pub directives: BTreeMap<ServerId, Vec<Directive>>,
-    /// A change of the control group itself.
-    pub control: Option<ControlChange>,
-    /// The health of each shard.
-    pub health: BTreeMap<JobShard, (Health, String)>,
-    /// Shards of which every replica is known to be lost.
-    pub all_lost: BTreeSet<JobShard>,
-}
 
 /// Makes the plan.
 pub fn plan(view: &View) -> Plan {
@@ -90,12 +74,6 @@ pub fn plan(view: &View) -> Plan {
     spread_leaders(view, &mut plan);
     remove(view, &mut plan);
     plan
-}
-
-impl Plan {
-    fn tell(&mut self, server: ServerId, shard: JobShard, what: Action) {
-        self.directives.entry(server).or_default().push(Directive { shard, what });
-    }
 }
 
 /// A founded shard: repair its replicas or, if none needs repair, make the move that balances the servers.

@@ -1,6 +1,11 @@
 //! Balances replicas and leaders over the servers.
 
-use super::{Action, Health, Plan, ReplicaReport, View, voters::can_lead};
+use super::{
+    directive::{Action, Plan},
+    health::Health,
+    view::{ReplicaReport, View},
+    voters::can_lead,
+};
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;

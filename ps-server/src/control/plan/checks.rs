@@ -1,6 +1,9 @@
 //! Which replicas have diverged.
 
-use super::{Action, Plan, View};
+use super::{
+    directive::{Action, Plan},
+    view::View,
+};
 use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::JobShard;
 use std::collections::BTreeMap;

@@ -1,20 +1,9 @@
 //! The control group's own membership.
 
-use super::{View, keeps_majority};
+use super::{directive::ControlChange, view::View, voters::keeps_majority};
 use crate::raft::ReplicaId;
 use paraft_common::{ServerId, placement};
 use std::collections::BTreeSet;
-
-/// A change of the control group's own membership.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ControlChange {
-    /// Add a learner.
-    Learner(ReplicaId, String),
-    /// Change the set of voters.
-    Voters(BTreeSet<ReplicaId>),
-    /// Remove these members, which do not vote.
-    Remove(BTreeSet<ReplicaId>),
-}
 
 /// The control group: an odd number of voters, at most five, on live servers; the others are learners.
 pub(super) fn control_change(view: &View) -> Option<ControlChange> {

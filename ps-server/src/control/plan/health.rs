@@ -1,6 +1,6 @@
 //! The health of a shard, and the reason for it.
 
-use super::{ReplicaReport, View};
+use super::view::{ReplicaReport, View};
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::JobShard;
 use std::collections::BTreeSet;

@@ -1,25 +1,15 @@
 //! Jobs: reports of their shards that differ from the agreed state, and the ends of jobs.
 
-use super::{Action, Plan, View};
+use super::{
+    directive::{Action, Plan},
+    view::View,
+};
 use crate::control::{
-    jobs::{Job, JobFacts, JobState},
+    jobs::{Job, JobState},
     state::Command,
 };
-use paraft_common::{JobId, JobShard, auto};
+use paraft_common::{JobId, JobShard};
 use std::collections::BTreeMap;
-
-/// A job, as the leader of a shard knows it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct JobReport {
-    /// Its facts.
-    pub facts: JobFacts,
-    /// Number of shards that hold buckets of it: the first ones. The others do not know it.
-    pub shards: u32,
-    /// All its workers have joined, and no remaining member has anything left to do on this shard.
-    pub finished: bool,
-    /// On the first shard, if the rule chooses the staleness bound: the rule's input.
-    pub auto: Option<auto::Report>,
-}
 
 /// One command for each change, only if every shard of the job has a leader and all report the same: the
 /// agreed state stays during an election.

@@ -1,11 +1,10 @@
 //! The input of the plan: the servers' reports, and the agreed state.
 
-use super::JobReport;
 use crate::{
-    control::state::State,
+    control::{jobs::JobFacts, state::State},
     raft::{Digest, Membership, ReplicaId},
 };
-use paraft_common::{JobShard, ServerId};
+use paraft_common::{JobShard, ServerId, auto};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -40,6 +39,19 @@ pub struct AsideReport {
     pub name: String,
     /// Everything in it is intact.
     pub readable: bool,
+}
+
+/// A job, as the leader of a shard knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobReport {
+    /// Its facts.
+    pub facts: JobFacts,
+    /// Number of shards that hold buckets of it: the first ones. The others do not know it.
+    pub shards: u32,
+    /// All its workers have joined, and no remaining member has anything left to do on this shard.
+    pub finished: bool,
+    /// On the first shard, if the rule chooses the staleness bound: the rule's input.
+    pub auto: Option<auto::Report>,
 }
 
 /// A report about one replica.

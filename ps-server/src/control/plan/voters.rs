@@ -1,6 +1,9 @@
 //! The voters of a shard's group: when they change, and who leads next.
 
-use super::{Action, Plan, ReplicaReport, View};
+use super::{
+    directive::{Action, Plan},
+    view::{ReplicaReport, View},
+};
 use crate::raft::ReplicaId;
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeSet;
