@@ -1,7 +1,12 @@
 //! Copies one group into a folder of its own: as a log with only this group or, if the group is damaged, as the
 //! segments themselves. And imports such a log.
 
-use super::{Log, LogOptions, Record, SharedLog, files::names, segment::segment_path};
+use super::{
+    files::names,
+    record::{LogOptions, Record},
+    segment::segment_path,
+    shared_log::{Log, SharedLog},
+};
 use crate::{
     StoreError,
     disk::{Access, Disk},

@@ -6,8 +6,8 @@
 //! started before, and concerns only segments without registered places.
 
 use super::{
-    Record,
     format::{Entry, HEAD_BYTES, Kind, UNLISTED_KEY},
+    record::Record,
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};

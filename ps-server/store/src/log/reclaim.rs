@@ -2,9 +2,9 @@
 //! segment are moved to the end.
 
 use super::{
-    Record,
     format::Kind,
     groups::{Fault, Group},
+    record::Record,
     segments::{Item, MAX_SPARES, Sealed, Segments},
 };
 use crate::{StoreError, error::named};

@@ -1,15 +1,18 @@
-//! The log of a server, which all its groups share.
+//! The handles of a log: of the log of a server, which all its groups share, and of the part of one group.
 
 use super::{
-    Done, Log, LogOptions, LogStats, MAX_GROUPS, Open, Record, Recovered, group_copy,
+    group_copy,
     groups::{Fault, Groups, gone},
+    record::{Done, LogOptions, LogStats, MAX_GROUPS, MAX_TAG_BYTES, Record, Recovered},
     recover,
     writer::{self, Job, PendingCallback, Request, Shared},
 };
 use crate::{Disk, StoreError};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread::JoinHandle,
@@ -182,6 +185,99 @@ impl SharedLog {
         let done: Done = Box::new(move |done| _ = reply.send(done));
         self.inner.shared.push(Job { key, what, done: PendingCallback::new(done) });
         outcome.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+/// A handle to the log of one group within its server's. Clones share it; dropping the last one closes it, and
+/// queued data is written.
+#[derive(Clone, Debug)]
+pub struct Log {
+    open: Arc<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    of: SharedLog,
+    key: u64,
+}
+
+impl Log {
+    /// Reads the log of group `key` in `dir` as [`SharedLog::group`] does, without changing it: a torn tail is
+    /// ignored and kept.
+    ///
+    /// [`StoreError::Locked`] if it is open, here or elsewhere.
+    pub fn inspect(
+        disk: &dyn Disk,
+        dir: &Path,
+        key: u64,
+        each: &mut dyn FnMut(Record),
+    ) -> Result<Recovered, StoreError> {
+        recover::inspect(disk, dir, key, each)
+    }
+
+    /// Removes a log's files from `dir`; no process may have it open.
+    pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+        group_copy::clear(disk, dir)
+    }
+
+    /// The server's log that contains this one.
+    pub fn shared(&self) -> &SharedLog {
+        &self.open.of
+    }
+
+    /// Reads the records from the first index of `range` on, up to its end, the first gap, or `most` bytes
+    /// together; one is read whatever its size. Returns nothing if the first is purged, or not written yet: queued
+    /// records are not found. A found record is as it was appended, and need not be durable yet.
+    ///
+    /// Waits for the disk. The removal of segments waits for running reads.
+    pub fn read(&self, range: Range<u64>, most: u64) -> Result<Vec<Record>, StoreError> {
+        let inner = &self.open.of.inner;
+        inner.groups.read(&*inner.disk, &inner.dir, self.open.key, range, most)
+    }
+
+    /// The number of written records that are not purged, and the bytes of their headers and payloads.
+    pub fn length(&self) -> (u64, u64) {
+        self.open.of.inner.groups.length(self.open.key)
+    }
+
+    /// Queues `records` and returns. `done` is called when they are durable (without [`LogOptions::sync`], written)
+    /// or have failed; appends complete in the order of the calls.
+    ///
+    /// The first index must follow the last record or the purge point; an empty log that was never purged accepts
+    /// any. `ErrorKind::InvalidInput`: it does not, or a record is too long; nothing of this append is written, and
+    /// the log stays usable. Every other error poisons the log.
+    ///
+    /// `done` runs on the writer's thread: it must be short and must not wait for this log. The queue holds
+    /// references to the caller's bytes and is unbounded: the caller must bound its outstanding appends.
+    pub fn append(&self, records: Vec<Record>, done: Done) {
+        let bytes = records.iter().map(Record::bytes).sum();
+        let (what, done) = (Request::Append { records, bytes }, PendingCallback::new(done));
+        self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
+    }
+
+    /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable on
+    /// return. Waits for the disk; must not be called from a `done`.
+    pub fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
+        self.open.of.wait(self.open.key, Request::Truncate { last })
+    }
+
+    /// Purges the records up to and including `upto`, once everything queued before is written. The purge point,
+    /// with `tag` (at most 4 KiB), is durable on return; disk space is released in whole segments. `upto` may be
+    /// beyond the last record: then the log is empty and continues after it. At or below an earlier purge point it
+    /// does nothing. Waits for the disk; must not be called from a `done`.
+    pub fn purge(&self, upto: u64, tag: Bytes) -> io::Result<()> {
+        if tag.len() > MAX_TAG_BYTES || upto == u64::MAX {
+            let what = format!("a purge up to {upto} with a tag of {} bytes", tag.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        self.open.of.wait(self.open.key, Request::Purge { upto, tag })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let done = PendingCallback::new(Box::new(|_| ())); // no caller waits for it
+        self.of.inner.shared.push(Job { key: self.key, what: Request::Close, done });
     }
 }
 
