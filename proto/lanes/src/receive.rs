@@ -1,9 +1,7 @@
 //! Reads frames from a socket.
 
 use crate::{
-    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS,
-    frame::{FrameError, Inbox},
-    pool::Pool,
+    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS, error::FrameError, frame::Inbox, pool::Pool,
     shared::ReadHalf,
 };
 use futures::Stream;

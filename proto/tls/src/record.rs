@@ -1,7 +1,7 @@
 //! The records of a connection (RFC 8446, section 5), each direction for itself. Outgoing data is sealed into
 //! a buffer that goes to the socket in large pieces; incoming data is opened in place. rustls makes the keys.
 
-use crate::handshake::TlsError;
+use crate::error::TlsError;
 use parking_lot::Mutex;
 use ring::aead::{
     AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
