@@ -6,6 +6,7 @@ use super::{
     checkpoint::{PartRequest, lowest},
     pulls::{PullTrigger, ReleasedPull, View},
     weights::BucketWeights,
+    working::PushPlace,
 };
 use crate::shard::{
     command::{Closed, Command},
@@ -132,7 +133,8 @@ impl Leader {
             let working = e.deltas.working_mut();
             let lost = self.shard.read(|m| {
                 let Some(replicated) = m.members.get(p.worker) else { return 0 };
-                let mut skip = |b| working.skip(conf, replicated, p.worker, b, p.done, now);
+                let mut skip =
+                    |bucket| working.skip(PushPlace { conf, replicated, bucket, now }, p.worker, p.done);
                 match p.part {
                     true => todo.iter().copied().map(&mut skip).sum(),
                     false => (0..conf.buckets.len()).map(&mut skip).sum(),

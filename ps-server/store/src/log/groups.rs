@@ -183,6 +183,15 @@ impl Groups {
         }
     }
 
+    /// Records the damage of a group that a read has found; `false`: the error is another one.
+    pub fn note_damage(&self, key: u64, error: &StoreError) -> bool {
+        let StoreError::Damaged { path, offset, what } = error else { return false };
+        if let Some(group) = self.known.lock().get_mut(&key) {
+            group.damage = Some(Fault { path: path.clone(), offset: *offset, what: what.clone() });
+        }
+        true
+    }
+
     /// The state of all groups. The lock blocks the writer and readers.
     pub fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Group>> {
         self.known.lock()

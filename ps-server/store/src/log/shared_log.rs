@@ -2,7 +2,7 @@
 
 use super::{
     group_copy,
-    groups::{Fault, Groups, gone},
+    groups::{Groups, gone},
     record::{Done, LogOptions, LogStats, MAX_GROUPS, MAX_TAG_BYTES, Record, Recovered},
     recover,
     writer::{self, Job, PendingCallback, Request, Shared},
@@ -91,13 +91,8 @@ impl SharedLog {
         };
         let log = Log { open: Arc::new(Open { of: self.clone(), key }) };
         let read = self.inner.groups.read_all(&*self.inner.disk, &self.inner.dir, key, each);
-        if let (Err(StoreError::Damaged { path, offset, what }), Some(group)) =
-            (&read, self.inner.groups.known().get_mut(&key))
-        {
-            let (path, what) = (path.clone(), what.clone());
-            group.damage = Some(Fault { path, offset: *offset, what });
-        }
-        Ok((log, Recovered { records: read?, purged }))
+        let records = read.inspect_err(|e| _ = self.inner.groups.note_damage(key, e))?;
+        Ok((log, Recovered { records, purged }))
     }
 
     /// Creates the log of a group that never existed.
@@ -128,10 +123,7 @@ impl SharedLog {
         };
         match copied {
             // The damage was found only now.
-            Err(StoreError::Damaged { path, offset, what }) if !damaged => {
-                if let Some(group) = self.inner.groups.known().get_mut(&key) {
-                    group.damage = Some(Fault { path, offset, what });
-                }
+            Err(e) if !damaged && self.inner.groups.note_damage(key, &e) => {
                 group_copy::damaged(self, key, to)
             }
             copied => copied,
