@@ -11,7 +11,6 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
         return None;
     }
     let members = &view.control.members;
-    let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
     // Unreachable for ever: its server was forgotten, or has lost its disk and has another name.
     let former = |n: &&ReplicaId| {
         let renamed = view.live(n.server()).is_some_and(|r| r.node != **n);
@@ -21,7 +20,7 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     if !former.is_empty() {
         return Some(ControlChange::Remove(former));
     }
-    for (_, report) in there().filter(|(s, _)| view.reached(*s)) {
+    for (_, report) in view.all_live().filter(|(s, _)| view.reached(*s)) {
         if members.get(&report.node) != Some(&report.address) {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
@@ -32,7 +31,8 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     let may_vote = |s: ServerId, n: &ReplicaId| {
         votes(n) || members.contains_key(n) && view.reached(s) && view.control_caught_up.contains(n)
     };
-    let mut able: Vec<(bool, bool, ReplicaId)> = there()
+    let mut able: Vec<(bool, bool, ReplicaId)> = view
+        .all_live()
         .filter(|(s, r)| !view.draining(*s) && may_vote(*s, &r.node))
         .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
         .collect();

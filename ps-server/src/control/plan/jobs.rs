@@ -58,8 +58,7 @@ pub(super) fn end_job(view: &View, id: JobId, job: &Job, plan: &mut Plan) {
 
 /// Removes what servers still hold of jobs without shards.
 pub(super) fn remove(view: &View, plan: &mut Plan) {
-    let there = view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
-    for (server, report) in there {
+    for (server, report) in view.all_live() {
         for shard in report.replicas.keys().filter(|s| view.state.jobs.is_gone(s.job())) {
             plan.tell(server, *shard, Action::Remove);
         }
