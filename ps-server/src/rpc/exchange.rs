@@ -1,7 +1,7 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
 use super::{
-    convert,
+    check_protocol, convert,
     shards::{ShardsService, unknown_caller},
 };
 use crate::{
@@ -19,9 +19,7 @@ use paraft_common::{
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
-use paraft_proto::{
-    FromShard, Incoming, Open, PROTOCOL, Refusal, RefusalKind, ToShard, WithBulk, limits, to_shard,
-};
+use paraft_proto::{FromShard, Incoming, Open, Refusal, RefusalKind, ToShard, WithBulk, limits, to_shard};
 use paraft_tls::Need;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -164,9 +162,7 @@ impl ShardsService {
         open: &Open,
         visitor: Option<&Visitor>,
     ) -> Result<(Replica, ServerJob, String), RefusalKind> {
-        if open.protocol != PROTOCOL {
-            return Err(RefusalKind::Protocol { client: open.protocol, server: PROTOCOL });
-        }
+        check_protocol(open.protocol)?;
         if open.job.len() > limits::MAX_JOB_BYTES {
             return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())));
         }

@@ -34,6 +34,7 @@ pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
+mod counts;
 pub mod cut;
 pub mod delta;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    Replication, RequestedMode,
+    RequestedMode,
     answers::{FetchResult, ReplyHandle, SwitchResult},
     messages::{ConnId, Liveness, Message, Reply},
 };
@@ -28,36 +28,6 @@ pub struct Now {
     pub at: Instant,
     /// For spans.
     pub moment: Moment,
-}
-
-/// The status of the Raft group, available without waiting.
-pub trait GroupStatus {
-    /// Whether this replica leads, to its knowledge.
-    fn leads(&self) -> bool;
-    /// The leader's address, if one is known and it is not this replica.
-    fn leader_address(&self) -> Option<String>;
-    /// Whether this replica sleeps.
-    fn is_asleep(&self) -> bool;
-    /// Whether it has slept since the last call.
-    fn has_slept(&self) -> bool;
-}
-
-impl GroupStatus for Arc<dyn Replication> {
-    fn leads(&self) -> bool {
-        self.leadership().borrow().leads
-    }
-
-    fn leader_address(&self) -> Option<String> {
-        (**self).leader_address()
-    }
-
-    fn is_asleep(&self) -> bool {
-        (**self).is_asleep()
-    }
-
-    fn has_slept(&self) -> bool {
-        (**self).has_slept()
-    }
 }
 
 /// What a leader receives.

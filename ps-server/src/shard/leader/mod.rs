@@ -86,10 +86,10 @@ mod working_pushes;
 
 pub use checkpoint::{CheckpointPart, lowest};
 pub use counters::{Counters, WorkerInfo};
-pub use effects::{Effect, GroupStatus, Input, Now};
+pub use effects::{Effect, Input, Now};
 pub use messages::{ConnId, Event, Liveness, Message, Reply};
 pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
-pub use replication::{OutcomeFuture, Replication};
+pub use replication::{GroupStatus, OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
 pub use switching::RequestedMode;
 pub use weights::{DeferredWeights, Weights};
