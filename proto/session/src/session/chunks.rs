@@ -5,7 +5,7 @@ use super::{
     events::{Event, Next},
 };
 use crate::error::SessionError;
-use paraft_common::{ShardId, Step};
+use paraft_common::ShardId;
 use paraft_proto::{Acquire, Acquired, Chunk};
 use std::collections::{BTreeMap, BTreeSet};
 
