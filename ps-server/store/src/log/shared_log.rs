@@ -1,7 +1,6 @@
 //! The handles of a log: of the log of a server, which all its groups share, and of the part of one group.
 
 use super::{
-    group_copy,
     groups::{Groups, gone},
     record::{Done, LogOptions, LogStats, MAX_GROUPS, MAX_TAG_BYTES, Record, Recovered},
     recover,
@@ -112,34 +111,6 @@ impl SharedLog {
         known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, _)| *key).collect()
     }
 
-    /// Copies a group into the folder `to`, which [`Log::inspect`] reads: if the group is damaged, as the segments
-    /// that may contain it. Replaces what was in the folder; the copy is durable on return. The group must not be
-    /// written meanwhile. Waits for the disk.
-    pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
-        let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
-        let copied = match damaged {
-            true => group_copy::damaged(self, key, to),
-            false => group_copy::whole(self, key, to),
-        };
-        match copied {
-            // The damage was found only now.
-            Err(e) if !damaged && self.inner.groups.note_damage(key, &e) => {
-                group_copy::damaged(self, key, to)
-            }
-            copied => copied,
-        }
-    }
-
-    /// Imports the log of group `there` in `dir` ([`Log::inspect`]) as a new group `key`. It is durable on return;
-    /// `dir` is not changed. Waits for the disk.
-    pub fn import(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
-        let into = self.begin(key)?;
-        group_copy::import(&*self.inner.disk, dir, there, into).map_err(|e| match e {
-            group_copy::ImportError::Reading(e) => e,
-            group_copy::ImportError::Writing(e) => self.at("write to the log in")(e),
-        })
-    }
-
     /// Removes group `key`, damaged or not, forever: the key must not be reused, because the remains of both groups
     /// after a crash or damage could be taken for one. Durable on return. Waits for the disk.
     pub fn remove(&self, key: u64) -> io::Result<()> {
@@ -161,7 +132,8 @@ impl SharedLog {
         self.inner.shared.stats()
     }
 
-    fn at(&self, doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    /// The error of the log's folder.
+    pub(super) fn at(&self, doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
         StoreError::io(doing, &self.inner.dir)
     }
 
@@ -205,11 +177,6 @@ impl Log {
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
         recover::inspect(disk, dir, key, each)
-    }
-
-    /// Removes a log's files from `dir`; no process may have it open.
-    pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-        group_copy::clear(disk, dir)
     }
 
     /// The server's log that contains this one.
