@@ -4,7 +4,7 @@
 use crate::{
     credentials::Credentials,
     error::TlsError,
-    record::{Keys, Opener, Outbox, Sealer, Side},
+    record::{HANDSHAKE, Keys, Opener, Outbox, Sealer, Side},
     role::Rights,
     verify::Expected,
 };
@@ -16,9 +16,6 @@ use rustls::{
     unbuffered::{ConnectionState, EncodeError, UnbufferedStatus},
 };
 use std::io;
-
-/// The type of the first record.
-const HANDSHAKE: u8 = 22;
 
 // Both exist only during the handshake.
 #[allow(clippy::large_enum_variant)]

@@ -28,7 +28,7 @@ const MAX_RECORDS_PER_KEY: u64 = 1 << 24;
 const MAX_IDLE_RECORDS: u32 = 32;
 
 const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
+pub(crate) const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 

@@ -23,7 +23,15 @@ const PART_BYTES: u64 = 4 << 20;
 impl Log {
     /// Removes a log's files from `dir`; no process may have it open.
     pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-        clear(disk, dir)
+        let there = match disk.list(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            listed => listed.map_err(StoreError::io("list", dir))?,
+        };
+        for name in there {
+            let path = dir.join(name);
+            disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+        }
+        disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
     }
 }
 
@@ -55,23 +63,10 @@ impl SharedLog {
     }
 }
 
-/// Removes the files of a log's folder; no process may have it open.
-fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-    let there = match disk.list(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        listed => listed.map_err(StoreError::io("list", dir))?,
-    };
-    for name in there {
-        let path = dir.join(name);
-        disk.remove(&path).map_err(StoreError::io("remove", &path))?;
-    }
-    disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
-}
-
 /// Writes a separate log to `to`, which is durable on return. Replaces what was there.
 fn copy_records(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, groups) = (&log.inner.disk, &log.inner.groups);
-    clear(disk.as_ref(), to)?;
+    Log::clear(disk.as_ref(), to)?;
     let (own, _) = SharedLog::open(disk.clone(), to, LogOptions::default())?;
     let (into, _) = own.group(key, &mut |_| ())?;
     let written = StoreError::io("copy the log to", to);
@@ -138,7 +133,7 @@ impl Copy {
 /// Copies the segments that may contain the group unchanged; durable on return. Replaces what was there.
 fn copy_segments(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, dir, groups) = (&log.inner.disk, &log.inner.dir, &log.inner.groups);
-    clear(disk.as_ref(), to)?;
+    Log::clear(disk.as_ref(), to)?;
     disk.create_dir_all(to).map_err(StoreError::io("create", to))?;
     let of_fault =
         |path: &Path| path.file_stem().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
