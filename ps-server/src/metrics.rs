@@ -108,60 +108,23 @@ pub async fn render(status: &StatusService) -> String {
     );
     connections(&mut registry, &reply);
     if reply.storage_size > 0 {
-        for (name, help, bytes) in [
-            (
-                "storage_free",
-                "What may still be written to the file system of the data folder",
-                reply.storage_free,
-            ),
-            ("storage_size", "Size of that file system", reply.storage_size),
-        ] {
-            registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
-        }
+        let help = "What may still be written to the file system of the data folder";
+        byte_gauge(&mut registry, "storage_free", help, reply.storage_free);
+        byte_gauge(&mut registry, "storage_size", "Size of that file system", reply.storage_size);
     }
-    let of = |s: &ShardStatus| -> ShardLabels {
-        [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())]
-    };
-    for (name, help, value) in GAUGES {
-        let family = Family::<ShardLabels, Gauge>::default();
-        for s in &reply.shards {
-            family.get_or_create(&of(s)).set(value(s) as i64);
-        }
-        registry.register(name, help, family);
-    }
-    let memory = Family::<[(&'static str, String); 3], Gauge>::default();
-    for s in &reply.shards {
-        for (kind, bytes) in memory_of(s) {
-            let [job, shard] = of(s);
-            let of = [job, shard, ("kind", kind.to_string())];
-            memory.get_or_create(&of).set(bytes as i64);
-        }
-    }
-    registry.register_with_unit("memory", "Memory of a replica, by what it is for", Unit::Bytes, memory);
+    shard_gauges(&mut registry, &reply);
     if let Some(m) = &reply.memory {
-        for (name, help, bytes) in [
-            ("memory_free", "What this server may still take, by the bound that leaves least", m.free),
-            ("memory_limit", "That bound", m.limit),
-            ("memory_promised", "Set aside for replicas, and not allocated yet", m.promised),
-        ] {
-            registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
-        }
+        let help = "What this server may still take, by the bound that leaves least";
+        byte_gauge(&mut registry, "memory_free", help, m.free);
+        byte_gauge(&mut registry, "memory_limit", "That bound", m.limit);
+        byte_gauge(
+            &mut registry,
+            "memory_promised",
+            "Set aside for replicas, and not allocated yet",
+            m.promised,
+        );
     }
-    for (name, help, unit, value) in COUNTERS {
-        let family = Family::<ShardLabels, Counter>::default();
-        for s in &reply.shards {
-            family.get_or_create(&of(s)).inc_by(value(s));
-        }
-        match unit {
-            Some(unit) => registry.register_with_unit(name, help, unit, family),
-            None => registry.register(name, help, family),
-        }
-    }
-    let delays = Family::<ShardLabels, BinnedHistogram>::default();
-    for s in &reply.shards {
-        delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
-    }
-    registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
+    shard_counters(&mut registry, &reply);
     staleness(&mut registry, &reply);
     let seconds = Family::<StageLabel, Counter<f64, AtomicU64>>::default();
     let spans = Family::<StageLabel, Counter>::default();
@@ -176,6 +139,50 @@ pub async fn render(status: &StatusService) -> String {
     let mut text = String::new();
     let _ = encode(&mut text, &registry);
     text
+}
+
+fn byte_gauge(registry: &mut Registry, name: &str, help: &str, bytes: u64) {
+    registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
+}
+
+fn labels(s: &ShardStatus) -> ShardLabels {
+    [("job_name", s.job_name.clone()), ("shard", s.shard.to_string())]
+}
+
+fn shard_gauges(registry: &mut Registry, reply: &StatusReply) {
+    for (name, help, value) in GAUGES {
+        let family = Family::<ShardLabels, Gauge>::default();
+        for s in &reply.shards {
+            family.get_or_create(&labels(s)).set(value(s) as i64);
+        }
+        registry.register(name, help, family);
+    }
+    let memory = Family::<[(&'static str, String); 3], Gauge>::default();
+    for s in &reply.shards {
+        for (kind, bytes) in memory_of(s) {
+            let [job, shard] = labels(s);
+            memory.get_or_create(&[job, shard, ("kind", kind.to_string())]).set(bytes as i64);
+        }
+    }
+    registry.register_with_unit("memory", "Memory of a replica, by what it is for", Unit::Bytes, memory);
+}
+
+fn shard_counters(registry: &mut Registry, reply: &StatusReply) {
+    for (name, help, unit, value) in COUNTERS {
+        let family = Family::<ShardLabels, Counter>::default();
+        for s in &reply.shards {
+            family.get_or_create(&labels(s)).inc_by(value(s));
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+    let delays = Family::<ShardLabels, BinnedHistogram>::default();
+    for s in &reply.shards {
+        delays.get_or_create(&labels(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
+    }
+    registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
 }
 
 /// Connections by purpose, and closed ones by reason; descriptors; waiting payload.

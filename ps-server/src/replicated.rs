@@ -11,7 +11,7 @@ use crate::{
     raft::{self, ApplyError, GroupName, OutdatedMemory, ProposeError, RawImage, Replicated},
     shard::{
         ObservedShard, Outcome, Proposal, Shard,
-        leader::{OutcomeFuture, Replication},
+        leader::{GroupStatus, OutcomeFuture, Replication},
     },
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -163,6 +163,24 @@ impl<S: Kind> Replicated for Hosted<S> {
     }
 }
 
+impl GroupStatus for Group {
+    fn leads(&self) -> bool {
+        Group::leadership(self).borrow().leads
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        Group::leader_address(self)
+    }
+
+    fn is_asleep(&self) -> bool {
+        Group::is_asleep(self)
+    }
+
+    fn has_slept(&self) -> bool {
+        Group::has_slept(self)
+    }
+}
+
 impl Replication for Group {
     fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<OutcomeFuture, ProposeError>> {
         let outcome = |applied| match applied {
@@ -183,18 +201,6 @@ impl Replication for Group {
 
     fn leadership(&self) -> watch::Receiver<raft::Leadership> {
         Group::leadership(self)
-    }
-
-    fn leader_address(&self) -> Option<String> {
-        Group::leader_address(self)
-    }
-
-    fn is_asleep(&self) -> bool {
-        Group::is_asleep(self)
-    }
-
-    fn has_slept(&self) -> bool {
-        Group::has_slept(self)
     }
 
     fn sleep(&self) -> BoxFuture<'static, bool> {

@@ -11,7 +11,7 @@
 //!
 //! This is the second check. The first asks every server before a job is proposed ([`crate::admission`]).
 
-use crate::{raft::ApplyError, shard::state::ShardConfig};
+use crate::raft::ApplyError;
 use paraft_common::{
     JobShard,
     need::{Bytes, Need},
@@ -28,6 +28,12 @@ use std::{
 pub struct Room {
     look: Box<dyn Fn() -> Memory + Send + Sync>,
     inner: Mutex<Inner>,
+}
+
+/// What takes reserved memory.
+pub trait Allocated: Send + Sync {
+    /// Its allocated bytes.
+    fn held(&self) -> u64;
 }
 
 /// Gives the bytes of a replica's log in memory.
@@ -47,7 +53,7 @@ struct Aside {
     shard: JobShard,
     need: Need,
     /// What has been allocated of it; none yet.
-    holds: Weak<ShardConfig>,
+    holds: Option<Weak<dyn Allocated>>,
     /// Its job has ended: nothing more is taken of it.
     over: bool,
 }
@@ -146,7 +152,7 @@ impl Room {
     fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: JobShard, need: &Need) -> Reserved {
         inner.next += 1;
         let number = inner.next;
-        inner.aside.insert(number, Aside { shard, need: *need, holds: Weak::new(), over: false });
+        inner.aside.insert(number, Aside { shard, need: *need, holds: None, over: false });
         Reserved { room: self.clone(), number }
     }
 
@@ -187,7 +193,7 @@ impl Room {
 impl Inner {
     fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
         let held = |a: &Aside| {
-            let state = a.holds.upgrade().map_or(0, |c| c.held());
+            let state = a.holds.as_ref().and_then(Weak::upgrade).map_or(0, |c| c.held());
             state.saturating_add(self.log_in_memory(a.shard, &a.need))
         };
         let open = |a: &Aside| a.need.total().saturating_sub(held(a));
@@ -200,16 +206,18 @@ impl Inner {
     }
 
     fn is_expected(&self, shard: JobShard, need: &Need) -> bool {
-        let as_much = |a: &Aside| a.need.total() >= need.total() && a.holds.strong_count() == 0;
+        let unused = |a: &Aside| a.holds.as_ref().is_none_or(|holds| holds.strong_count() == 0);
+        let as_much = |a: &Aside| a.need.total() >= need.total() && unused(a);
         self.aside.values().any(|a| a.shard == shard && as_much(a))
     }
 }
 
 impl Reserved {
     /// From now on it is allocated there.
-    pub fn for_use_by(&self, conf: &Arc<ShardConfig>) {
+    pub fn for_use_by<T: Allocated + 'static>(&self, user: &Arc<T>) {
+        let user: Weak<T> = Arc::downgrade(user);
         if let Some(aside) = self.room.inner.lock().aside.get_mut(&self.number) {
-            aside.holds = Arc::downgrade(conf);
+            aside.holds = Some(user);
         }
     }
 }

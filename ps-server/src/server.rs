@@ -37,7 +37,7 @@ use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_tls::Access;
 use paraft_trace::Stages;
 use readers::ReaderThreads;
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, path::Path, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
@@ -86,28 +86,7 @@ impl Server {
             )));
         }
         let told_before = known.is_some() && matches!(options.place, Place::Joins(_));
-        let identity = match (known, &options.place) {
-            (Some(known), Place::Listed(id)) if known.server != *id => {
-                return Err(ServerError::Data(format!(
-                    "{} belongs to {}, not to {id}: give each server its own --data",
-                    options.data.display(),
-                    known.server
-                )));
-            }
-            (Some(known), _) => known,
-            (None, Place::Listed(id)) => {
-                Identity { server: *id, node: ReplicaId::new_incarnation(*id), fleet: 0 }
-            }
-            (None, Place::Joins(at)) => {
-                let reply = ask_to_join(at, &options.address, &options.access, JOIN_TIMEOUT)
-                    .await
-                    .map_err(ServerError::Join)?;
-                options.shape = shape_of(reply.shape.as_ref())
-                    .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
-                let server = ServerId(reply.server);
-                Identity { server, node: ReplicaId::new_incarnation(server), fleet: reply.fleet }
-            }
-        };
+        let identity = identify(known, &mut options).await?;
         // On disk before any other server learns the name: a vote must never be given twice under one name.
         remember(&folder, identity).map_err(data_failed)?;
         let peers = Arc::new(Peers::new(options.access.clone()));
@@ -266,32 +245,13 @@ impl Server {
                 });
             }
         };
-        let mut owns_socket = false;
-        if let Some(path) = &self.options.socket {
-            // A socket that no process answers was left by a killed one.
-            let bound = match std::os::unix::net::UnixStream::connect(path) {
-                Ok(_) => Err(std::io::Error::new(
-                    std::io::ErrorKind::AddrInUse,
-                    "another server of this address lives",
-                )),
-                Err(_) => {
-                    let _ = std::fs::remove_file(path);
-                    UnixListener::bind(path)
-                }
-            };
-            match bound {
-                Ok(l) => {
-                    // Who reaches it may do everything: no peer of it only reads.
-                    let (incoming, _) = connections::incoming(l, self.connections.clone(), lanes.clone());
-                    let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
-                    tokio::spawn(serve);
-                    owns_socket = true;
-                }
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "no Unix socket: workers of this host come over TCP");
-                }
-            }
-        }
+        let own_socket = self.options.socket.as_deref().and_then(|path| Some((path, bind_socket(path)?)));
+        let own_path = own_socket.map(|(path, listener)| {
+            // Who reaches it may do everything: no peer of it only reads.
+            let (incoming, _) = connections::incoming(listener, self.connections.clone(), lanes.clone());
+            tokio::spawn(self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone())));
+            path
+        });
         let (incoming, readers) = connections::incoming(listener, self.connections.clone(), lanes);
         let reader_threads =
             ReaderThreads::start().map_err(|e| ServerError::Io("no threads for readers".into(), e))?;
@@ -304,7 +264,7 @@ impl Server {
             // Workers' streams stay open; a graceful end must not wait for them for ever.
             () = async { until(stopped.clone()).await; tokio::time::sleep(Duration::from_millis(200)).await } => {}
         }
-        if let Some(path) = self.options.socket.as_ref().filter(|_| owns_socket) {
+        if let Some(path) = own_path {
             let _ = std::fs::remove_file(path);
         }
         self.agent.control.shutdown().await;
@@ -341,6 +301,49 @@ impl Server {
     pub fn status(&self) -> StatusService {
         self.status.clone()
     }
+}
+
+/// Who this server is, by its data folder (`known`), by its options or, if it joins a fleet, by the fleet's answer.
+async fn identify(known: Option<Identity>, options: &mut ServerOptions) -> Result<Identity, ServerError> {
+    let (server, fleet) = match (known, &options.place) {
+        (Some(known), Place::Listed(id)) if known.server != *id => {
+            return Err(ServerError::Data(format!(
+                "{} belongs to {}, not to {id}: give each server its own --data",
+                options.data.display(),
+                known.server
+            )));
+        }
+        (Some(known), _) => return Ok(known),
+        (None, Place::Listed(id)) => (*id, 0),
+        (None, Place::Joins(at)) => {
+            let reply = ask_to_join(at, &options.address, &options.access, JOIN_TIMEOUT)
+                .await
+                .map_err(ServerError::Join)?;
+            options.shape = shape_of(reply.shape.as_ref())
+                .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
+            (ServerId(reply.server), reply.fleet)
+        }
+    };
+    Ok(Identity { server, node: ReplicaId::new_incarnation(server), fleet })
+}
+
+/// Listens at this path, for workers of this host; `None`: it cannot.
+fn bind_socket(path: &Path) -> Option<UnixListener> {
+    // A socket that no process answers was left by a killed one.
+    let bound = match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => {
+            Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server of this address lives"))
+        }
+        Err(_) => {
+            let _ = std::fs::remove_file(path);
+            UnixListener::bind(path)
+        }
+    };
+    bound
+        .inspect_err(
+            |error| tracing::warn!(path = %path.display(), %error, "no Unix socket: workers of this host come over TCP"),
+        )
+        .ok()
 }
 
 /// Interval of checks on open connections: certificates expire, and authorities are withdrawn.

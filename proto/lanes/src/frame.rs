@@ -2,6 +2,7 @@
 //! and no length beyond the bounds causes an allocation.
 
 use crate::{
+    error::FrameError,
     pool::{Buffer, Pool},
     shared::Shared,
 };
@@ -38,41 +39,6 @@ pub const MAX_BULKS: usize = 4096;
 /// Pieces up to this many bytes are copied after the header: a smaller piece costs more as a piece of its own
 /// than its copy.
 const SMALL: usize = 4 << 10;
-
-/// Why bytes are not a valid frame.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
-    /// A length beyond the bounds.
-    #[error("a frame says that it has {what} of {got}; at most {most} are taken")]
-    TooLong {
-        /// Whose length.
-        what: &'static str,
-        /// The length.
-        got: usize,
-        /// The bound.
-        most: usize,
-    },
-    /// The connection ended within a frame.
-    #[error("the connection ended within a message")]
-    CutShort,
-    /// The header is not a valid message.
-    #[error("a message cannot be read: {0}")]
-    Malformed(String),
-    /// Bulk is said to lie in shared memory, and there is none.
-    #[error("a payload lies outside of what was shared")]
-    NotShared,
-    /// The received memory cannot be read.
-    #[error("shared memory cannot be used: {0}")]
-    Memory(String),
-    /// The number of payloads differs from the message's.
-    #[error("a message came with {got} payloads; it has {expected}")]
-    Bulks {
-        /// Payloads of the message.
-        expected: usize,
-        /// Payloads received.
-        got: usize,
-    },
-}
 
 /// Outgoing messages, as pieces in wire order.
 #[derive(Debug, Default)]

@@ -21,6 +21,7 @@
 //! - [`dial`], [`answer`]: its start.
 //! - [`shared`]: bulk between two processes of one host, which is not sent at all.
 
+mod error;
 pub mod frame;
 mod opening;
 mod pool;
@@ -29,6 +30,7 @@ mod send;
 pub mod shared;
 mod write;
 
+pub use error::{FrameError, LaneError};
 pub use opening::{DENIED, ONLY_TLS, Purpose, answer, dial};
 pub use pool::Pool;
 pub use receive::Receiver;
@@ -41,26 +43,6 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After this many consecutive ticks without bytes, while some were due, the peer is gone.
 const SILENT_TICKS: u32 = 3;
-
-/// Why a lane ended early.
-#[derive(Debug, thiserror::Error)]
-pub enum LaneError {
-    /// The socket's error.
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-    /// The peer refuses us.
-    #[error("{0}")]
-    Refused(String),
-    /// The peer does not speak lanes: an older server, or a proxy that only knows HTTP/2.
-    #[error("it speaks no lanes")]
-    NoLanes,
-    /// Nothing arrived for this long.
-    #[error("nothing was heard for {0:?}")]
-    Silent(Duration),
-    /// Bytes that are not a frame.
-    #[error(transparent)]
-    Frame(#[from] frame::FrameError),
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,8 @@
 //! Reads frames from a socket.
 
 use crate::{
-    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS,
-    frame::{FrameError, Inbox},
-    pool::Pool,
-    shared::ReadHalf,
+    KEEPALIVE_INTERVAL, LaneError, SILENT_TICKS, error::FrameError, frame::Inbox, pool::Pool,
+    send::keepalive_ticks, shared::ReadHalf,
 };
 use futures::Stream;
 use paraft_proto::{WithBulk, bulk::Bulk};
@@ -16,7 +14,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, ReadBuf},
-    time::{Interval, MissedTickBehavior, interval},
+    time::Interval,
 };
 
 /// The messages of a lane in order, until its end. Silence counts only while a caller waits for a message:
@@ -34,10 +32,8 @@ pub struct Receiver<M> {
 impl<M> Receiver<M> {
     /// For messages of at most `limit` bytes, whose bulk goes into buffers of this pool.
     pub fn new(socket: ReadHalf, limit: usize, pool: Arc<Pool>) -> Self {
-        let mut alive = interval(KEEPALIVE_INTERVAL);
-        alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let inbox = Inbox::new(limit, socket.shared().cloned(), pool);
-        Self { socket, inbox, alive, silent: 0, over: false, messages: PhantomData }
+        Self { socket, inbox, alive: keepalive_ticks(), silent: 0, over: false, messages: PhantomData }
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::{
 /// takes longer.
 const MAX_INLINE_BYTES: usize = 64 << 10;
 
-fn keepalive_ticks() -> Interval {
+pub(crate) fn keepalive_ticks() -> Interval {
     let mut alive = interval(KEEPALIVE_INTERVAL);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     alive

@@ -10,10 +10,12 @@ mod answers;
 mod inquiry;
 mod streams;
 
-use crate::{error::SessionError, io::Effect, search::Search, session::Reported};
+use crate::{error::SessionError, io::Effect, search::Search};
 use inquiry::LeaderInquiry;
 use paraft_common::{Payload, ServerId, ShardId, retry::RetryPolicy};
-use paraft_proto::{Acquire, Acquired, Pause, Pull, Push, Resume, ToShard, Weights, to_shard::Kind};
+use paraft_proto::{
+    Acquire, Acquired, Pause, Pull, Push, Reported, Resume, ToShard, Weights, to_shard::Kind,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,

@@ -13,9 +13,8 @@ mod joins;
 mod pulls;
 mod pushes;
 
-pub use chunks::Next;
-pub use events::{Arrived, Event};
-pub use pulls::{Pull, Pulled};
+pub use events::{Arrived, Event, Next, Pulled};
+pub use pulls::Pull;
 
 use crate::{
     error::SessionError,

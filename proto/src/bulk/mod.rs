@@ -56,13 +56,15 @@ pub enum Place {
     Kinds(&'static [(u32, u32)]),
 }
 
-/// A message of the `.proto` files that may carry bulk.
+/// A message of the `.proto` files that may carry bulk. Without more it has none.
 pub trait Bulk: prost::Message + Default + Send + 'static {
     /// The field with the bulk.
-    const PLACE: Place;
+    const PLACE: Place = Place::Nowhere;
 
     /// Takes the payloads out: exactly one for a message whose field is not repeated, even if it is empty.
-    fn detach(&mut self) -> Vec<Payload>;
+    fn detach(&mut self) -> Vec<Payload> {
+        Vec::new()
+    }
 }
 
 mod messages {
@@ -116,27 +118,7 @@ mod messages {
         }
     }
 
-    impl Bulk for PeerReply {
-        const PLACE: Place = Place::Nowhere;
-
-        fn detach(&mut self) -> Vec<Payload> {
-            Vec::new()
-        }
-    }
-
-    impl Bulk for CheckpointRequest {
-        const PLACE: Place = Place::Nowhere;
-
-        fn detach(&mut self) -> Vec<Payload> {
-            Vec::new()
-        }
-    }
-
-    impl Bulk for ReadRequest {
-        const PLACE: Place = Place::Nowhere;
-
-        fn detach(&mut self) -> Vec<Payload> {
-            Vec::new()
-        }
-    }
+    impl Bulk for PeerReply {}
+    impl Bulk for CheckpointRequest {}
+    impl Bulk for ReadRequest {}
 }

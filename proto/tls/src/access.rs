@@ -2,9 +2,8 @@
 //! before it dials.
 
 use crate::{
-    authority::CERT,
     credentials::{Credentials, CredentialsError},
-    handshake::TlsError,
+    error::TlsError,
     refusals::NotedConnection,
     role::Rights,
     stream::{FailedHandshake, Stream, Wire},
@@ -24,6 +23,7 @@ use std::{
 };
 use tokio::net::TcpStream;
 
+pub use crate::credentials::As;
 pub use verify::Expected;
 
 /// How this process makes and accepts connections. See the module.
@@ -54,35 +54,6 @@ const CONNECT: Duration = Duration::from_secs(2);
 pub const CERTS: &str = "PARAFT_CERTS";
 /// The variable that allows plain text.
 pub const INSECURE: &str = "PARAFT_INSECURE";
-
-/// The kind of process, if a folder has a certificate for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum As {
-    /// A server of the fleet.
-    Peer,
-    /// A worker, or a rank of one.
-    Worker,
-    /// A command of a person.
-    Admin,
-}
-
-impl As {
-    /// The folder's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Peer => "peer",
-            Self::Worker => "worker",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// The certificate folder for this kind of process: its own subfolder, or `certs` itself, which then
-    /// belongs to it alone.
-    pub fn folder(self, certs: &Path) -> PathBuf {
-        let own = certs.join(self.name());
-        if !certs.join(CERT).is_file() && own.join(CERT).is_file() { own } else { certs.into() }
-    }
-}
 
 impl Access {
     /// Sets how this process makes connections from now on.

@@ -3,7 +3,8 @@
 
 use crate::{
     Access,
-    handshake::{Handshake, TlsError},
+    error::TlsError,
+    handshake::Handshake,
     incoming::Incoming,
     record::{Opener, Sealer},
     verify::Expected,

@@ -4,7 +4,6 @@
 mod configs;
 
 use crate::{
-    access::As,
     authority::{CA_CERT, CERT, Issued, KEY},
     role::{Need, Rights},
     verify::Expected,
@@ -59,6 +58,35 @@ pub enum CredentialsError {
         /// What is wrong.
         why: String,
     },
+}
+
+/// The kind of process, if a folder has a certificate for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum As {
+    /// A server of the fleet.
+    Peer,
+    /// A worker, or a rank of one.
+    Worker,
+    /// A command of a person.
+    Admin,
+}
+
+impl As {
+    /// The folder's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Worker => "worker",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The certificate folder for this kind of process: its own subfolder, or `certs` itself, which then
+    /// belongs to it alone.
+    pub fn folder(self, certs: &Path) -> PathBuf {
+        let own = certs.join(self.name());
+        if !certs.join(CERT).is_file() && own.join(CERT).is_file() { own } else { certs.into() }
+    }
 }
 
 /// The source of credentials.

@@ -1,10 +1,7 @@
 //! Received bytes of a connection that are not read yet, sealed and opened. A tokio stream and a thread's
 //! stream both have one; they own the socket.
 
-use crate::{
-    handshake::{Handshake, TlsError},
-    record::Opener,
-};
+use crate::{error::TlsError, handshake::Handshake, record::Opener};
 use std::io::{self, ErrorKind};
 
 /// Bytes per read while little arrives.

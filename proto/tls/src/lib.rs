@@ -23,6 +23,7 @@ pub mod access;
 pub mod authority;
 pub mod blocking;
 pub mod credentials;
+mod error;
 mod handshake;
 mod incoming;
 pub mod listen;
@@ -34,7 +35,7 @@ mod verify;
 
 pub use access::Access;
 pub use credentials::{Credentials, CredentialsError};
-pub use handshake::TlsError;
+pub use error::TlsError;
 pub use refusals::{NotedConnection, refusal};
 pub use role::{Need, Rights, Role};
 pub use stream::{Stream, Wire};

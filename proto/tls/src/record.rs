@@ -1,7 +1,7 @@
 //! The records of a connection (RFC 8446, section 5), each direction for itself. Outgoing data is sealed into
 //! a buffer that goes to the socket in large pieces; incoming data is opened in place. rustls makes the keys.
 
-use crate::handshake::TlsError;
+use crate::error::TlsError;
 use parking_lot::Mutex;
 use ring::aead::{
     AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
@@ -28,7 +28,7 @@ const MAX_RECORDS_PER_KEY: u64 = 1 << 24;
 const MAX_IDLE_RECORDS: u32 = 32;
 
 const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
+pub(crate) const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 

@@ -3,7 +3,8 @@
 
 use crate::{
     credentials::Credentials,
-    handshake::{Handshake, TlsError},
+    error::TlsError,
+    handshake::Handshake,
     incoming::Incoming,
     record::{Opener, Sealer},
     role::Rights,

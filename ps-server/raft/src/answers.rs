@@ -35,11 +35,6 @@ const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const MAX_TERM_JUMP: u64 = 1 << 32;
 
 impl Group {
-    /// Payload bytes of the snapshot that is being received.
-    pub async fn incoming_bytes(&self) -> u64 {
-        self.incoming.lock().await.as_ref().map_or(0, Incoming::bytes)
-    }
-
     /// Drops a partly received snapshot that will not complete: its sender is silent, or the log already contains
     /// its entries.
     pub(super) async fn drop_stale_snapshot(&self) {

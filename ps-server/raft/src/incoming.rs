@@ -12,10 +12,3 @@ pub(super) struct Incoming {
     pub head: Vec<u8>,
     pub parts: Vec<Payload>,
 }
-
-impl Incoming {
-    /// Payload bytes received so far.
-    pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|p| p.len() as u64).sum()
-    }
-}

@@ -59,8 +59,7 @@ impl Group {
     /// Adds a learner, or gives a member another address. Returns when the change is committed, not when the
     /// learner has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
-        self.ensure_awake().await.map_err(|e| e.to_string())?;
-        self.is_a_member()?;
+        self.wake_as_member().await?;
         let node = BasicNode::new(address);
         match self.membership().members.get(&replica) {
             None => {
@@ -80,8 +79,7 @@ impl Group {
     /// that would be removed transfers the leadership instead, and its successor makes the change on the next
     /// request. So the group always has a leader, whereas a leader that removes itself causes an election.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        self.ensure_awake().await.map_err(|e| e.to_string())?;
-        self.is_a_member()?;
+        self.wake_as_member().await?;
         if !voters.contains(&self.me)
             && let Some(to) = self.furthest(voters)
         {
@@ -130,8 +128,10 @@ impl Group {
         }
     }
 
-    /// A removed leader leads for a moment longer. openraft's state does not support changes by it.
-    fn is_a_member(&self) -> Result<(), String> {
+    /// Wakes the group for a change of its members. A removed leader leads for a moment longer, and openraft's
+    /// state does not support changes by it.
+    async fn wake_as_member(&self) -> Result<(), String> {
+        self.ensure_awake().await.map_err(|e| e.to_string())?;
         match self.membership().members.contains_key(&self.me) {
             true => Ok(()),
             false => Err("this replica has left the group; the next leader changes its membership".into()),
@@ -165,8 +165,7 @@ impl Group {
 
     /// Removes these learners from the group.
     pub async fn remove_learners(&self, learners: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        self.ensure_awake().await.map_err(|e| e.to_string())?;
-        self.is_a_member()?;
+        self.wake_as_member().await?;
         if learners.is_empty() {
             return Ok(());
         }

@@ -6,17 +6,11 @@
 use super::{GuardedSocket, Origin, Visitor, lanes::LaneSocket};
 use paraft_lanes::ONLY_TLS;
 use paraft_tls::{Access, Need, Rights, TlsError, Wire};
-use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
-    fmt::Display,
     future::Future,
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -25,10 +19,6 @@ use tokio::{
 
 /// How long a refused connection is held; it takes an unknown place meanwhile.
 pub const REFUSAL_HOLD: Duration = Duration::from_secs(1);
-/// Interval between log lines about one host.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum number of hosts with such an entry.
-const MAX_HOSTS: usize = 1024;
 
 /// The end of an HTTP/2 connection: its settings, and a GOAWAY because plain text is refused.
 const HTTP2_ONLY_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x10\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cTLS only";
@@ -121,39 +111,6 @@ impl RefusedPeer {
             let _ = tokio::time::timeout(REFUSAL_HOLD, tells).await;
         }
         over.await;
-    }
-}
-
-/// Refused peers and requests.
-#[derive(Default)]
-pub struct Refusals {
-    count: AtomicU64,
-    hosts: Mutex<HashMap<Origin, (Instant, u64)>>,
-}
-
-impl Refusals {
-    /// Their number, since the process began.
-    pub fn count(&self) -> u64 {
-        self.count.load(Relaxed)
-    }
-
-    fn note(&self, from: Origin, what: impl Display) {
-        self.count.fetch_add(1, Relaxed);
-        let mut hosts = self.hosts.lock();
-        if hosts.len() >= MAX_HOSTS {
-            hosts.retain(|_, (at, _)| at.elapsed() < LOG_INTERVAL);
-        }
-        if hosts.len() >= MAX_HOSTS {
-            return;
-        }
-        match hosts.get_mut(&from) {
-            Some((at, unsaid)) if at.elapsed() < LOG_INTERVAL => *unsaid += 1,
-            known => {
-                let unsaid = known.map_or(0, |(_, unsaid)| *unsaid);
-                hosts.insert(from, (Instant::now(), 0));
-                tracing::warn!(%from, more = unsaid, "refused: {what}");
-            }
-        }
     }
 }
 

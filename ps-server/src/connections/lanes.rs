@@ -1,6 +1,6 @@
 //! Connections that turn out to be lanes.
 
-use super::{Visitor, socket::Place};
+use super::{Visitor, place::Place};
 use paraft_lanes::{
     Purpose,
     shared::{ReadHalf, Shared, Trust, WriteHalf, over_tcp, over_unix},

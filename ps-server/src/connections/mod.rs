@@ -7,7 +7,8 @@
 //!
 //! - `table`: which connections are admitted and closed, in pure functions.
 //! - `door`: identifies the peer.
-//! - `socket`: the stream around the socket.
+//! - `refusals`: counts and logs whom it refuses.
+//! - `socket`: the stream around the socket. `place`: a connection's place in the table.
 //! - `accept`: the listeners, which no error ends.
 //! - `lanes`: connections whose first bytes ask for a lane instead of HTTP/2.
 //!
@@ -17,6 +18,8 @@ mod accept;
 mod answers;
 mod door;
 mod lanes;
+mod place;
+mod refusals;
 mod socket;
 mod table;
 
@@ -27,10 +30,10 @@ pub use lanes::Lane;
 pub use socket::GuardedSocket;
 pub use table::{Bounds, Origin, Rank};
 
-use door::Refusals;
 use futures::task::AtomicWaker;
 use paraft_tls::{Access, Rights};
 use parking_lot::Mutex;
+use refusals::Refusals;
 use std::{
     collections::HashMap,
     fmt,

@@ -1,9 +1,9 @@
 //! A socket that is counted, has a timeout for its first bytes, and can be closed from outside.
 
-use super::{Lane, Visitor, lanes::LaneSocket};
+use super::{Lane, Visitor, lanes::LaneSocket, place::Place};
 use paraft_lanes::Purpose;
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
     sync::atomic::Ordering::Relaxed,
@@ -26,31 +26,6 @@ pub struct GuardedSocket<S> {
     silent: Option<(usize, Pin<Box<Sleep>>)>,
     /// The bytes that were read to detect the protocol, and how many of them were read again.
     begun: ([u8; PREFACE_BYTES], usize),
-}
-
-/// A connection's place in the table.
-pub(super) struct Place(pub Visitor);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.connections.closed(self.0.held.id);
-    }
-}
-
-impl Place {
-    /// An error if the connection must close. Wakes the polling task when that changes.
-    fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
-        self.0.held.waker.register(cx.waker());
-        match self.0.is_shed() {
-            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "closed from here")),
-            false => Ok(()),
-        }
-    }
-
-    /// Returns when the connection must close.
-    pub async fn until_closing(&self) {
-        poll_fn(|cx| if self.stays(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }).await;
-    }
 }
 
 impl<S> GuardedSocket<S> {

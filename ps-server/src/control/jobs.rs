@@ -12,7 +12,7 @@ pub use difference::is_in;
 pub use job::Job;
 pub use paraft_changes::job::{Difference, JobFacts, JobState, Submission};
 
-use super::state::{Refusal, Shape};
+use paraft_changes::{control::Refusal, shape::Shape};
 use paraft_common::{JobId, JobShard, checkpoint::KnownCheckpoint};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

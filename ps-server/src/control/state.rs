@@ -54,9 +54,13 @@ pub struct State {
 impl State {
     /// Applies one command.
     pub fn apply(&mut self, command: &Command) -> Outcome {
-        let (outcome, moved) = self.change(command);
-        self.generation += u64::from(moved);
-        outcome
+        match self.change(command) {
+            Ok((outcome, moved)) => {
+                self.generation += u64::from(moved);
+                outcome
+            }
+            Err(why) => Outcome::Refused(why),
+        }
     }
 
     /// The shape of a job, if it exists and has shards.
@@ -65,14 +69,11 @@ impl State {
     }
 
     /// The outcome, and whether servers or placement have changed.
-    fn change(&mut self, command: &Command) -> (Outcome, bool) {
-        fn refused(why: impl Into<Refusal>) -> (Outcome, bool) {
-            (Outcome::Refused(why.into()), false)
-        }
+    fn change(&mut self, command: &Command) -> Result<(Outcome, bool), Refusal> {
         if self.fleet == 0 && !matches!(command, Command::Found { .. }) {
-            return refused("the fleet is not founded yet".to_string());
+            return Err("the fleet is not founded yet".to_string().into());
         }
-        match command {
+        Ok(match command {
             Command::Found { fleet, shape, servers } => {
                 let first = self.fleet == 0;
                 if first {
@@ -88,10 +89,10 @@ impl State {
             }
             Command::Admit { server, address } => {
                 if server.0 >= u64::from(u32::MAX) {
-                    return refused(format!("{server} is no server id"));
+                    return Err(format!("{server} is no server id").into());
                 }
                 if self.forgotten.contains(server) {
-                    return refused(format!("{server} was forgotten"));
+                    return Err(format!("{server} was forgotten").into());
                 }
                 let new = || Member { address: String::new(), draining: false };
                 let known = &mut self.servers.entry(*server).or_insert_with(new).address;
@@ -101,21 +102,21 @@ impl State {
             }
             Command::Join { address } => {
                 if let Some((id, _)) = self.servers.iter().find(|(_, s)| s.address == *address) {
-                    return (Outcome::Joined(*id), false);
+                    return Ok((Outcome::Joined(*id), false));
                 }
                 let used = self.servers.keys().chain(&self.forgotten).max();
                 let id = ServerId(used.map_or(0, |s| s.0 + 1));
                 self.servers.insert(id, Member { address: address.clone(), draining: false });
                 (Outcome::Joined(id), true)
             }
-            Command::Drain { server, draining } => match self.servers.get_mut(server) {
-                None => refused(Refusal::NoServer(*server)),
-                Some(s) => (Outcome::Done, std::mem::replace(&mut s.draining, *draining) != *draining),
-            },
+            Command::Drain { server, draining } => {
+                let member = self.servers.get_mut(server).ok_or(Refusal::NoServer(*server))?;
+                (Outcome::Done, std::mem::replace(&mut member.draining, *draining) != *draining)
+            }
             Command::Place { shard, place } => {
                 // A job that was deleted meanwhile is not placed any more.
                 if self.shape_of(shard.job()).is_none() {
-                    return refused(format!("{shard} is of no job that has shards"));
+                    return Err(format!("{shard} is of no job that has shards").into());
                 }
                 self.jobs.restart_shard(*shard, place.founding);
                 let before = self.shards.insert(*shard, place.clone());
@@ -127,37 +128,32 @@ impl State {
             }
             Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
                 true => (Outcome::Done, false),
-                false => refused(UNKNOWN_JOB.to_string()),
+                false => return Err(UNKNOWN_JOB.to_string().into()),
             },
-            Command::Forget { server } => match self.servers.remove(server) {
-                None => refused(Refusal::NoServer(*server)),
-                Some(_) => {
-                    self.forgotten.insert(*server);
-                    (Outcome::Done, true)
-                }
-            },
-            Command::Submit(submission) => match self.jobs.submit(submission) {
-                Ok((job, new)) => (Outcome::Submitted(job), new),
-                Err(why) => refused(why),
-            },
-            Command::Stop { job, now_ms } => match self.jobs.stop(*job, *now_ms) {
-                Ok(before) => (Outcome::Ended(before), false),
-                Err(why) => refused(why),
-            },
-            Command::Release { job } => match self.jobs.release(*job) {
-                Ok(()) => (Outcome::Done, self.remove_places(*job)),
-                Err(why) => refused(why),
-            },
-            Command::Delete { job } => match self.jobs.delete(*job) {
-                Ok(before) => (Outcome::Ended(before), self.remove_places(*job)),
-                Err(why) => refused(why),
-            },
+            Command::Forget { server } => {
+                self.servers.remove(server).ok_or(Refusal::NoServer(*server))?;
+                self.forgotten.insert(*server);
+                (Outcome::Done, true)
+            }
+            Command::Submit(submission) => {
+                let (job, new) = self.jobs.submit(submission)?;
+                (Outcome::Submitted(job), new)
+            }
+            Command::Stop { job, now_ms } => (Outcome::Ended(self.jobs.stop(*job, *now_ms)?), false),
+            Command::Release { job } => {
+                self.jobs.release(*job)?;
+                (Outcome::Done, self.remove_places(*job))
+            }
+            Command::Delete { job } => {
+                let before = self.jobs.delete(*job)?;
+                (Outcome::Ended(before), self.remove_places(*job))
+            }
             Command::Order { token, order } => {
                 if let Some(done) = self.orders.of(*token) {
-                    return (done.into(), false);
+                    return Ok((done.into(), false));
                 }
-                let (outcome, moved) = self.change(&order.into());
                 // A refused order may be executed when it is sent again.
+                let (outcome, moved) = self.change(&order.into())?;
                 match outcome {
                     Outcome::Done => self.orders.keep(*token, Done::Done),
                     Outcome::Submitted(job) => self.orders.keep(*token, Done::Submitted(job)),
@@ -166,7 +162,7 @@ impl State {
                 }
                 (outcome, moved)
             }
-        }
+        })
     }
 
     /// Removes the places of the job's shards; returns whether there were any.

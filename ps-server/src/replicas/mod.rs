@@ -20,7 +20,7 @@ use crate::{
     header,
     raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
     replicated::{Group, GroupId, Hosted},
-    room::{Reserved, Room},
+    room::{Allocated, Reserved, Room},
     shard::{
         ObservedShard, Shard,
         leader::{self, Counters, Event},

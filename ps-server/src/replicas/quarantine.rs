@@ -12,7 +12,7 @@ use super::{
 };
 use crate::raft::{Folder, FolderError, Logs, ReplicaId};
 use paraft_common::JobShard;
-use paraft_store::{Disk, StoreError};
+use paraft_store::{Disk, RealDisk, StoreError};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -45,15 +45,12 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
     let path = folder.path();
     let own = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_string();
     let above = path.parent().unwrap_or(Path::new("."));
-    let taken = std::fs::read_dir(above).and_then(|all| {
-        let name = |f: std::io::Result<std::fs::DirEntry>| f.map(|f| f.file_name().into_string().ok());
-        all.map(name).collect::<Result<Vec<_>, _>>()
-    });
-    let taken = taken
+    let taken = RealDisk
+        .list(above)
         .map_err(|e| FolderError::passing(format!("{}: {}", above.display(), paraft_store::said(&e))))?;
     let number =
         |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
-    let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
+    let next = taken.iter().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
     folder.quarantine(&name)?;
     tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
@@ -63,15 +60,10 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
 /// Reads and checks the quarantined folders in a server's data folder: that takes as long as reading all of
 /// them.
 pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
-    let folders = match std::fs::read_dir(data) {
+    let mut names = match RealDisk.list(data) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        folders => folders.map_err(|e| format!("{}: {}", data.display(), paraft_store::said(&e)))?,
+        names => names.map_err(|e| format!("{}: {}", data.display(), paraft_store::said(&e)))?,
     };
-    let mut names: Vec<String> = Vec::new();
-    for folder in folders {
-        let folder = folder.map_err(|e| format!("{}: {}", data.display(), paraft_store::said(&e)))?;
-        names.extend(folder.file_name().into_string().ok());
-    }
     names.sort();
     Ok(names.iter().filter_map(|name| look(disk, data.join(name), name)).collect())
 }

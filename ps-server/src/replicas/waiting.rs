@@ -4,7 +4,7 @@
 //! room.
 
 use super::{Replica, Replicas, quarantine::quarantine_folder};
-use crate::{raft::ReplicaId, server::IDENTITY};
+use crate::{files::DataFile, raft::ReplicaId};
 use paraft_common::JobShard;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -161,7 +161,7 @@ impl Replicas {
         let known = waits.node.is_some();
         match self.reopen_one(shard, &folder).await {
             // As if the disk is not mounted.
-            Ok(false) if known && !self.options.data.join(IDENTITY).exists() => {
+            Ok(false) if known && !self.options.data.join(DataFile::Identity.name()).exists() => {
                 return self.note(shard, format!("{}: it is not there", self.options.data.display()));
             }
             // Its folder is gone, and the disk is mounted: its state is lost.

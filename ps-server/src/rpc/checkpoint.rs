@@ -3,6 +3,7 @@
 //! One message for each vector of a bucket, made when the stream asks for it. So the connection's window
 //! bounds what is in flight, not the shard's size.
 
+use super::check_protocol;
 use crate::{
     replicas::Replica,
     shard::{
@@ -14,8 +15,8 @@ use crate::{
 use futures::{Stream, StreamExt, stream};
 use paraft_common::{BucketId, Step};
 use paraft_proto::{
-    CheckpointPart as PartMessage, CheckpointRequest, Member, PROTOCOL, Piece, RefusalKind, Stopping,
-    WithBulk, checkpoint_part::Kind,
+    CheckpointPart as PartMessage, CheckpointRequest, Member, Piece, RefusalKind, Stopping, WithBulk,
+    checkpoint_part::Kind,
 };
 use std::pin::Pin;
 use tokio::sync::oneshot;
@@ -57,9 +58,7 @@ async fn fetch(
     hosted: Result<Replica, RefusalKind>,
     request: &CheckpointRequest,
 ) -> Result<(Box<CheckpointPart>, u64), RefusalKind> {
-    if request.protocol != PROTOCOL {
-        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
-    }
+    check_protocol(request.protocol)?;
     let Replica { leader, founding, .. } = hosted?;
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());

@@ -1,11 +1,12 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
 use super::{
-    convert,
+    check_protocol, convert,
     shards::{ShardsService, unknown_caller},
 };
 use crate::{
     connections::{Rank, Visitor},
+    replicas::Replica,
     shard::{
         leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
         state::Shard,
@@ -18,9 +19,7 @@ use paraft_common::{
     config::{ServerJob, ServerJobError},
 };
 use paraft_lanes::shared::Shared;
-use paraft_proto::{
-    FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, ToShard, WithBulk, limits, to_shard,
-};
+use paraft_proto::{FromShard, Incoming, Open, Refusal, RefusalKind, ToShard, WithBulk, limits, to_shard};
 use paraft_tls::Need;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -96,6 +95,17 @@ impl Reader {
     }
 }
 
+/// An open stream.
+struct OpenStream {
+    conn: u64,
+    worker: WorkerId,
+    hosted: Replica,
+    liveness: Arc<Liveness>,
+    /// To its worker. Only the leader keeps it open.
+    replies: mpsc::WeakSender<Reply>,
+    visitor: Option<Visitor>,
+}
+
 /// The messages that go out on a stream.
 pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
@@ -146,6 +156,65 @@ impl ShardsService {
         others.any(|(_, r)| r.shard.read(|m| m.in_force.number == number && m.in_force.mode == mode))
     }
 
+    /// Checks a stream's first message. Returns the shard's replica, the job, and its form for the log.
+    async fn admitted(
+        &self,
+        open: &Open,
+        visitor: Option<&Visitor>,
+    ) -> Result<(Replica, ServerJob, String), RefusalKind> {
+        check_protocol(open.protocol)?;
+        if open.job.len() > limits::MAX_JOB_BYTES {
+            return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())));
+        }
+        let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
+        let job = ServerJob::decode(&open.job).map_err(bad)?;
+        let by = visitor.ok_or_else(unknown_caller)?;
+        let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
+        let name = hosted.shard.name();
+        if open.founding != 0 && open.founding != hosted.founding {
+            // The servers acknowledged pushes to this client that are gone: continuing would hide that.
+            return Err(RefusalKind::StateLost(hosted.shard.id()));
+        }
+        if WorkerId(open.worker) == FLEET {
+            return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)));
+        }
+        let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
+        let text = match &running {
+            // A running job continues, even if a later version of the servers would refuse to start it.
+            Some((true, running)) => running.clone(),
+            _ => {
+                job.validate().map_err(bad)?;
+                job.to_toml().map_err(bad)?
+            }
+        };
+        let (stages, shards) = (job.stages.len(), hosted.shard.shards());
+        if stages > shards as usize {
+            return Err(RefusalKind::BadJob(format!(
+                "the job has {stages} stages, each with shards of its own, and there are {shards}"
+            )));
+        }
+        // The durability level decides where the replicas' logs are, and the logs exist before the job.
+        if job.durability.on_disk() != hosted.folder.is_some() {
+            let kept =
+                if hosted.folder.is_some() { Durability::QuorumDisk } else { Durability::QuorumMemory };
+            let (wants, has) =
+                (job.durability, self.agent.shape_of(name.job()).map_or(kept, |shape| shape.durability));
+            return Err(RefusalKind::BadJob(match name.job() {
+                JobId(0) => format!(
+                    "the job wants durability {wants}, the fleet was founded with {has}; start the servers with the job's \
+                     --durability, or change cluster.durability"
+                ),
+                _ => format!(
+                    "the job wants durability {wants}, and was submitted with {has}: use the job file that was submitted"
+                ),
+            }));
+        }
+        if running.is_none() && hosted.group.leadership().borrow().leads {
+            self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
+        }
+        Ok((hosted, job, text))
+    }
+
     async fn serve(
         &self,
         conn: u64,
@@ -160,76 +229,22 @@ impl ShardsService {
         let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
-        if open.protocol != PROTOCOL {
-            return Err(RefusalKind::Protocol { client: open.protocol, server: PROTOCOL }.into());
-        }
-        if open.job.len() > limits::MAX_JOB_BYTES {
-            return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
-        }
-        let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
-        let job = ServerJob::decode(&open.job).map_err(bad)?;
+        let (hosted, job, text) = self.admitted(&open, visitor.as_ref()).await?;
         let by = visitor.as_ref().ok_or_else(unknown_caller)?;
-        let hosted = self.may(by, Need::Worker, &job.name, open.shard).await?;
-        let (name, shard) = (hosted.shard.name(), hosted.shard.id());
-        if open.founding != 0 && open.founding != hosted.founding {
-            // The servers acknowledged pushes to this client that are gone: continuing would hide that.
-            return Err(RefusalKind::StateLost(shard).into());
-        }
-        if WorkerId(open.worker) == FLEET {
-            return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)).into());
-        }
-        // A worker may await weights for each bucket, and an ack for each step that it may be ahead of
-        // replication, for the step that it is in, and for one push that was sent again.
-        let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
-        let text = match &running {
-            // A running job continues, even if a later version of the servers would refuse to start it.
-            Some((true, running)) => running.clone(),
-            _ => {
-                job.validate().map_err(bad)?;
-                job.to_toml().map_err(bad)?
-            }
-        };
-        let shards = hosted.shard.shards();
-        if job.stages.len() > shards as usize {
-            let stages = job.stages.len();
-            return Err(RefusalKind::BadJob(format!(
-                "the job has {stages} stages, each with shards of its own, and there are {shards}"
-            ))
-            .into());
-        }
-        // The durability level decides where the replicas' logs are, and the logs exist before the job.
-        if job.durability.on_disk() != hosted.folder.is_some() {
-            let kept =
-                if hosted.folder.is_some() { Durability::QuorumDisk } else { Durability::QuorumMemory };
-            let (wants, has) =
-                (job.durability, self.agent.shape_of(name.job()).map_or(kept, |shape| shape.durability));
-            let why = match name.job() {
-                JobId(0) => format!(
-                    "the job wants durability {wants}, the fleet was founded with {has}; start the servers with the job's \
-                     --durability, or change cluster.durability"
-                ),
-                _ => format!(
-                    "the job wants durability {wants}, and was submitted with {has}: use the job file that was submitted"
-                ),
-            };
-            return Err(RefusalKind::BadJob(why).into());
-        }
-        if running.is_none() && hosted.group.leadership().borrow().leads {
-            self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
-        }
         // Each worker is told why the job cannot start; only worker 0 asks for the initial weights, as only
         // one worker sends those of the seed.
         let source = self.source(by, &job, &hosted).await?.filter(|_| open.worker == 0);
-        visitor.iter().for_each(|v| v.is(Rank::Worker));
+        by.is(Rank::Worker);
+        // A worker may await weights for each bucket, and an ack for each step that it may be ahead of
+        // replication, for the step that it is in, and for one push that was sent again.
         let buckets = job.buckets() + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
-        let worker = WorkerId(open.worker);
+        let (shard, worker) = (hosted.shard.id(), WorkerId(open.worker));
         let (stages, state) = (self.replicas.stages().clone(), hosted.shard.clone());
         let opened = Arc::new(Notify::new());
         let reader = Reader { shard, worker, stages, state, opened: opened.clone() };
         let _ = out.send(Source::Many(rx, reader)).await;
-        // Only the leader keeps the stream open.
-        let weak = tx.downgrade();
+        let replies = tx.downgrade();
         let liveness = Arc::new(Liveness::default());
         let event = Event::Open {
             conn,
@@ -245,21 +260,31 @@ impl ShardsService {
         // These tasks end with this stream.
         let mut copies = JoinSet::new();
         if let Some(source) = source {
-            let (service, hosted, alive) = (self.clone(), hosted.clone(), weak.clone());
+            let (service, hosted, alive) = (self.clone(), hosted.clone(), replies.clone());
             copies.spawn(async move {
                 opened.notified().await;
                 service.inherit(source, hosted, conn, alive).await;
             });
         }
+        let stream = OpenStream { conn, worker, hosted, liveness, replies, visitor };
+        self.relay(&stream, inbound).await;
+        let _ = stream.hosted.leader.send(Event::Closed(conn)).await;
+        Ok(())
+    }
+
+    /// Checks a stream's messages and passes them to the shard's leader, until the stream ends.
+    async fn relay(&self, stream: &OpenStream, inbound: &mut Incoming<ToShard>) {
+        let OpenStream { conn, worker, hosted, liveness, replies, visitor } = stream;
+        let (name, shard) = (hosted.shard.name(), hosted.shard.id());
         loop {
             let m = match inbound.message().await {
                 Ok(Some(m)) => m,
-                Ok(None) => break,
+                Ok(None) => return,
                 Err(status) => {
-                    if let (Some(refusal), Some(tx)) = (unreadable(&status), weak.upgrade()) {
+                    if let (Some(refusal), Some(tx)) = (unreadable(&status), replies.upgrade()) {
                         let _ = tx.try_send(Reply::Refused(refusal.into()));
                     }
-                    break;
+                    return;
                 }
             };
             liveness.heard();
@@ -268,14 +293,14 @@ impl ShardsService {
                 && !h.host.is_empty()
                 && shard == ShardId(0)
             {
-                hosted.counters.take_about(&hosted.shard, worker, convert::about(h));
+                hosted.counters.take_about(&hosted.shard, *worker, convert::about(h));
             }
             let m = match convert::message(&hosted.shard, m) {
                 Ok(Some(m)) => m,
                 Ok(None) => continue,
                 Err(refusal) => {
                     self.status.count_refusal(name);
-                    let Some(tx) = weak.upgrade() else { break };
+                    let Some(tx) = replies.upgrade() else { return };
                     let _ = tx.send(Reply::Refused(refusal)).await;
                     continue;
                 }
@@ -283,7 +308,7 @@ impl ShardsService {
             if let Message::SwitchMode { number, mode } = m
                 && !self.has_switched(name, number, mode)
             {
-                tracing::debug!(shard = shard.0, worker = open.worker, number, %mode, "no shard here has switched so");
+                tracing::debug!(shard = shard.0, worker = worker.0, number, %mode, "no shard here has switched so");
                 continue;
             }
             let finish = matches!(m, Message::Finish);
@@ -291,25 +316,23 @@ impl ShardsService {
             if matches!(m, Message::Init { .. }) {
                 // Initial state is not acknowledged, so no window holds the worker back. A large model would
                 // pile up here at the network's speed, while the disk writes it.
-                while hosted.group.unapplied() > MAX_INITS && weak.strong_count() > 0 {
+                while hosted.group.unapplied() > MAX_INITS && replies.strong_count() > 0 {
                     tokio::time::sleep(INIT_PAUSE).await;
                 }
             }
             let event = match m.payload_bytes() {
-                0 => Event::Message(conn, m),
-                bytes => Event::Bulk(conn, m, hosted.queued.room(bytes).await),
+                0 => Event::Message(*conn, m),
+                bytes => Event::Bulk(*conn, m, hosted.queued.room(bytes).await),
             };
             let sent = hosted.leader.send(event).await;
             liveness.waits(false);
             if sent.is_err() {
-                break;
+                return;
             }
             if finish {
-                tracing::debug!(shard = shard.0, worker = open.worker, "finished");
+                tracing::debug!(shard = shard.0, worker = worker.0, "finished");
             }
         }
-        let _ = hosted.leader.send(Event::Closed(conn)).await;
-        Ok(())
     }
 }
 

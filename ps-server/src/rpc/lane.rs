@@ -7,9 +7,7 @@ use super::{
 use crate::connections::{Lane, Visitor, watched};
 use futures::{Stream, StreamExt};
 use paraft_lanes::{
-    DENIED, LaneError, Pool, Purpose, Receiver, answer,
-    frame::FrameError,
-    send,
+    DENIED, FrameError, LaneError, Pool, Purpose, Receiver, answer, send,
     shared::{ReadHalf, Shared, WriteHalf},
 };
 use paraft_proto::{Incoming, PeerRequest, ToShard, WithBulk, bulk::Bulk, limits};

@@ -38,3 +38,13 @@ pub mod status;
 mod switch;
 
 pub use lane::Lanes;
+
+use paraft_proto::{PROTOCOL, RefusalKind};
+
+/// Refuses a client of another protocol.
+fn check_protocol(client: u32) -> Result<(), RefusalKind> {
+    match client == PROTOCOL {
+        true => Ok(()),
+        false => Err(RefusalKind::Protocol { client, server: PROTOCOL }),
+    }
+}

@@ -1,7 +1,7 @@
 //! Weights for readers, from any replica.
 
 use super::{
-    convert,
+    check_protocol, convert,
     exchange::Replies,
     readers::Reader,
     shards::{ShardsService, unknown_caller},
@@ -10,7 +10,7 @@ use crate::{
     connections::{Rank, Visitor},
     replicas::Replica,
 };
-use paraft_proto::{FromShard, PROTOCOL, ReadRequest, Refusal, RefusalKind, from_shard};
+use paraft_proto::{FromShard, ReadRequest, Refusal, RefusalKind, from_shard};
 use paraft_tls::Need;
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::sync::mpsc;
@@ -34,9 +34,7 @@ impl ShardsService {
         visitor: Option<Visitor>,
         out: &mpsc::Sender<FromShard>,
     ) -> Result<(), Refusal> {
-        if request.protocol != PROTOCOL {
-            return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
-        }
+        check_protocol(request.protocol)?;
         let by = visitor.as_ref().ok_or_else(unknown_caller)?;
         let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
         let shard = hosted.shard.id();

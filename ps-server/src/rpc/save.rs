@@ -1,8 +1,9 @@
 //! A checkpoint of the current step, requested from outside.
 
+use super::check_protocol;
 use crate::{replicas::Replica, shard::leader::lowest};
 use paraft_common::{WorkerId, config::ServerJob};
-use paraft_proto::{PROTOCOL, RefusalKind, SaveReply, SaveRequest};
+use paraft_proto::{RefusalKind, SaveReply, SaveRequest};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Answers one call; `hosted` is the requested replica, or why there is none here.
@@ -15,9 +16,7 @@ pub fn reply(hosted: Result<Replica, RefusalKind>, request: &SaveRequest) -> Sav
 
 /// Asks a worker for a checkpoint of the current step; returns that worker.
 fn save(hosted: &Replica, request: &SaveRequest) -> Result<WorkerId, RefusalKind> {
-    if request.protocol != PROTOCOL {
-        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
-    }
+    check_protocol(request.protocol)?;
     let shard = hosted.shard.id();
     if !hosted.group.leadership().borrow().leads {
         let leader = hosted.group.leader_address();

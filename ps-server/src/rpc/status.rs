@@ -6,6 +6,7 @@ use crate::{
     control::ControlReplica,
     raft::Role,
     replicas::{Replica, Replicas, Stopped},
+    room::Allocated,
     shard::{
         leader::{
             Counters, WorkerInfo,

@@ -1,12 +1,15 @@
 //! The live switch of the mode, requested from outside.
 
-use super::convert::{MAX_SWITCHES, bad_mode};
+use super::{
+    check_protocol,
+    convert::{MAX_SWITCHES, bad_mode},
+};
 use crate::{
     replicas::Replica,
     shard::leader::{Event, RequestedMode},
 };
 use paraft_common::{InForce, ModeChoice, ShardId};
-use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
+use paraft_proto::{RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
 
 /// Answers one call; `hosted` is the requested replica, or why there is none here.
@@ -21,9 +24,7 @@ async fn switch(
     hosted: Result<Replica, RefusalKind>,
     request: &SwitchModeRequest,
 ) -> Result<InForce, RefusalKind> {
-    if request.protocol != PROTOCOL {
-        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
-    }
+    check_protocol(request.protocol)?;
     let Replica { leader, shard, .. } = hosted?;
     let mode: ModeChoice = request.mode.parse().map_err(|_| bad_mode(&request.mode))?;
     if request.number > MAX_SWITCHES {

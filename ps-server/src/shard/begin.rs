@@ -25,17 +25,6 @@ use std::sync::Arc;
 /// what the leader that admitted the job meant.
 pub const JOB_FORM: u16 = 1;
 
-/// This replica's claim on the server's memory, beside its job's reservation.
-#[derive(Debug, Default)]
-pub(super) struct Claim {
-    /// The memory that its job was last found to need.
-    need: Option<Need>,
-    /// Memory reserved before anything of the job was read, until its job is known here.
-    expected: Option<Reserved>,
-    /// Why it cannot run here at present.
-    lacks: Option<String>,
-}
-
 impl Shard {
     /// Keeps this reservation until the job is found, in a snapshot or in the log.
     pub fn expects(&self, aside: Reserved) {

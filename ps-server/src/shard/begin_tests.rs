@@ -10,7 +10,7 @@ use super::{
 use crate::{
     header::{self, HeaderError},
     raft::{ApplyError, Replicated},
-    room::Room,
+    room::{Allocated, Room},
 };
 use paraft_common::{
     BucketId, Durability, Encoding, JobShard, Mode, Payload, Seq, SessionId, ShardId, Step, Version,

@@ -3,8 +3,9 @@
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
-    delta::{StagedDelta, StagedDeltaHeader},
-    state::{Meta, ShardConfig},
+    shard_config::ShardConfig,
+    staged_delta::{StagedDelta, StagedDeltaHeader},
+    state::{Meta, Shard},
     worker_state::WorkerStateHeader,
 };
 use crate::{
@@ -207,6 +208,14 @@ impl Cut {
     /// XXH3 over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
         self.to_raw().into_digest()
+    }
+}
+
+impl Shard {
+    /// A cut of the whole state, with the staged parts of a state delta. Only the apply task may call it.
+    pub fn cut(&self) -> Cut {
+        let staged = self.staged.read().clone();
+        self.view(|conf, meta| Cut { staged, ..Cut::of(conf, meta) })
     }
 }
 

@@ -17,59 +17,16 @@
 use super::{
     bucket::BucketData,
     command::Outcome,
-    state::{Meta, Shard, ShardConfig},
+    shard_config::ShardConfig,
+    staged_delta::{StagedDelta, Vector, vector_len},
+    state::{Meta, Shard},
 };
 pub use paraft_changes::delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorId};
 use paraft_common::Payload;
-use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Maximum payload of one part: larger entries replicated more slowly and cost leaders their lease.
 pub const MAX_PART_BYTES: usize = 1 << 20;
-
-/// A vector and its values.
-pub type Vector = (VectorId, Arc<Vec<f32>>);
-
-/// The parts of a delta whose marker has not arrived.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StagedDelta {
-    /// The delta.
-    pub delta: DeltaId,
-    /// Number of parts that have arrived.
-    pub parts: u32,
-    /// The vectors in them, in order.
-    pub vectors: Vec<Vector>,
-}
-
-/// [`StagedDelta`] without the bulk, for a snapshot's header: lengths in values.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StagedDeltaHeader {
-    /// The delta.
-    pub delta: DeltaId,
-    /// Number of parts that have arrived.
-    pub parts: u32,
-    /// The vectors and their lengths.
-    pub vectors: Vec<(VectorId, u64)>,
-}
-
-impl StagedDelta {
-    /// The header for the vectors.
-    pub fn header(&self) -> StagedDeltaHeader {
-        let vectors = self.vectors.iter().map(|(of, v)| (*of, v.len() as u64)).collect();
-        StagedDeltaHeader { delta: self.delta, parts: self.parts, vectors }
-    }
-
-    /// Whether every vector is one of the job's buckets, at its length.
-    pub fn fits(&self, conf: &ShardConfig) -> bool {
-        self.vectors.iter().all(|(of, v)| vector_len(conf, *of) == Some(v.len()))
-    }
-}
-
-/// The vector's number of values, if the shard has it.
-fn vector_len(conf: &ShardConfig, (bucket, vector): VectorId) -> Option<usize> {
-    let bucket = &conf.buckets[conf.local(bucket)?];
-    (vector as usize <= conf.slots(bucket.spec.kind)).then_some(bucket.spec.len)
-}
 
 /// Reads a part's payload: the vectors in order.
 fn read_part(conf: &ShardConfig, vectors: &[VectorId], payload: &Payload) -> Result<Vec<Vector>, String> {

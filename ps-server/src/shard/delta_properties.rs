@@ -5,9 +5,10 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    delta::{DeltaId, DeltaRecord, StagedDelta},
-    leader::working::{DeltaPiece, WorkingCopies, add},
+    delta::{DeltaId, DeltaRecord},
+    leader::working::{DeltaPiece, PushPlace, WorkingCopies, add},
     properties::{a_job, admit, join, new, over_the_wire, sent},
+    staged_delta::StagedDelta,
 };
 use paraft_common::{
     BucketId, Durability, Encoding, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
@@ -206,7 +207,8 @@ impl World {
         let now = Instant::now();
         let mut data = self.working.lend(&conf, bucket);
         add(&mut data, &conf, bucket, active, &c, None, gradient);
-        self.working.pushed(&conf, &member, bucket, &c, payload.len(), data, now);
+        let at = PushPlace { conf: &conf, replicated: &member, bucket, now };
+        self.working.pushed(at, &c, payload.len(), data);
         let command = Command::Update {
             bucket: conf.buckets[bucket].id,
             contributions: vec![c],
@@ -224,7 +226,8 @@ impl World {
         let bucket = bucket % conf.buckets.len();
         let Some(member) = self.replicas[0].read(|m| m.members.get(worker).cloned()) else { return };
         let upto = Step(self.working.member(worker, &member).steps()[bucket].0 + by);
-        let lost = self.working.skip(&conf, &member, worker, bucket, upto, Instant::now());
+        let at = PushPlace { conf: &conf, replicated: &member, bucket, now: Instant::now() };
+        let lost = self.working.skip(at, worker, upto);
         assert_eq!(lost, by);
         self.open.push(Pushed::Skipped(worker, member.session, bucket, upto, lost));
     }

@@ -15,7 +15,7 @@
 //! - [`members`]: the members, and the progress of each.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
 //! - [`cut`]: the state at one moment, for checkpoints, snapshots and digests.
-//! - [`delta`]: state deltas, which replicate pushes at the level `leader`.
+//! - [`delta`]: state deltas, which replicate pushes at the level `leader`; [`staged_delta`]: the parts that wait.
 //! - [`round`]: the pushes of a BSP round as one update (pure functions).
 //! - [`payload_queue`]: the bound on bytes that wait for the leader.
 //! - [`batched`]: the pushes of a round in one log entry.
@@ -34,6 +34,7 @@ pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
+mod counts;
 pub mod cut;
 pub mod delta;
 #[cfg(test)]
@@ -52,6 +53,7 @@ pub mod round;
 pub mod shard_config;
 #[cfg(test)]
 mod simulation;
+pub mod staged_delta;
 pub mod staleness;
 pub mod state;
 mod updates;

@@ -2,7 +2,10 @@
 //!
 //! Derived from [`super::members::Members`]; not in snapshots, but rebuilt when one is read.
 
-use super::members::Member;
+use super::{
+    counts::{decrement, increment},
+    members::Member,
+};
 use paraft_common::Step;
 use std::collections::BTreeMap;
 
@@ -37,7 +40,7 @@ impl Lowest {
 }
 
 /// Number of members at each step.
-type Counts = BTreeMap<Step, u32>;
+type Counts = BTreeMap<Step, usize>;
 
 /// Where the active members are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,20 +106,7 @@ impl Progress {
 
     /// Number of members before `step` in a unit.
     pub fn behind(&self, unit: usize, step: Step) -> usize {
-        self.units.get(unit).map_or(0, |c| c.range(..step).map(|(_, n)| *n as usize).sum())
-    }
-}
-
-fn increment(counts: &mut Counts, step: Step) {
-    *counts.entry(step).or_insert(0) += 1;
-}
-
-fn decrement(counts: &mut Counts, step: Step) {
-    if let Some(n) = counts.get_mut(&step) {
-        *n -= 1;
-        if *n == 0 {
-            counts.remove(&step);
-        }
+        self.units.get(unit).map_or(0, |c| c.range(..step).map(|(_, n)| n).sum())
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     bucket::{Bucket, BucketData},
     replaced_vectors::ReplacedVectors,
 };
-use crate::room::Reserved;
+use crate::room::{Allocated, Reserved};
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
 use paraft_lanes::shared::Memory;
 use std::{
@@ -72,12 +72,6 @@ impl ShardConfig {
         self.kept.load(Relaxed)
     }
 
-    /// Allocated bytes: buckets allocate when their initial state arrives.
-    pub fn held(&self) -> u64 {
-        let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
-        self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
-    }
-
     /// Shared memory for a worker of this host that pulls: from now on pulled weights move there.
     pub fn share(&self) -> Option<&Arc<Memory>> {
         let make = || {
@@ -141,6 +135,14 @@ impl ShardConfig {
     /// The index of a bucket among the shard's own.
     pub fn local(&self, id: BucketId) -> Option<usize> {
         self.buckets.binary_search_by_key(&id, |b| b.id).ok()
+    }
+}
+
+impl Allocated for ShardConfig {
+    /// Buckets allocate when their initial state arrives.
+    fn held(&self) -> u64 {
+        let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
+        self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
     }
 }
 

@@ -6,18 +6,20 @@
 mod evaluations;
 
 use super::{
-    begin::Claim,
     chunks::Chunks,
     command::{Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    cut::Cut,
-    delta::{DeltaId, StagedDelta},
     members::Members,
+    staged_delta::StagedDelta,
 };
-use crate::{raft::ApplyError, room::Room};
+use crate::{
+    raft::ApplyError,
+    room::{Reserved, Room},
+};
 use evaluations::{OpenEvaluation, close_evaluations};
+use paraft_changes::delta::DeltaId;
 use paraft_common::{
     BucketId, Encoding, InForce, JobId, JobShard, Mode, Payload, SessionId, ShardId, Step, TensorKind,
-    WorkerId, codec::F32_BYTES, config::Start, histogram::DelayHistogram,
+    WorkerId, codec::F32_BYTES, config::Start, histogram::DelayHistogram, need::Need,
 };
 use parking_lot::{MappedRwLockWriteGuard, Mutex, RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
@@ -43,6 +45,17 @@ pub struct Shard {
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
     pub(super) term: AtomicU64,
+}
+
+/// This replica's claim on the server's memory, beside its job's reservation.
+#[derive(Debug, Default)]
+pub(super) struct Claim {
+    /// The memory that its job was last found to need.
+    pub need: Option<Need>,
+    /// Memory reserved before anything of the job was read, until its job is known here.
+    pub expected: Option<Reserved>,
+    /// Why it cannot run here at present.
+    pub lacks: Option<String>,
 }
 
 /// The job's buckets, and the members' clocks.
@@ -331,11 +344,5 @@ impl Shard {
         meta.give_back(worker);
         meta.assign_chunks();
         Outcome::Joined { worker, session }
-    }
-
-    /// A cut of the whole state, with the staged parts of a state delta. Only the apply task may call it.
-    pub fn cut(&self) -> Cut {
-        let staged = self.staged.read().clone();
-        self.view(|conf, meta| Cut { staged, ..Cut::of(conf, meta) })
     }
 }

@@ -18,7 +18,7 @@ mod memory;
 pub use halves::{ReadHalf, WriteHalf, over_tcp, over_unix};
 pub use memory::{Memory, PeerMemory, Slot};
 
-use crate::{frame::FrameError, pool::Pool};
+use crate::{error::FrameError, pool::Pool};
 use bytes::Bytes;
 use std::{
     collections::{HashMap, VecDeque},

@@ -26,32 +26,24 @@ impl Link {
             self.asks_no_more(out);
             self.changes(out, |link| link.look = Some(now + SILENCE_TIMEOUT));
         }
-        let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
-        let failed = match kind {
-            None => Some(broken("an empty message")),
-            Some(from_shard::Kind::Opened(o)) => {
-                self.opened(now, &o, fixed, out);
-                None
-            }
+        let shard = self.shard;
+        let broken = |what: &str| SessionError::Protocol { shard, what: what.into() };
+        match kind {
+            None => self.fails(broken("an empty message"), out),
+            Some(from_shard::Kind::Opened(o)) => self.opened(now, &o, fixed, out),
             Some(from_shard::Kind::Refused(r)) => self.refused(now, r, fixed, out),
-            Some(_) if !matches!(self.state, State::Open(_)) => Some(broken("a message before Opened")),
+            Some(_) if !matches!(self.state, State::Open(_)) => {
+                self.fails(broken("a message before Opened"), out);
+            }
             Some(from_shard::Kind::Weights(w)) => {
                 self.weights(now, w, bulk.into_iter().next().unwrap_or_default(), out);
-                None
             }
-            Some(from_shard::Kind::Ack(a)) => {
-                self.ack(&a, out);
-                None
-            }
-            Some(from_shard::Kind::RoundNorm(n)) => {
-                out.norms.push((self.shard, n.step, n.sum_of_squares));
-                None
-            }
+            Some(from_shard::Kind::Ack(a)) => self.ack(&a, out),
+            Some(from_shard::Kind::RoundNorm(n)) => out.norms.push((shard, n.step, n.sum_of_squares)),
             Some(from_shard::Kind::Reported(r)) => {
                 // The evaluation is complete: no leader needs this worker's share again.
                 self.retained.retain(|k| !matches!(k, Kind::Report(s) if s.epoch == r.epoch));
                 out.reported.push(r);
-                None
             }
             Some(from_shard::Kind::Acquired(t)) => {
                 // The worker no longer wants an answer to an earlier request.
@@ -61,24 +53,18 @@ impl Link {
                     }
                     out.heard.push_back(LinkEvent::Acquired(t));
                 }
-                None
             }
             Some(from_shard::Kind::Resumed(r)) => {
                 if matches!(self.presence, Some(Kind::Resume(_))) {
                     self.presence = None;
-                    out.heard.push_back(LinkEvent::Resumed(self.shard, r.clock));
+                    out.heard.push_back(LinkEvent::Resumed(shard, r.clock));
                 }
-                None
             }
             Some(from_shard::Kind::Left(_)) => {
                 self.turns(State::Ended, out);
-                out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
-                out.heard.push_back(LinkEvent::Left(self.shard));
-                None
+                out.effects.push_back(Effect::HangUp { shard, broken: false });
+                out.heard.push_back(LinkEvent::Left(shard));
             }
-        };
-        if let Some(e) = failed {
-            self.fails(e, out);
         }
     }
 
@@ -179,16 +165,9 @@ impl Link {
         out.heard.push_back(LinkEvent::NotFinite { bucket: push.bucket, step: push.step, error });
     }
 
-    fn refused(
-        &mut self,
-        now: Duration,
-        r: Refused,
-        fixed: &LinkSettings,
-        out: &mut SessionOutput,
-    ) -> Option<SessionError> {
+    fn refused(&mut self, now: Duration, r: Refused, fixed: &LinkSettings, out: &mut SessionOutput) {
         if r.seq > 0 && r.kind() == WireKind::NotFinite {
-            self.is_not_finite(r, out);
-            return None;
+            return self.is_not_finite(r, out);
         }
         self.note_cause(&r.message);
         // Right after a break the server may still hold the old stream.
@@ -197,14 +176,13 @@ impl Link {
             Advice::Redirect => Break::Redial((!r.leader.is_empty()).then_some(r.leader)),
             Advice::Retry => Break::Again,
             Advice::Stop => Break::SessionLost,
-            Advice::Lost => return Some(SessionError::StateLost { shard: self.shard }),
+            Advice::Lost => return self.fails(SessionError::StateLost { shard: self.shard }, out),
             Advice::Fix if r.kind() == WireKind::RankTaken && recent => Break::Again,
             Advice::Fix | Advice::Unspecified => {
                 let (shard, kind) = (self.shard, r.kind());
-                return Some(SessionError::Refused { shard, kind, message: r.message });
+                return self.fails(SessionError::Refused { shard, kind, message: r.message }, out);
             }
         };
         self.breaks(now, how, fixed, out);
-        None
     }
 }

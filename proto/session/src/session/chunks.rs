@@ -1,39 +1,13 @@
 //! Chunks of the data, for the leased sampler: shard 0 assigns them to workers.
 
-use super::{Event, Session, Wait};
+use super::{
+    Session, Wait,
+    events::{Event, Next},
+};
 use crate::error::SessionError;
-use paraft_common::{ShardId, Step};
+use paraft_common::ShardId;
 use paraft_proto::{Acquire, Acquired, Chunk};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Train this chunk.
-    Train {
-        /// The epoch, from 0.
-        epoch: u64,
-        /// The chunk's index in the epoch, from 0.
-        chunk: u64,
-        /// The worker was idle and the others did not wait for it: its weights are old. It continues from
-        /// this step after a pull.
-        resumed: Option<Step>,
-    },
-    /// This many epochs are over. No worker trains before every worker has asked for a chunk of the next.
-    Over {
-        /// Number of finished epochs.
-        epochs: u64,
-        /// This worker must write the checkpoint, if the job makes any.
-        write: bool,
-        /// The step from which all workers continue. Pull, to receive the others' pushes.
-        step: Step,
-    },
-    /// There is nothing more to train.
-    Ended,
-    /// The session was lost, and with it the chunk: the worker has joined again and continues from this step
-    /// after a pull.
-    Rejoined(Step),
-}
 
 /// A wait for a chunk.
 pub(super) struct ChunkWait {

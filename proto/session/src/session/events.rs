@@ -1,10 +1,13 @@
 //! Events: what a wait returns, and when it is over.
 
-use super::{Next, PullState, Pulled, Session, Wait};
+use super::{PullState, Session, Wait};
 use crate::{error::SessionError, link::LinkEvent};
-use paraft_common::{Payload, ShardId, Step};
+use paraft_common::{BucketId, Payload, ShardId, Share, Step, WorkerId};
 use paraft_proto::Weights;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// What a worker receives while it waits.
 #[derive(Debug)]
@@ -41,6 +44,63 @@ pub struct Arrived {
     pub asked: Duration,
     /// When they arrived.
     pub at: Duration,
+}
+
+/// The result of a pull.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pulled {
+    /// The worker's step. Later than requested if it had lost its session and joined again, or if rounds were
+    /// closed without it.
+    pub done: Step,
+    /// The slowest member over all shards.
+    pub slowest: Step,
+    /// The job has stopped early.
+    pub stop: bool,
+    /// After a final pull: the workers that finished.
+    pub finishers: Vec<WorkerId>,
+    /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker must write the
+    /// checkpoint.
+    pub checkpoint: bool,
+    /// A checkpoint of the current step was requested, and this worker must write it after this step.
+    pub save: bool,
+    /// Only some shards keep an image: there will be no checkpoint of this step, and this worker must release
+    /// the images.
+    pub partial_checkpoint: bool,
+    /// The session was lost; the worker has joined again and holds no chunk any more.
+    pub rejoined: bool,
+    /// This worker's share of the evaluation after an epoch, if shard 0 has sent it.
+    pub share: Option<Share>,
+    /// Buckets whose weights arrived; the others are as the last pull left them.
+    pub changed: BTreeSet<BucketId>,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Train this chunk.
+    Train {
+        /// The epoch, from 0.
+        epoch: u64,
+        /// The chunk's index in the epoch, from 0.
+        chunk: u64,
+        /// The worker was idle and the others did not wait for it: its weights are old. It continues from
+        /// this step after a pull.
+        resumed: Option<Step>,
+    },
+    /// This many epochs are over. No worker trains before every worker has asked for a chunk of the next.
+    Over {
+        /// Number of finished epochs.
+        epochs: u64,
+        /// This worker must write the checkpoint, if the job makes any.
+        write: bool,
+        /// The step from which all workers continue. Pull, to receive the others' pushes.
+        step: Step,
+    },
+    /// There is nothing more to train.
+    Ended,
+    /// The session was lost, and with it the chunk: the worker has joined again and continues from this step
+    /// after a pull.
+    Rejoined(Step),
 }
 
 impl Session {

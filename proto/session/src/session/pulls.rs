@@ -1,6 +1,9 @@
 //! Pulls: which weights a worker waits for, and how they arrive.
 
-use super::{Arrived, Event, Session, Wait};
+use super::{
+    Session, Wait,
+    events::{Arrived, Event, Pulled},
+};
 use crate::{error::SessionError, link::LinkEvent};
 use paraft_common::{BucketId, ShardId, Share, Step, WorkerId, placement};
 use paraft_proto::Weights;
@@ -33,34 +36,6 @@ impl Pull {
     fn is_plain(&self) -> bool {
         self.last || self.barrier
     }
-}
-
-/// The result of a pull.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pulled {
-    /// The worker's step. Later than requested if it had lost its session and joined again, or if rounds were
-    /// closed without it.
-    pub done: Step,
-    /// The slowest member over all shards.
-    pub slowest: Step,
-    /// The job has stopped early.
-    pub stop: bool,
-    /// After a final pull: the workers that finished.
-    pub finishers: Vec<WorkerId>,
-    /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker must write the
-    /// checkpoint.
-    pub checkpoint: bool,
-    /// A checkpoint of the current step was requested, and this worker must write it after this step.
-    pub save: bool,
-    /// Only some shards keep an image: there will be no checkpoint of this step, and this worker must release
-    /// the images.
-    pub partial_checkpoint: bool,
-    /// The session was lost; the worker has joined again and holds no chunk any more.
-    pub rejoined: bool,
-    /// This worker's share of the evaluation after an epoch, if shard 0 has sent it.
-    pub share: Option<Share>,
-    /// Buckets whose weights arrived; the others are as the last pull left them.
-    pub changed: BTreeSet<BucketId>,
 }
 
 /// A pull in progress.

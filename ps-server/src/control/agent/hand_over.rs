@@ -1,7 +1,7 @@
 //! Transfers of what this server leads: because it stops, or cannot serve.
 
 use super::Agent;
-use crate::replicas::Replica;
+use crate::{replicas::Replica, replicated::Group};
 use paraft_common::JobShard;
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,7 @@ impl Agent {
             let groups = self.replicas.all().into_iter().map(|(_, r)| r.group).chain([self.group()]);
             let mut led = false;
             for group in groups.filter(|g| g.leadership().borrow().leads) {
-                let (voters, caught_up) = (group.membership().voters, group.caught_up());
-                let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                else {
-                    continue; // no replica could take over
-                };
-                led = true;
-                if let Err(e) = group.transfer(successor).await {
-                    tracing::debug!(%successor, error = %e, "cannot hand over");
-                }
+                led |= transfer(&group).await;
             }
             if !led || Instant::now() >= deadline {
                 return;
@@ -64,12 +56,19 @@ impl Agent {
             if group.may_lead(false) {
                 tracing::warn!(%shard, "this server leads a shard that it cannot serve, and hands it over: {why}");
             }
-            let (voters, caught_up) = (group.membership().voters, group.caught_up());
-            if let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
-                && let Err(e) = group.transfer(successor).await
-            {
-                tracing::debug!(%shard, %successor, error = %e, "cannot hand over");
-            }
+            transfer(group).await;
         }
     }
+}
+
+/// Transfers the leadership of a group to a voter that has caught up. `false`: no replica could take over.
+async fn transfer(group: &Group) -> bool {
+    let (voters, caught_up) = (group.membership().voters, group.caught_up());
+    let Some(successor) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n)) else {
+        return false;
+    };
+    if let Err(e) = group.transfer(successor).await {
+        tracing::debug!(%successor, error = %e, "cannot hand over");
+    }
+    true
 }

@@ -1,6 +1,11 @@
 //! Balances replicas and leaders over the servers.
 
-use super::{Action, Health, Plan, ReplicaReport, View, voters::can_lead};
+use super::{
+    directive::{Action, Plan},
+    health::Health,
+    view::{ReplicaReport, View},
+    voters::can_lead,
+};
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeMap;
@@ -38,10 +43,7 @@ pub(super) fn uneven(view: &View) -> Option<Move> {
         let (_, lead) = view.leader(*shard, place.founding)?;
         let now = &lead.membership;
         let bytes = lead.bytes.max(1); // an empty model's shards count too
-        let well = |n: &ReplicaId| {
-            let here = view.live(n.server()).and_then(|r| r.replicas.get(shard));
-            here.is_some_and(|r| r.node == *n && r.trouble.is_empty())
-        };
+        let well = |n: &ReplicaId| view.working(*shard, *n).is_some();
         if now.changing || now.voters.len() < replicas as usize || !now.voters.iter().all(well) {
             return None;
         }

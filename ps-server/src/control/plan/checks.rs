@@ -1,6 +1,9 @@
 //! Which replicas have diverged.
 
-use super::{Action, Plan, View};
+use super::{
+    directive::{Action, Plan},
+    view::View,
+};
 use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::JobShard;
 use std::collections::BTreeMap;
@@ -15,10 +18,8 @@ pub(super) fn compare(
     now: &Membership,
     plan: &mut Plan,
 ) -> Option<String> {
-    let reports = now.members.keys().filter_map(|n| {
-        let r = view.live(n.server())?.replicas.get(&shard)?;
-        (r.node == *n && r.founding == founding && r.trouble.is_empty()).then_some(r)
-    });
+    let working = now.members.keys().filter_map(|n| view.working(shard, *n));
+    let reports = working.filter(|r| r.founding == founding);
     let mut by_index = BTreeMap::<u64, Vec<(ReplicaId, u64)>>::new();
     for (node, d) in reports.flat_map(|r| r.digests.iter().map(|d| (r.node, *d))) {
         by_index.entry(d.index).or_default().push((node, d.digest));

@@ -1,20 +1,9 @@
 //! The control group's own membership.
 
-use super::{View, keeps_majority};
+use super::{directive::ControlChange, view::View, voters::keeps_majority};
 use crate::raft::ReplicaId;
 use paraft_common::{ServerId, placement};
 use std::collections::BTreeSet;
-
-/// A change of the control group's own membership.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ControlChange {
-    /// Add a learner.
-    Learner(ReplicaId, String),
-    /// Change the set of voters.
-    Voters(BTreeSet<ReplicaId>),
-    /// Remove these members, which do not vote.
-    Remove(BTreeSet<ReplicaId>),
-}
 
 /// The control group: an odd number of voters, at most five, on live servers; the others are learners.
 pub(super) fn control_change(view: &View) -> Option<ControlChange> {
@@ -22,7 +11,6 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
         return None;
     }
     let members = &view.control.members;
-    let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
     // Unreachable for ever: its server was forgotten, or has lost its disk and has another name.
     let former = |n: &&ReplicaId| {
         let renamed = view.live(n.server()).is_some_and(|r| r.node != **n);
@@ -32,7 +20,7 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     if !former.is_empty() {
         return Some(ControlChange::Remove(former));
     }
-    for (_, report) in there().filter(|(s, _)| view.reached(*s)) {
+    for (_, report) in view.all_live().filter(|(s, _)| view.reached(*s)) {
         if members.get(&report.node) != Some(&report.address) {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
@@ -43,7 +31,8 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     let may_vote = |s: ServerId, n: &ReplicaId| {
         votes(n) || members.contains_key(n) && view.reached(s) && view.control_caught_up.contains(n)
     };
-    let mut able: Vec<(bool, bool, ReplicaId)> = there()
+    let mut able: Vec<(bool, bool, ReplicaId)> = view
+        .all_live()
         .filter(|(s, r)| !view.draining(*s) && may_vote(*s, &r.node))
         .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
         .collect();

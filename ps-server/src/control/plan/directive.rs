@@ -1,7 +1,11 @@
-//! What a server is told to do for a shard.
+//! What should happen: what a server is told to do for a shard, and the whole plan.
 
-use crate::raft::{Digest, ReplicaId};
-use paraft_common::{Durability, JobShard, auto};
+use super::health::Health;
+use crate::{
+    control::state::Command,
+    raft::{Digest, ReplicaId},
+};
+use paraft_common::{Durability, JobShard, ServerId, auto};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An instruction to a server about a shard.
@@ -62,4 +66,37 @@ pub enum Action {
         /// The majority's digest at that position.
         majority: u64,
     },
+}
+
+/// A change of the control group's own membership.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ControlChange {
+    /// Add a learner.
+    Learner(ReplicaId, String),
+    /// Change the set of voters.
+    Voters(BTreeSet<ReplicaId>),
+    /// Remove these members, which do not vote.
+    Remove(BTreeSet<ReplicaId>),
+}
+
+/// Everything that should happen now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Commands for the control group's log.
+    pub commands: Vec<Command>,
+    /// Directives for the servers.
+    pub directives: BTreeMap<ServerId, Vec<Directive>>,
+    /// A change of the control group itself.
+    pub control: Option<ControlChange>,
+    /// The health of each shard.
+    pub health: BTreeMap<JobShard, (Health, String)>,
+    /// Shards of which every replica is known to be lost.
+    pub all_lost: BTreeSet<JobShard>,
+}
+
+impl Plan {
+    /// Adds a directive.
+    pub(super) fn tell(&mut self, server: ServerId, shard: JobShard, what: Action) {
+        self.directives.entry(server).or_default().push(Directive { shard, what });
+    }
 }

@@ -1,6 +1,10 @@
 //! The founding of a shard: from the choice of its servers to the directive that its group begins.
 
-use super::{Action, Health, Plan, View};
+use super::{
+    directive::{Action, Plan},
+    health::Health,
+    view::View,
+};
 use crate::{
     control::state::{Command, Place, Shape},
     raft::ReplicaId,

@@ -1,6 +1,6 @@
 //! The health of a shard, and the reason for it.
 
-use super::{ReplicaReport, View};
+use super::view::View;
 use crate::{control::state::Place, raft::ReplicaId};
 use paraft_common::JobShard;
 use std::collections::BTreeSet;
@@ -68,13 +68,8 @@ pub(super) fn missing(view: &View, shard: JobShard, n: ReplicaId) -> String {
 }
 
 /// Too few replicas answer, and nothing is known to be lost.
-pub(super) fn no_majority<'a>(
-    view: &View,
-    shard: JobShard,
-    voters: &BTreeSet<ReplicaId>,
-    here: &impl Fn(ReplicaId) -> Option<&'a ReplicaReport>,
-) -> (Health, String) {
-    let away = || voters.iter().copied().filter(|n| here(*n).is_none());
+pub(super) fn no_majority(view: &View, shard: JobShard, voters: &BTreeSet<ReplicaId>) -> (Health, String) {
+    let away = || voters.iter().copied().filter(|n| view.working(shard, *n).is_none());
     let why: Vec<String> = away().map(|n| missing(view, shard, n)).collect();
     let health = match away().any(|n| view.stopped(shard, n).is_some()) {
         true => Health::Stopped,

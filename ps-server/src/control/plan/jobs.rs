@@ -1,25 +1,15 @@
 //! Jobs: reports of their shards that differ from the agreed state, and the ends of jobs.
 
-use super::{Action, Plan, View};
+use super::{
+    directive::{Action, Plan},
+    view::View,
+};
 use crate::control::{
-    jobs::{Job, JobFacts, JobState},
+    jobs::{Job, JobState},
     state::Command,
 };
-use paraft_common::{JobId, JobShard, auto};
+use paraft_common::{JobId, JobShard};
 use std::collections::BTreeMap;
-
-/// A job, as the leader of a shard knows it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct JobReport {
-    /// Its facts.
-    pub facts: JobFacts,
-    /// Number of shards that hold buckets of it: the first ones. The others do not know it.
-    pub shards: u32,
-    /// All its workers have joined, and no remaining member has anything left to do on this shard.
-    pub finished: bool,
-    /// On the first shard, if the rule chooses the staleness bound: the rule's input.
-    pub auto: Option<auto::Report>,
-}
 
 /// One command for each change, only if every shard of the job has a leader and all report the same: the
 /// agreed state stays during an election.
@@ -68,8 +58,7 @@ pub(super) fn end_job(view: &View, id: JobId, job: &Job, plan: &mut Plan) {
 
 /// Removes what servers still hold of jobs without shards.
 pub(super) fn remove(view: &View, plan: &mut Plan) {
-    let there = view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
-    for (server, report) in there {
+    for (server, report) in view.all_live() {
         for shard in report.replicas.keys().filter(|s| view.state.jobs.is_gone(s.job())) {
             plan.tell(server, *shard, Action::Remove);
         }

@@ -1,6 +1,6 @@
 //! A shard of which a majority has lost its log.
 
-use super::{Health, Plan, View, new_founding};
+use super::{directive::Plan, founding::new_founding, health::Health, view::View};
 use crate::control::state::{Command, Place};
 use paraft_common::JobShard;
 

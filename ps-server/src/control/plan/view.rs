@@ -1,11 +1,10 @@
 //! The input of the plan: the servers' reports, and the agreed state.
 
-use super::JobReport;
 use crate::{
-    control::state::State,
+    control::{jobs::JobFacts, state::State},
     raft::{Digest, Membership, ReplicaId},
 };
-use paraft_common::{JobShard, ServerId};
+use paraft_common::{JobShard, ServerId, auto};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -40,6 +39,19 @@ pub struct AsideReport {
     pub name: String,
     /// Everything in it is intact.
     pub readable: bool,
+}
+
+/// A job, as the leader of a shard knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobReport {
+    /// Its facts.
+    pub facts: JobFacts,
+    /// Number of shards that hold buckets of it: the first ones. The others do not know it.
+    pub shards: u32,
+    /// All its workers have joined, and no remaining member has anything left to do on this shard.
+    pub finished: bool,
+    /// On the first shard, if the rule chooses the staleness bound: the rule's input.
+    pub auto: Option<auto::Report>,
 }
 
 /// A report about one replica.
@@ -183,6 +195,11 @@ impl View<'_> {
         (self.now.saturating_duration_since(heard.at) <= self.timeouts.silent).then_some(&heard.report)
     }
 
+    /// The servers that are not silent, and their reports.
+    pub(super) fn all_live(&self) -> impl Iterator<Item = (ServerId, &Report)> {
+        self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?)))
+    }
+
     pub(super) fn draining(&self, server: ServerId) -> bool {
         self.state.servers.get(&server).is_some_and(|s| s.draining)
     }
@@ -194,9 +211,8 @@ impl View<'_> {
 
     /// Whether a majority of the live servers, itself included, reaches it at its agreed address.
     pub(super) fn reached(&self, server: ServerId) -> bool {
-        let there = || self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?)));
-        let reach = there().filter(|(s, r)| *s == server || r.reached.contains(&server)).count();
-        reach * 2 > there().count()
+        let reach = self.all_live().filter(|(s, r)| *s == server || r.reached.contains(&server)).count();
+        reach * 2 > self.all_live().count()
     }
 
     /// Servers that report but are reached by too few others, and the consequence.
@@ -213,8 +229,20 @@ impl View<'_> {
 
     /// Live servers that may be given replicas.
     pub(super) fn usable(&self) -> impl Iterator<Item = (ServerId, &Report)> {
-        let may = |s: &&ServerId| !self.draining(**s) && self.reached(**s);
-        self.state.servers.keys().filter(may).filter_map(|s| Some((*s, self.live(*s)?)))
+        self.all_live().filter(|(s, _)| !self.draining(*s) && self.reached(*s))
+    }
+
+    /// The report of a replica that works.
+    pub(super) fn working(&self, shard: JobShard, n: ReplicaId) -> Option<&ReplicaReport> {
+        let report = self.live(n.server())?.replicas.get(&shard)?;
+        (report.node == n && report.trouble.is_empty()).then_some(&**report)
+    }
+
+    /// Whether its server runs, but the replica is missing: it has lost its log. A replica that waits for its
+    /// storage still has it.
+    pub(super) fn vanished(&self, shard: JobShard, n: ReplicaId) -> bool {
+        let answers = self.live(n.server()).is_some() || self.forgotten(n.server());
+        answers && self.working(shard, n).is_none() && self.stopped(shard, n).is_none()
     }
 
     /// The report of a replica whose storage fails at present.
@@ -227,7 +255,7 @@ impl View<'_> {
     /// some live server has not reported them yet.
     pub(super) fn readable_asides(&self, shard: JobShard, founding: u64) -> Option<Vec<(ServerId, &str)>> {
         let mut found = Vec::new();
-        for (server, report) in self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?))) {
+        for (server, report) in self.all_live() {
             let here = report.asides.as_ref()?.iter();
             let ours = here.filter(|a| a.shard == shard && a.founding == founding && a.readable);
             found.extend(ours.map(|a| (server, a.name.as_str())));

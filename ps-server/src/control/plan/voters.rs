@@ -1,6 +1,9 @@
 //! The voters of a shard's group: when they change, and who leads next.
 
-use super::{Action, Plan, ReplicaReport, View};
+use super::{
+    directive::{Action, Plan},
+    view::{ReplicaReport, View},
+};
 use crate::raft::ReplicaId;
 use paraft_common::{JobShard, ServerId};
 use std::collections::BTreeSet;
@@ -26,10 +29,7 @@ pub(super) fn vote(
     plan: &mut Plan,
 ) {
     let leaves = !voters.contains(&lead.node);
-    let works = |n: &ReplicaId| {
-        let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-        lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
-    };
+    let works = |n: &ReplicaId| lead.caught_up.contains(n) && view.working(shard, *n).is_some();
     match successor(view, shard, lead).filter(|_| leaves) {
         Some(successor) => plan.tell(leads_at, shard, Action::Transfer(successor)),
         None if keeps_majority(&lead.membership.voters, &voters, works) => {
@@ -41,8 +41,7 @@ pub(super) fn vote(
 
 /// Whether this voter could lead, as far as is known.
 pub(super) fn can_lead(view: &View, shard: JobShard, n: ReplicaId) -> bool {
-    let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-    there.is_some_and(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
+    view.working(shard, n).is_some() && !view.draining(n.server())
 }
 
 /// The successor of a leader that has to leave: of the replicas that can lead, one that has caught up, on the

@@ -50,16 +50,21 @@ pub(super) enum FollowUp {
 /// What the result of a computation is for.
 pub(super) enum Computing {
     /// A push that is applied to a working copy.
-    Push {
-        conn: ConnId,
-        bucket: usize,
-        contribution: Contribution,
-        bytes: usize,
-        replicated: Member,
-        began: Moment,
-    },
+    Push(WorkingPush),
     /// The sum of a round.
     Round(rounds::Key),
+}
+
+/// A push while it is applied to a working copy.
+pub(super) struct WorkingPush {
+    pub conn: ConnId,
+    pub bucket: usize,
+    pub contribution: Contribution,
+    /// Bytes of its payload.
+    pub bytes: usize,
+    /// The worker's replicated record.
+    pub replicated: Member,
+    pub began: Moment,
 }
 
 impl Leader {
@@ -105,14 +110,11 @@ impl Leader {
 
     pub(super) fn computed(&mut self, result: Result<Computed, Panicked>) {
         match (self.computing.take(), result) {
-            (
-                Some(Computing::Push { conn, bucket, contribution, bytes, replicated, began }),
-                Ok(Computed::Copy(data)),
-            ) => {
-                self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
-                let of = (bucket, contribution.step, Some(contribution.worker));
-                self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![contribution.worker]))]);
+            (Some(Computing::Push(push)), Ok(Computed::Copy(data))) => {
+                self.push_computed(&push, data);
+                let (bucket, c) = (push.bucket, push.contribution);
+                self.note(Stage::Apply, push.began, (bucket, c.step, Some(c.worker)), push.bytes as u64);
+                self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![c.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),

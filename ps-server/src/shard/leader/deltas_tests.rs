@@ -3,7 +3,10 @@
 use super::*;
 use crate::shard::{
     Command, Contribution, Shard,
-    leader::{tests::shard_of, working::add},
+    leader::{
+        tests::shard_of,
+        working::{PushPlace, add},
+    },
 };
 use paraft_common::{
     Durability, Encoding, LeaderWindow, Mode, Payload, Seq, SessionId, Step, optim::Gradient,
@@ -33,7 +36,8 @@ fn push(deltas: &mut Deltas, shard: &Shard, step: u64, now: Instant) {
     let mut data = deltas.working_mut().lend(&conf, 0);
     let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
     add(&mut data, &conf, 0, 1, &c, None, gradient);
-    deltas.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
+    let at = PushPlace { conf: &conf, replicated: &replicated, bucket: 0, now };
+    deltas.working_mut().pushed(at, &c, 32, data);
 }
 
 proptest! {

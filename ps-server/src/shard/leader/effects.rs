@@ -4,7 +4,8 @@
 //! input later. An effect whose stream is gone may be dropped; a lost outcome is reported as an outcome.
 
 use super::{
-    CheckpointPart, Replication, RequestedMode,
+    RequestedMode,
+    answers::{FetchResult, ReplyHandle, SwitchResult},
     messages::{ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -16,11 +17,9 @@ use crate::{
         round::Sum,
     },
 };
-use paraft_common::{InForce, SessionId, Step, WorkerId};
-use paraft_proto::RefusalKind;
+use paraft_common::{SessionId, Step, WorkerId};
 use paraft_trace::Moment;
-use std::{fmt, sync::Arc, time::Instant};
-use tokio::sync::oneshot;
+use std::{sync::Arc, time::Instant};
 
 /// The current time. A leader has no clock of its own.
 #[derive(Clone, Copy, Debug)]
@@ -30,63 +29,6 @@ pub struct Now {
     /// For spans.
     pub moment: Moment,
 }
-
-/// The status of the Raft group, available without waiting.
-pub trait GroupStatus {
-    /// Whether this replica leads, to its knowledge.
-    fn leads(&self) -> bool;
-    /// The leader's address, if one is known and it is not this replica.
-    fn leader_address(&self) -> Option<String>;
-    /// Whether this replica sleeps.
-    fn is_asleep(&self) -> bool;
-    /// Whether it has slept since the last call.
-    fn has_slept(&self) -> bool;
-}
-
-impl GroupStatus for Arc<dyn Replication> {
-    fn leads(&self) -> bool {
-        self.leadership().borrow().leads
-    }
-
-    fn leader_address(&self) -> Option<String> {
-        (**self).leader_address()
-    }
-
-    fn is_asleep(&self) -> bool {
-        (**self).is_asleep()
-    }
-
-    fn has_slept(&self) -> bool {
-        (**self).has_slept()
-    }
-}
-
-/// The handle of a requester that waits for one answer. The leader returns it with the answer, or drops it.
-pub struct ReplyHandle<T>(oneshot::Sender<T>);
-
-impl<T> ReplyHandle<T> {
-    /// Answers; the requester may be gone.
-    pub fn answer(self, answer: T) {
-        let _ = self.0.send(answer);
-    }
-}
-
-impl<T> From<oneshot::Sender<T>> for ReplyHandle<T> {
-    fn from(tx: oneshot::Sender<T>) -> Self {
-        Self(tx)
-    }
-}
-
-impl<T> fmt::Debug for ReplyHandle<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ReplyHandle")
-    }
-}
-
-/// The result of a switch: the mode in force, or the reason for the refusal.
-pub type SwitchResult = Result<InForce, RefusalKind>;
-/// The shard's part of a checkpoint, or the reason for the refusal.
-pub type FetchResult = Result<Box<CheckpointPart>, RefusalKind>;
 
 /// What a leader receives.
 #[derive(Debug)]

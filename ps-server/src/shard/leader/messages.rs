@@ -1,6 +1,6 @@
 //! Messages between a worker's stream and its shard's leader. `rpc/` converts them from and to the wire format.
 
-use super::{RequestedMode, Weights, effects::FetchResult};
+use super::{RequestedMode, Weights, answers::FetchResult};
 use crate::shard::{
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},

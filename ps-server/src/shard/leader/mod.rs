@@ -45,11 +45,12 @@
 //!   [`progress`]: counts for people.
 //! - `replication`: what the leader needs of its Raft group.
 //! - [`chunks`]: requests to the leased sampler. [`checkpoint`]: when the shard is cut for a checkpoint.
-//! - `messages`: what streams and the leader tell each other. `weights`: the weights in a reply. `counters`: counts
-//!   for people and metrics.
+//! - `messages`: what streams and the leader tell each other. [`answers`]: to requests that are not of a stream.
+//!   `weights`: the weights in a reply. `counters`: counts for people and metrics.
 
 pub mod admission;
 mod agenda;
+pub mod answers;
 pub mod checkpoint;
 pub mod chunks;
 mod closing;
@@ -85,10 +86,10 @@ mod working_pushes;
 
 pub use checkpoint::{CheckpointPart, lowest};
 pub use counters::{Counters, WorkerInfo};
-pub use effects::{Effect, GroupStatus, Input, Now};
+pub use effects::{Effect, Input, Now};
 pub use messages::{ConnId, Event, Liveness, Message, Reply};
 pub use purpose::{DeferredCommand, ProposalSpan, Purpose};
-pub use replication::{OutcomeFuture, Replication};
+pub use replication::{GroupStatus, OutcomeFuture, Replication};
 pub use run::{random_sessions, spawn};
 pub use switching::RequestedMode;
 pub use weights::{DeferredWeights, Weights};

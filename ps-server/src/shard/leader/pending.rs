@@ -16,10 +16,14 @@
 //! all of it may be lost at any moment, because nothing in it has been acknowledged.
 
 use super::push::Push;
-use crate::shard::{command::Contribution, round::Part};
+use crate::shard::{
+    command::Contribution,
+    counts::{decrement, increment},
+    round::Part,
+};
 use paraft_common::{SessionId, Step, WorkerId};
 use paraft_trace::Moment;
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a push waits for.
 #[derive(Debug)]
@@ -106,21 +110,6 @@ impl<C> Default for PendingPushes<C> {
             held: BTreeMap::new(),
             bytes: 0,
             behind: Vec::new(),
-        }
-    }
-}
-
-/// Adds one to a count.
-fn increment<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
-    *counts.entry(of).or_insert(0) += 1;
-}
-
-/// Subtracts one from a count.
-fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
-    if let Entry::Occupied(mut n) = counts.entry(of) {
-        *n.get_mut() -= 1;
-        if *n.get() == 0 {
-            n.remove();
         }
     }
 }

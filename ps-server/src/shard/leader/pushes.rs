@@ -6,6 +6,7 @@ use super::{
     pulls::PullTrigger,
     push::Push,
     update::UpdatePlan,
+    working::PushPlace,
 };
 use crate::shard::{command::Contribution, state::ShardConfig};
 use paraft_common::{SessionId, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor};
@@ -117,7 +118,8 @@ impl Leader {
             if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
                 // An earlier leader acknowledged these steps and lost them. The worker no longer has them: they are
                 // counted, and it continues.
-                lost = working.skip(&conf, replicated, c.worker, bucket, Step(c.step.0 - 1), now);
+                let at = PushPlace { conf: &conf, replicated, bucket, now };
+                lost = working.skip(at, c.worker, Step(c.step.0 - 1));
             }
             Some(admit(working.member(c.worker, replicated), bucket, c.step, c.pulled, current, in_flight))
         });

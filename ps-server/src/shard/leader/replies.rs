@@ -2,10 +2,11 @@
 
 use super::{
     ConnId, DeferredWeights, Effect, GroupStatus, Leader, Purpose, Reply, Weights,
+    answers::FetchResult,
     checkpoint::{PartRequest, lowest},
-    effects::FetchResult,
-    pulls::{PullTrigger, ReleasedPull, View},
+    pulls::{Pull, PullTrigger, ReleasedPull, View},
     weights::BucketWeights,
+    working::PushPlace,
 };
 use crate::shard::{
     command::{Closed, Command},
@@ -132,7 +133,8 @@ impl Leader {
             let working = e.deltas.working_mut();
             let lost = self.shard.read(|m| {
                 let Some(replicated) = m.members.get(p.worker) else { return 0 };
-                let mut skip = |b| working.skip(conf, replicated, p.worker, b, p.done, now);
+                let mut skip =
+                    |bucket| working.skip(PushPlace { conf, replicated, bucket, now }, p.worker, p.done);
                 match p.part {
                     true => todo.iter().copied().map(&mut skip).sum(),
                     false => (0..conf.buckets.len()).map(&mut skip).sum(),
@@ -184,41 +186,14 @@ impl Leader {
         if let Some(evaluated) = evaluated {
             self.send(pull.conn, Reply::Evaluated(evaluated));
         }
+        // Two kinds of weights cannot be taken later: those that the log assigned, and those that only this leader
+        // has. In rounds a worker may push the next step before it reads these weights, and must get those of this
+        // step.
+        let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
+        let now = recorded || rounds || conf.job.durability.is_leader();
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
-            let Some(e) = &self.epoch else { return };
-            let have = pull.have.get(bucket).copied();
-            // Two kinds of weights cannot be taken later: those that the log assigned, and those that only this
-            // leader has. In rounds a worker may push the next step before it reads these weights, and must get
-            // those of this step.
-            let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
-            let now = recorded || rounds || conf.job.durability.is_leader();
-            let later = DeferredWeights {
-                shard: Arc::downgrade(&self.shard),
-                conf: Arc::downgrade(conf),
-                term: e.term,
-                bucket,
-                worker: pull.worker,
-                have,
-                ahead: !pull.last && !pull.barrier,
-                measured: !pull.last,
-                counters: self.counters.clone(),
-            };
-            let (taken, later) = match now {
-                true => {
-                    if let Some(memory) = conf.shared() {
-                        conf.buckets[bucket].share(memory);
-                    }
-                    let data = e.deltas.working().data(conf, bucket);
-                    let logged =
-                        data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
-                    (later.take(conf, &data, logged), None)
-                }
-                false => {
-                    let version = conf.buckets[bucket].version();
-                    (BucketWeights { version, not_modified: false, payload: Bytes::new() }, Some(later))
-                }
-            };
+            let Some((taken, later)) = self.take_weights(conf, &pull, bucket, now, recorded) else { return };
             let BucketWeights { version, not_modified, payload } = taken;
             let last = whole && i == count;
             // After a part of the weights the worker is in the middle of a step.
@@ -245,6 +220,40 @@ impl Leader {
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }
+    }
+
+    /// The weights of a bucket for a reply, taken `now`; or else how to take them once its stream has room.
+    fn take_weights(
+        &self,
+        conf: &Arc<ShardConfig>,
+        pull: &Pull,
+        bucket: usize,
+        now: bool,
+        recorded: bool,
+    ) -> Option<(BucketWeights, Option<DeferredWeights>)> {
+        let e = self.epoch.as_ref()?;
+        let later = DeferredWeights {
+            shard: Arc::downgrade(&self.shard),
+            conf: Arc::downgrade(conf),
+            term: e.term,
+            bucket,
+            worker: pull.worker,
+            have: pull.have.get(bucket).copied(),
+            ahead: !pull.last && !pull.barrier,
+            measured: !pull.last,
+            counters: self.counters.clone(),
+        };
+        if !now {
+            let version = conf.buckets[bucket].version();
+            let none = BucketWeights { version, not_modified: false, payload: Bytes::new() };
+            return Some((none, Some(later)));
+        }
+        if let Some(memory) = conf.shared() {
+            conf.buckets[bucket].share(memory);
+        }
+        let data = e.deltas.working().data(conf, bucket);
+        let logged = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
+        Some((later.take(conf, &data, logged), None))
     }
 
     /// Whether this worker must write a checkpoint of this moment. True once per request.

@@ -2,7 +2,7 @@
 
 use super::{
     Effect, GroupStatus, Leader, Purpose, RequestedMode,
-    effects::{ReplyHandle, SwitchResult},
+    answers::{ReplyHandle, SwitchResult},
     epoch::Phase,
 };
 use crate::shard::{command::Command, state::Meta};

@@ -132,7 +132,7 @@ impl Task {
     async fn handle(&mut self, input: Input) {
         let (mut next, mut inputs) = (Some(input), Vec::new());
         while let Some(input) = next.take().or_else(|| inputs.pop()) {
-            self.leader.handle(now(), &self.group, input);
+            self.leader.handle(now(), &*self.group, input);
             while let Some(effect) = self.leader.next_effect() {
                 inputs.extend(match effect {
                     Effect::Send(conn, reply) => {

@@ -14,7 +14,7 @@
 //! whole gradient, workers send that norm in the asynchronous modes only: the step in progress then finishes in
 //! lock-step.
 
-use super::effects::{ReplyHandle, SwitchResult};
+use super::answers::{ReplyHandle, SwitchResult};
 use paraft_common::{InForce, Mode, ModeChoice, config::ServerJob};
 use paraft_proto::RefusalKind;
 

@@ -71,6 +71,19 @@ pub enum DeltaPiece {
     Marker(Proposal),
 }
 
+/// Where and when a push comes in.
+#[derive(Clone, Copy)]
+pub struct PushPlace<'a> {
+    /// The fixed part of the shard.
+    pub conf: &'a ShardConfig,
+    /// The worker's replicated record.
+    pub replicated: &'a Member,
+    /// The local bucket.
+    pub bucket: usize,
+    /// The current time.
+    pub now: Instant,
+}
+
 impl WorkingCopies {
     /// The member including the pushes applied here; `replicated` is the worker's replicated record.
     pub fn member<'a>(&'a self, worker: WorkerId, replicated: &'a Member) -> &'a Member {
@@ -89,20 +102,16 @@ impl WorkingCopies {
 
     /// Takes back the copy that [`Self::lend`] returned and [`add`] changed, and records the push. Returns the
     /// version that contains the push.
-    #[allow(clippy::too_many_arguments)] // what a push is, and the time
     pub fn pushed(
         &mut self,
-        conf: &ShardConfig,
-        replicated: &Member,
-        bucket: usize,
+        at: PushPlace<'_>,
         c: &Contribution,
         bytes: usize,
         data: Arc<BucketData>,
-        now: Instant,
     ) -> Version {
         let version = data.version;
         let before = Version(version.0.saturating_sub(1));
-        self.is_in(conf, replicated, bucket, c, data, now);
+        self.is_in(at, c, data);
         let record = &mut self.open.record;
         record.delays.record(before.0.saturating_sub(c.pulled.0));
         record.pushes += 1;
@@ -111,20 +120,12 @@ impl WorkingCopies {
     }
 
     /// Records a push without a gradient: only the copy's schedule clock advances. `active`: members that train.
-    pub fn skipped(
-        &mut self,
-        conf: &ShardConfig,
-        replicated: &Member,
-        active: usize,
-        bucket: usize,
-        c: &Contribution,
-        now: Instant,
-    ) -> Version {
-        let mut data = self.lend(conf, bucket);
+    pub fn skipped(&mut self, at: PushPlace<'_>, active: usize, c: &Contribution) -> Version {
+        let mut data = self.lend(at.conf, at.bucket);
         Arc::make_mut(&mut data).skip_update(1, active);
         let version = data.version;
-        self.is_in(conf, replicated, bucket, c, data, now);
-        if bucket == 0 {
+        self.is_in(at, c, data);
+        if at.bucket == 0 {
             *self.skipped.entry((c.worker, c.session)).or_default() += 1;
         }
         version
@@ -136,19 +137,11 @@ impl WorkingCopies {
     }
 
     /// Records that this copy of the bucket contains a push.
-    fn is_in(
-        &mut self,
-        conf: &ShardConfig,
-        replicated: &Member,
-        bucket: usize,
-        c: &Contribution,
-        data: Arc<BucketData>,
-        now: Instant,
-    ) {
-        self.buckets.insert(bucket, data);
-        self.open.buckets.insert(bucket);
-        self.step(conf, replicated, c.worker, bucket, c.step, now);
-        let member = self.member_mut(c.worker, replicated);
+    fn is_in(&mut self, at: PushPlace<'_>, c: &Contribution, data: Arc<BucketData>) {
+        self.buckets.insert(at.bucket, data);
+        self.open.buckets.insert(at.bucket);
+        self.step(at, c.worker, c.step);
+        let member = self.member_mut(c.worker, at.replicated);
         member.last_seq = member.last_seq.max(c.seq);
         let last_seq = member.last_seq;
         if let Some(pushed) = self.open.record.members.get_mut(&c.worker) {
@@ -158,40 +151,24 @@ impl WorkingCopies {
 
     /// Counts the steps between the member's last one and `upto` as lost: an earlier leader acknowledged them and
     /// failed before a majority had them. Returns the number of lost pushes.
-    pub fn skip(
-        &mut self,
-        conf: &ShardConfig,
-        replicated: &Member,
-        worker: WorkerId,
-        bucket: usize,
-        upto: Step,
-        now: Instant,
-    ) -> u64 {
-        let at = self.member(worker, replicated).step(bucket).unwrap_or_default();
-        let lost = upto.0.saturating_sub(at.0);
+    pub fn skip(&mut self, at: PushPlace<'_>, worker: WorkerId, upto: Step) -> u64 {
+        let last = self.member(worker, at.replicated).step(at.bucket).unwrap_or_default();
+        let lost = upto.0.saturating_sub(last.0);
         if lost > 0 {
-            self.step(conf, replicated, worker, bucket, upto, now);
+            self.step(at, worker, upto);
             self.open.record.lost += lost;
         }
         lost
     }
 
-    fn step(
-        &mut self,
-        conf: &ShardConfig,
-        replicated: &Member,
-        worker: WorkerId,
-        bucket: usize,
-        step: Step,
-        now: Instant,
-    ) {
-        self.member_mut(worker, replicated).take(bucket, step);
+    fn step(&mut self, at: PushPlace<'_>, worker: WorkerId, step: Step) {
+        self.member_mut(worker, at.replicated).take(at.bucket, step);
         let pushed = self.open.record.members.entry(worker).or_default();
-        if pushed.session != replicated.session {
-            *pushed = DeltaMember { session: replicated.session, ..Default::default() };
+        if pushed.session != at.replicated.session {
+            *pushed = DeltaMember { session: at.replicated.session, ..Default::default() };
         }
-        pushed.steps.insert(conf.buckets[bucket].id, step);
-        self.open.since.get_or_insert(now);
+        pushed.steps.insert(at.conf.buckets[at.bucket].id, step);
+        self.open.since.get_or_insert(at.now);
     }
 
     fn member_mut(&mut self, worker: WorkerId, replicated: &Member) -> &mut Member {

@@ -1,16 +1,15 @@
 //! Pushes at the level `leader`: applied to the working copies, then written to the log as deltas.
 
 use super::{
-    ConnId, Leader, ProposalSpan, Purpose, Reply, Task, agenda::Computing, deltas::DeltaProposal,
-    effects::Computed, pulls::PullTrigger, push::Push, working::add,
+    Leader, ProposalSpan, Purpose, Reply, Task,
+    agenda::{Computing, WorkingPush},
+    deltas::DeltaProposal,
+    effects::Computed,
+    pulls::PullTrigger,
+    push::Push,
+    working::{PushPlace, add},
 };
-use crate::shard::{
-    bucket::BucketData,
-    command::{Command, Contribution},
-    delta::DeltaId,
-    members::Member,
-    state::ShardConfig,
-};
+use crate::shard::{bucket::BucketData, command::Command, delta::DeltaId, state::ShardConfig};
 use paraft_common::{codec::F32_BYTES, optim::Gradient};
 use paraft_trace::Stage;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -30,7 +29,8 @@ impl Leader {
         let Some((replicated, active)) = found else { return };
         let working = e.deltas.working_mut();
         if skip {
-            let version = working.skipped(conf, &replicated, active, bucket, &c, self.now.at);
+            let at = PushPlace { conf, replicated: &replicated, bucket, now: self.now.at };
+            let version = working.skipped(at, active, &c);
             self.send(conn, Reply::Ack { seq: c.seq, version });
             return self.next([Task::Pulls(PullTrigger::Unit(bucket, vec![c.worker]))]);
         }
@@ -49,28 +49,21 @@ impl Leader {
             Computed::Copy(data)
         };
         let began = self.now.moment;
-        let of = Computing::Push { conn, bucket, contribution: c, bytes, replicated, began };
-        self.compute(touched, of, Box::new(work));
+        let of = WorkingPush { conn, bucket, contribution: c, bytes, replicated, began };
+        self.compute(touched, Computing::Push(of), Box::new(work));
     }
 
     /// Handles a push that the working copy now contains.
-    pub(super) fn push_computed(
-        &mut self,
-        conn: ConnId,
-        bucket: usize,
-        c: &Contribution,
-        bytes: usize,
-        replicated: &Member,
-        data: Arc<BucketData>,
-    ) {
-        let now = self.now.at;
+    pub(super) fn push_computed(&mut self, push: &WorkingPush, data: Arc<BucketData>) {
+        let (c, bucket) = (&push.contribution, push.bucket);
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        let version = e.deltas.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
+        let at = PushPlace { conf: &conf, replicated: &push.replicated, bucket, now: self.now.at };
+        let version = e.deltas.working_mut().pushed(at, c, push.bytes, data);
         e.tally.pushed(version, c.pulled);
         if bucket == 0 {
             self.counters.progress.lock().samples += u64::from(c.samples);
         }
-        self.send(conn, Reply::Ack { seq: c.seq, version });
+        self.send(push.conn, Reply::Ack { seq: c.seq, version });
     }
 
     pub(super) fn begin_delta_if_due(&mut self) {

@@ -23,7 +23,7 @@
 //!   skipped.
 //! - A later version keeps the first 44 bytes and their checksum, so that it is told from damage.
 
-use super::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
+use super::record::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
 use bytes::{Buf, BufMut, Bytes};
 use paraft_common::Payload;
 

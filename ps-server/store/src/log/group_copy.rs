@@ -1,7 +1,12 @@
 //! Copies one group into a folder of its own: as a log with only this group or, if the group is damaged, as the
 //! segments themselves. And imports such a log.
 
-use super::{Log, LogOptions, Record, SharedLog, files::names, segment::segment_path};
+use super::{
+    files::names,
+    record::{LogOptions, Record},
+    segment::segment_path,
+    shared_log::{Log, SharedLog},
+};
 use crate::{
     StoreError,
     disk::{Access, Disk},
@@ -15,23 +20,53 @@ use std::{
 /// Bytes that are copied at a time.
 const PART_BYTES: u64 = 4 << 20;
 
-/// Removes the files of a log's folder; no process may have it open.
-pub(super) fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
-    let there = match disk.list(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        listed => listed.map_err(StoreError::io("list", dir))?,
-    };
-    for name in there {
-        let path = dir.join(name);
-        disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+impl Log {
+    /// Removes a log's files from `dir`; no process may have it open.
+    pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+        let there = match disk.list(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            listed => listed.map_err(StoreError::io("list", dir))?,
+        };
+        for name in there {
+            let path = dir.join(name);
+            disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+        }
+        disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
     }
-    disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
+}
+
+impl SharedLog {
+    /// Copies a group into the folder `to`, which [`Log::inspect`] reads: if the group is damaged, as the segments
+    /// that may contain it. Replaces what was in the folder; the copy is durable on return. The group must not be
+    /// written meanwhile. Waits for the disk.
+    pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
+        let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
+        let copied = match damaged {
+            true => copy_segments(self, key, to),
+            false => copy_records(self, key, to),
+        };
+        match copied {
+            // The damage was found only now.
+            Err(e) if !damaged && self.inner.groups.note_damage(key, &e) => copy_segments(self, key, to),
+            copied => copied,
+        }
+    }
+
+    /// Imports the log of group `there` in `dir` ([`Log::inspect`]) as a new group `key`. It is durable on return;
+    /// `dir` is not changed. Waits for the disk.
+    pub fn import(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
+        let into = self.begin(key)?;
+        copy_log(&*self.inner.disk, dir, there, into).map_err(|e| match e {
+            ImportError::Reading(e) => e,
+            ImportError::Writing(e) => self.at("write to the log in")(e),
+        })
+    }
 }
 
 /// Writes a separate log to `to`, which is durable on return. Replaces what was there.
-pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
+fn copy_records(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, groups) = (&log.inner.disk, &log.inner.groups);
-    clear(disk.as_ref(), to)?;
+    Log::clear(disk.as_ref(), to)?;
     let (own, _) = SharedLog::open(disk.clone(), to, LogOptions::default())?;
     let (into, _) = own.group(key, &mut |_| ())?;
     let written = StoreError::io("copy the log to", to);
@@ -46,14 +81,14 @@ pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreErr
 }
 
 /// Why an import failed.
-pub(super) enum ImportError {
+enum ImportError {
     Reading(StoreError),
     Writing(io::Error),
 }
 
 /// Copies the log in `dir` into the empty log of a group; durable on return. It is read twice, because the purge
 /// point must be written first.
-pub(super) fn import(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
+fn copy_log(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), ImportError> {
     let found = Log::inspect(disk, dir, key, &mut |_| ()).map_err(ImportError::Reading)?;
     let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
     copy.failed = found.purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
@@ -96,9 +131,9 @@ impl Copy {
 }
 
 /// Copies the segments that may contain the group unchanged; durable on return. Replaces what was there.
-pub(super) fn damaged(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
+fn copy_segments(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
     let (disk, dir, groups) = (&log.inner.disk, &log.inner.dir, &log.inner.groups);
-    clear(disk.as_ref(), to)?;
+    Log::clear(disk.as_ref(), to)?;
     disk.create_dir_all(to).map_err(StoreError::io("create", to))?;
     let of_fault =
         |path: &Path| path.file_stem().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());

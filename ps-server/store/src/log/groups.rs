@@ -6,8 +6,8 @@
 //! started before, and concerns only segments without registered places.
 
 use super::{
-    Record,
     format::{Entry, HEAD_BYTES, Kind, UNLISTED_KEY},
+    record::Record,
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};
@@ -181,6 +181,15 @@ impl Groups {
             Some(group) => group.damage.clone(),
             None => self.unlisted.clone(),
         }
+    }
+
+    /// Records the damage of a group that a read has found; `false`: the error is another one.
+    pub fn note_damage(&self, key: u64, error: &StoreError) -> bool {
+        let StoreError::Damaged { path, offset, what } = error else { return false };
+        if let Some(group) = self.known.lock().get_mut(&key) {
+            group.damage = Some(Fault { path: path.clone(), offset: *offset, what: what.clone() });
+        }
+        true
     }
 
     /// The state of all groups. The lock blocks the writer and readers.

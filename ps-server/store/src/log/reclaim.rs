@@ -2,12 +2,12 @@
 //! segment are moved to the end.
 
 use super::{
-    Record,
     format::Kind,
-    groups::{Fault, Group},
+    groups::Group,
+    record::Record,
     segments::{Item, MAX_SPARES, Sealed, Segments},
 };
-use crate::{StoreError, error::named};
+use crate::error::named;
 use std::io;
 
 /// Records are moved out of the oldest segment if the log takes more than twice its records plus this many
@@ -97,12 +97,7 @@ impl Segments {
         let record = match read {
             Ok(mut records) => records.pop(),
             // The damage concerns this group only, and is reported when its log is next used.
-            Err(StoreError::Damaged { path, offset, what }) => {
-                if let Some(group) = self.groups.known().get_mut(&key) {
-                    group.damage = Some(Fault { path, offset, what });
-                }
-                None
-            }
+            Err(e) if self.groups.note_damage(key, &e) => None,
             // A transient error, and nothing depends on the move.
             Err(_) => {
                 self.moving_failed = Some(self.next);

@@ -1,10 +1,10 @@
 //! Opening a log: its files, and which parts are valid or torn. `scan` says which groups damage affects.
 
 use super::{
-    LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
     format::{Head, Kind, PREFIX_BYTES},
     groups::{Fault, Group, Groups, LiveRecords, Place},
+    record::{LogOptions, Record, Recovered},
     scan::Scan,
     segment::{FoundItem, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},

@@ -4,9 +4,9 @@
 //! Truncation and purging are items, as records are: written data does not change until a whole segment is removed.
 
 use super::{
-    LogOptions, Record,
     format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc, encode_table},
     groups::{Groups, LiveRecords, Place},
+    record::{LogOptions, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record},
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -245,7 +245,7 @@ impl Segments {
             if expected.is_some_and(|e| e != *index) || *index == u64::MAX {
                 return Err(invalid(format!("record {index} where {} is next", expected.unwrap_or(0))));
             }
-            if header.len() > super::MAX_HEADER_BYTES || payload.len() > super::MAX_PAYLOAD_BYTES {
+            if header.len() > MAX_HEADER_BYTES || payload.len() > MAX_PAYLOAD_BYTES {
                 let (h, p) = (header.len(), payload.len());
                 return Err(invalid(format!(
                     "record {index} has {h} bytes of header and {p} of payload; too many"

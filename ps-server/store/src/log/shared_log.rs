@@ -1,15 +1,17 @@
-//! The log of a server, which all its groups share.
+//! The handles of a log: of the log of a server, which all its groups share, and of the part of one group.
 
 use super::{
-    Done, Log, LogOptions, LogStats, MAX_GROUPS, Open, Record, Recovered, group_copy,
-    groups::{Fault, Groups, gone},
+    groups::{Groups, gone},
+    record::{Done, LogOptions, LogStats, MAX_GROUPS, MAX_TAG_BYTES, Record, Recovered},
     recover,
     writer::{self, Job, PendingCallback, Request, Shared},
 };
 use crate::{Disk, StoreError};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread::JoinHandle,
@@ -88,13 +90,8 @@ impl SharedLog {
         };
         let log = Log { open: Arc::new(Open { of: self.clone(), key }) };
         let read = self.inner.groups.read_all(&*self.inner.disk, &self.inner.dir, key, each);
-        if let (Err(StoreError::Damaged { path, offset, what }), Some(group)) =
-            (&read, self.inner.groups.known().get_mut(&key))
-        {
-            let (path, what) = (path.clone(), what.clone());
-            group.damage = Some(Fault { path, offset: *offset, what });
-        }
-        Ok((log, Recovered { records: read?, purged }))
+        let records = read.inspect_err(|e| _ = self.inner.groups.note_damage(key, e))?;
+        Ok((log, Recovered { records, purged }))
     }
 
     /// Creates the log of a group that never existed.
@@ -112,37 +109,6 @@ impl SharedLog {
     pub fn keys(&self) -> Vec<u64> {
         let known = self.inner.groups.known();
         known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, _)| *key).collect()
-    }
-
-    /// Copies a group into the folder `to`, which [`Log::inspect`] reads: if the group is damaged, as the segments
-    /// that may contain it. Replaces what was in the folder; the copy is durable on return. The group must not be
-    /// written meanwhile. Waits for the disk.
-    pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
-        let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
-        let copied = match damaged {
-            true => group_copy::damaged(self, key, to),
-            false => group_copy::whole(self, key, to),
-        };
-        match copied {
-            // The damage was found only now.
-            Err(StoreError::Damaged { path, offset, what }) if !damaged => {
-                if let Some(group) = self.inner.groups.known().get_mut(&key) {
-                    group.damage = Some(Fault { path, offset, what });
-                }
-                group_copy::damaged(self, key, to)
-            }
-            copied => copied,
-        }
-    }
-
-    /// Imports the log of group `there` in `dir` ([`Log::inspect`]) as a new group `key`. It is durable on return;
-    /// `dir` is not changed. Waits for the disk.
-    pub fn import(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
-        let into = self.begin(key)?;
-        group_copy::import(&*self.inner.disk, dir, there, into).map_err(|e| match e {
-            group_copy::ImportError::Reading(e) => e,
-            group_copy::ImportError::Writing(e) => self.at("write to the log in")(e),
-        })
     }
 
     /// Removes group `key`, damaged or not, forever: the key must not be reused, because the remains of both groups
@@ -166,7 +132,8 @@ impl SharedLog {
         self.inner.shared.stats()
     }
 
-    fn at(&self, doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    /// The error of the log's folder.
+    pub(super) fn at(&self, doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
         StoreError::io(doing, &self.inner.dir)
     }
 
@@ -182,6 +149,94 @@ impl SharedLog {
         let done: Done = Box::new(move |done| _ = reply.send(done));
         self.inner.shared.push(Job { key, what, done: PendingCallback::new(done) });
         outcome.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+/// A handle to the log of one group within its server's. Clones share it; dropping the last one closes it, and
+/// queued data is written.
+#[derive(Clone, Debug)]
+pub struct Log {
+    open: Arc<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    of: SharedLog,
+    key: u64,
+}
+
+impl Log {
+    /// Reads the log of group `key` in `dir` as [`SharedLog::group`] does, without changing it: a torn tail is
+    /// ignored and kept.
+    ///
+    /// [`StoreError::Locked`] if it is open, here or elsewhere.
+    pub fn inspect(
+        disk: &dyn Disk,
+        dir: &Path,
+        key: u64,
+        each: &mut dyn FnMut(Record),
+    ) -> Result<Recovered, StoreError> {
+        recover::inspect(disk, dir, key, each)
+    }
+
+    /// The server's log that contains this one.
+    pub fn shared(&self) -> &SharedLog {
+        &self.open.of
+    }
+
+    /// Reads the records from the first index of `range` on, up to its end, the first gap, or `most` bytes
+    /// together; one is read whatever its size. Returns nothing if the first is purged, or not written yet: queued
+    /// records are not found. A found record is as it was appended, and need not be durable yet.
+    ///
+    /// Waits for the disk. The removal of segments waits for running reads.
+    pub fn read(&self, range: Range<u64>, most: u64) -> Result<Vec<Record>, StoreError> {
+        let inner = &self.open.of.inner;
+        inner.groups.read(&*inner.disk, &inner.dir, self.open.key, range, most)
+    }
+
+    /// The number of written records that are not purged, and the bytes of their headers and payloads.
+    pub fn length(&self) -> (u64, u64) {
+        self.open.of.inner.groups.length(self.open.key)
+    }
+
+    /// Queues `records` and returns. `done` is called when they are durable (without [`LogOptions::sync`], written)
+    /// or have failed; appends complete in the order of the calls.
+    ///
+    /// The first index must follow the last record or the purge point; an empty log that was never purged accepts
+    /// any. `ErrorKind::InvalidInput`: it does not, or a record is too long; nothing of this append is written, and
+    /// the log stays usable. Every other error poisons the log.
+    ///
+    /// `done` runs on the writer's thread: it must be short and must not wait for this log. The queue holds
+    /// references to the caller's bytes and is unbounded: the caller must bound its outstanding appends.
+    pub fn append(&self, records: Vec<Record>, done: Done) {
+        let bytes = records.iter().map(Record::bytes).sum();
+        let (what, done) = (Request::Append { records, bytes }, PendingCallback::new(done));
+        self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
+    }
+
+    /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable on
+    /// return. Waits for the disk; must not be called from a `done`.
+    pub fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
+        self.open.of.wait(self.open.key, Request::Truncate { last })
+    }
+
+    /// Purges the records up to and including `upto`, once everything queued before is written. The purge point,
+    /// with `tag` (at most 4 KiB), is durable on return; disk space is released in whole segments. `upto` may be
+    /// beyond the last record: then the log is empty and continues after it. At or below an earlier purge point it
+    /// does nothing. Waits for the disk; must not be called from a `done`.
+    pub fn purge(&self, upto: u64, tag: Bytes) -> io::Result<()> {
+        if tag.len() > MAX_TAG_BYTES || upto == u64::MAX {
+            let what = format!("a purge up to {upto} with a tag of {} bytes", tag.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        self.open.of.wait(self.open.key, Request::Purge { upto, tag })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let done = PendingCallback::new(Box::new(|_| ())); // no caller waits for it
+        self.of.inner.shared.push(Job { key: self.key, what: Request::Close, done });
     }
 }
 

@@ -1,8 +1,8 @@
 //! The thread that writes a log, and its queue.
 
 use super::{
-    Done, LogStats, Record,
     groups::{Groups, gone, stopped},
+    record::{Done, LogStats, Record},
     segments::Segments,
 };
 use crate::DiskLock;
