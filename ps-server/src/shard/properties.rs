@@ -834,7 +834,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
         let part = InitPart::Weights { version: Version(0), clock: 0.0 };
         let weights: Vec<f32> = (0..b.spec.len).map(|i| i as f32 - 2.0).collect();
         let mut expected = weights.clone();
-        constraint::apply(&constraints, b.spec, &mut expected);
+        constraint::apply(&constraints, b.spec.range(), &mut expected);
         let mut payload = Vec::new();
         put_f32_le(&weights, &mut payload);
         let init = Proposal { command: Command::Init { bucket: b.id, part }, payload: payload.into() };
@@ -857,7 +857,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
             gone: &[],
         };
         expected.update(b.spec, update);
-        constraint::apply(&constraints, b.spec, &mut expected.weights);
+        constraint::apply(&constraints, b.spec.range(), &mut expected.weights);
         let (encoding, bucket) = (Encoding::F32, b.id);
         let command =
             Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };
