@@ -381,7 +381,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         size: usize,
         give_up: &dyn Fn() -> bool,
     ) -> Result<Arc<Nccl>, ModelError> {
-        let group = Nccl::form(&self.device, id, rank, size, give_up)?;
+        let group = Nccl::form(self.device.context(), id, rank, size, give_up)?;
         self.join(Some(group.clone()))?;
         Ok(group)
     }
