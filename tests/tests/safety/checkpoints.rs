@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weights};
-use paraft_client::{ClientError, SessionError, Transport, checkpoint_parts::CheckpointParts};
+use paraft_client::{ClientError, Pull, SessionError, Transport, checkpoint_parts::CheckpointParts};
 use paraft_common::{Durability, Mode, Step};
 use paraft_tests::{
     fleet::{ELECTION, Fleet, FleetOptions},
@@ -297,7 +297,7 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
     let step_and_keep = |page: &mut paraft_tests::ledger::Page| {
         page.push();
         let mut weights = std::mem::take(&mut page.weights);
-        let pulled = page.client.pull_for_checkpoint(page.done, &mut weights);
+        let pulled = page.client.pull_by(Pull { checkpoint: true, ..Pull::of(page.done) }, &mut weights);
         page.weights = weights;
         pulled.map(|p| p.checkpoint)
     };

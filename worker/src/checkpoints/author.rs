@@ -1,6 +1,5 @@
 //! The content of a job's checkpoint: the servers' images or this rank's own state, and the job's description.
 
-use super::InForce;
 use crate::{Job, recorder::wall, worker::Plan};
 use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
@@ -33,6 +32,15 @@ pub(crate) struct Author {
     note: String,
     /// When this worker started, by its clock.
     pub(super) came: f64,
+}
+
+/// What a job's training is by when a checkpoint is made, beside the job itself.
+#[derive(Clone, Debug)]
+pub(crate) struct InForce {
+    /// The mode.
+    pub mode: Mode,
+    /// The learning rates that the loop set last, per group. Empty: the job's schedule.
+    pub rates: Vec<f64>,
 }
 
 /// A checkpoint's folder, its size in bytes, and the founding number that identifies the job.

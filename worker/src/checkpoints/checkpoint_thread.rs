@@ -1,7 +1,10 @@
 //! The thread that writes checkpoints in order and reports each result.
 
-use super::{InForce, author::Author, control_notifier::ControlNotifier, save::SaveTask};
-use crate::recorder::wall;
+use super::{
+    author::{Author, InForce},
+    control_notifier::ControlNotifier,
+};
+use crate::{WorkerError, recorder::wall};
 use paraft_checkpoint::{Folder, Manifest, State};
 use paraft_client::checkpoints::FolderContents;
 use paraft_common::{
@@ -34,6 +37,16 @@ pub(super) enum Order {
     /// Release this step: only some shards keep an image of it.
     Release(Step),
     Loss(Step, f64),
+}
+
+/// A request to write the current state now.
+pub(super) struct SaveTask {
+    /// The target folder; `None`: the job's checkpoint folder.
+    pub folder: Option<Folder>,
+    /// As of the previous step.
+    pub in_force: InForce,
+    /// Receives the result.
+    pub asker: mpsc::Sender<Result<PathBuf, WorkerError>>,
 }
 
 /// The thread's state.

@@ -13,12 +13,16 @@
 //! keeps these when newer weights arrive. The push names their versions.
 
 use super::{
-    ACTIVATION, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    Slots, Stage, StartedMinibatch,
     lookahead::Lookahead,
+    messages::{ACTIVATION, GRADIENT, LENT_GRADIENT, LOSS},
     sums::{GradientSum, VersionedWeights, add},
     versioned::Versioned,
 };
-use crate::{engine::StepError, exchange::PushParts};
+use crate::{
+    engine::StepError,
+    exchange::{PushParts, incomplete},
+};
 use paraft_client::{Client, Pull};
 use paraft_common::{
     BucketId, Step, Version,
@@ -28,21 +32,6 @@ use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Forward, Loan, Model, ModelError, Pass};
 use paraft_trace::{Moment, Span, Stage as Trace};
 use std::ops::Range;
-
-/// The next step's minibatch, with some finished forward passes.
-#[derive(Debug)]
-pub(super) struct StartedMinibatch {
-    step: Step,
-    /// Micro-batches with a finished forward pass.
-    forward: usize,
-}
-
-/// The activations that a model keeps.
-#[derive(Debug, Default)]
-pub(super) struct Slots {
-    forward: usize,
-    back: usize,
-}
 
 /// The minibatch of a step, and the one that overlaps it.
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
@@ -222,7 +211,7 @@ impl Stage<'_> {
                     }
                     let back = back?;
                     if left {
-                        return Err(crate::engine::incomplete().into());
+                        return Err(incomplete().into());
                     }
                     if let Some(push) = &mut push {
                         self.note(push.client(), Trace::Backward, begin, (step, m, version));
