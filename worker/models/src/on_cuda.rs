@@ -8,7 +8,7 @@ mod rule;
 use crate::{
     Batch, Evaluation, ModelError,
     net::{Net, NetResult},
-    replay::{Cuts, Replays},
+    replay::{Cuts, LoadedStep, Replays},
     resident::{Part, Resident},
 };
 use paraft_common::{
@@ -109,7 +109,8 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             ready(outbox, offset, gradient)
         };
         let scale = if device.precision() == Precision::F16 { self.scale } else { 1.0 };
-        replays.step(net, device, inbox.params(), gradient, batch.n, scale, cuts, &mut ready)
+        let mut step = LoadedStep { net, device, params: inbox.params(), gradient, samples: batch.n, cuts };
+        replays.step(&mut step, scale, &mut ready)
     }
 
     /// In f16 the gradient is scaled, and checked before any part leaves. A group's ranks sum the number of bad
