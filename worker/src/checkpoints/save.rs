@@ -80,8 +80,7 @@ impl Author {
         let began = Instant::now();
         let runtime = runtime().map_err(Failed::Runtime)?;
         loop {
-            let taken =
-                CheckpointParts::take(&self.servers, self.shards, self.transport, &self.server_job, step);
+            let taken = CheckpointParts::take(self.job_shards(), step);
             let tried = runtime.block_on(taken).map_err(Failed::from).and_then(|parts| {
                 let _alone = folder.lock(self.timeout)?;
                 let founding = parts.founding;
