@@ -585,7 +585,7 @@ fn what_a_share_is_missing_of_stops_no_job() {
     let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
     let Outcome::Evaluated(closed) = left else { panic!("{left:?}") };
     assert!(closed.len() == 6 && closed.iter().all(|c| c.incomplete), "{closed:?}");
-    assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
+    assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.number)), Some(2));
     // An evaluation whose share was lost before any worker had reported.
     assert_eq!(reports(&shard, a, 9, 0.1, 5), [(9, 5)]);
     for (epoch, loss) in [(10, 0.39), (11, 0.28)] {

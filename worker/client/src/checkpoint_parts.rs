@@ -264,8 +264,8 @@ impl CheckpointParts {
             self.founding = header.founding;
         }
         if let Some(s) = header.stopping.filter(|_| shard == ShardId(0)) {
-            let (epoch, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
-            let evaluated = s.evaluated.then_some(LastEvaluation { epoch, loss_sum, correct, count });
+            let (number, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
+            let evaluated = s.evaluated.then_some(LastEvaluation { number, loss_sum, correct, count });
             self.stopping = Stopping { best_loss: s.best_loss, bad: s.bad, stop: s.stop, evaluated };
         }
     }

@@ -262,9 +262,9 @@ impl Client {
         });
     }
 
-    /// Reports this worker's share of a held-out evaluation to shard 0, which adds the shares.
-    pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
-        self.io.session().report(epoch, loss_sum, correct, count);
+    /// Reports this worker's share of the held-out evaluation with this number to shard 0, which adds the shares.
+    pub fn report(&mut self, number: u64, loss_sum: f64, correct: u64, count: u64) {
+        self.io.session().report(number, loss_sum, correct, count);
     }
 
     /// Evaluations that became complete since the last call.
