@@ -3,7 +3,7 @@
 
 use crate::{
     Batch, Evaluation, Model, ModelError,
-    batch::InputSpec,
+    batch::{EVALUATION_CHUNK, InputSpec},
     slice::{NetSlice, Slice, SliceRanks, Sliced},
 };
 use paraft_common::layout::TensorSpec;
@@ -150,10 +150,21 @@ pub trait Net<D: Device>: Send {
     fn loss(&mut self, device: &mut D) -> NetResult<f32> {
         device.loss()
     }
-    /// See [`Model::evaluate`].
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
+    /// See [`Model::evaluate`]; by passes through all layers, unless a net has a shorter way.
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        let layers = self.layers().len();
+        for part in batch.parts(EVALUATION_CHUNK) {
+            self.load(device, 0, &part)?;
+            let pass = Pass { layers: 0..layers, slot: 0, n: part.n, evaluates: true };
+            self.forward_pass(device, &mut WholeParams::<D>(params), &pass, None)?;
+        }
+        self.evaluated(device, batch.n)
+    }
     /// The sums of the evaluation of this many samples.
-    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
+        let sums = device.sums()?;
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: n as u64 })
+    }
     /// One tensor slice of the net, with its own flat vectors, and the places of its values in this net's. Its
     /// [`Net::tensors`] are those of the whole net.
     fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
