@@ -60,9 +60,9 @@ impl Replays {
     }
 
     /// Makes a step on the device's stream, at this scale of the loss. Calls `ready` at the cuts.
-    pub fn step<N: Net<CudaDevice>>(
+    pub fn step(
         &mut self,
-        step: &mut LoadedStep<'_, N>,
+        step: &mut LoadedStep<'_>,
         scale: f32,
         ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
     ) -> NetResult {
@@ -119,8 +119,8 @@ impl Replays {
 }
 
 /// A step of a batch that is on the device.
-pub(crate) struct LoadedStep<'a, N> {
-    pub net: &'a mut N,
+pub(crate) struct LoadedStep<'a> {
+    pub net: &'a mut dyn Net<CudaDevice>,
     pub device: &'a mut CudaDevice,
     pub params: &'a Params,
     pub gradient: &'a mut Gradient,
@@ -128,7 +128,7 @@ pub(crate) struct LoadedStep<'a, N> {
     pub cuts: &'a Cuts,
 }
 
-impl<N: Net<CudaDevice>> LoadedStep<'_, N> {
+impl LoadedStep<'_> {
     /// Starts its kernels one by one.
     fn eager(&mut self, ready: &mut dyn FnMut(usize, &Gradient) -> NetResult) -> NetResult {
         let (cuts, mut left) = (self.cuts, self.cuts.0.len());
