@@ -9,6 +9,9 @@ use bytes::Bytes;
 /// Bytes of one value on the wire.
 pub const F32_BYTES: usize = 4;
 
+/// A value's little-endian bytes.
+pub(crate) type Word = [u8; F32_BYTES];
+
 /// Appends `values` to `out` as little-endian bytes.
 pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
     if cfg!(target_endian = "little") {

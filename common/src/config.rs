@@ -14,7 +14,5 @@ pub mod start;
 pub use early_stop::{EarlyStop, LastEvaluation, Stopping};
 pub use fingerprint::facts_missing;
 pub use job_name::{MAX_NAME_CHARS, check_name, check_names};
-pub use server_job::{
-    ChunkPlan, MAX_BUCKET_LEN, MAX_GRACE_MS, MAX_STEP, MIN_LEASE, ServerJob, ServerJobError,
-};
+pub use server_job::{ChunkPlan, MAX_GRACE_MS, MAX_STEP, MIN_LEASE, ServerJob, ServerJobError};
 pub use start::{OF_JOB, Start};

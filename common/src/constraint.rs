@@ -5,7 +5,6 @@
 //! Each rule depends only on the values, in `f32` with sums in `f64` in a fixed order, so all replicas
 //! have the same bits.
 
-use crate::layout::BucketSpec;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -148,9 +147,8 @@ impl Constraint {
     }
 }
 
-/// Applies the rules of a bucket, in order; [`check`] has passed for all of them.
-pub fn apply(constraints: &[Constraint], bucket: BucketSpec, values: &mut [f32]) {
-    let here = bucket.range();
+/// Applies the rules of a bucket, which is at `here` in the flat vector, in order; [`check`] has passed for all of them.
+pub fn apply(constraints: &[Constraint], here: Range<usize>, values: &mut [f32]) {
     let first = constraints.partition_point(|c| c.range().end <= here.start);
     for c in constraints[first..].iter().take_while(|c| c.offset < here.end) {
         let (from, to) = (c.range().start.max(here.start), c.range().end.min(here.end));

@@ -1,16 +1,11 @@
 //! Tests of `constraint`.
 
 use super::*;
-use crate::layout::TensorKind;
 use proptest::prelude::*;
-
-fn bucket(offset: usize, len: usize) -> BucketSpec {
-    BucketSpec { offset, len, kind: TensorKind::Param, group: 0 }
-}
 
 fn held(rule: Rule, values: &[f32]) -> Vec<f32> {
     let mut out = values.to_vec();
-    apply(&[Constraint { offset: 0, values: values.len(), rule }], bucket(0, values.len()), &mut out);
+    apply(&[Constraint { offset: 0, values: values.len(), rule }], 0..values.len(), &mut out);
     out
 }
 
@@ -34,10 +29,10 @@ fn constraint_is_of_its_own_values_alone() {
         Constraint { offset: 8, values: 2, rule: Rule::UnitNorm { row: 2 } },
     ];
     let mut whole = vec![-1.0f32; 12];
-    apply(&rules, bucket(0, 12), &mut whole);
+    apply(&rules, 0..12, &mut whole);
     let mut parts = vec![-1.0f32; 12];
     for at in [0, 4, 8] {
-        apply(&rules, bucket(at, 4), &mut parts[at..at + 4]);
+        apply(&rules, at..at + 4, &mut parts[at..at + 4]);
     }
     assert_eq!(whole, parts);
     assert_eq!(whole[..8], [-1.0, -1.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0]);

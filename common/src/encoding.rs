@@ -41,7 +41,6 @@ pub use low_rank::{Stretch, stretches};
 pub use options::{Fraction, ParseEncodingError, Rank};
 pub use scan::{all_finite, sum_of_squares};
 pub use values::Values;
-pub(crate) use values::Word;
 
 use crate::{
     codec::{F32_BYTES, put_f32_le},

@@ -14,7 +14,6 @@
 //! ```
 
 use crate::{
-    config::MAX_BUCKET_LEN,
     constraint::{self, Constraint},
     id::BucketId,
 };
@@ -120,6 +119,9 @@ pub struct Layout {
 /// The most buckets. A pull of a shard names the version that the worker has of each, in up to eight bytes: 1 MiB of
 /// them, as many as a message holds.
 pub const MAX_BUCKETS: usize = 1 << 17;
+
+/// Values of the longest bucket: 1 MiB.
+pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
 
 /// The most stages.
 pub const MAX_STAGES: usize = 1024;

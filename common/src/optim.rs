@@ -54,13 +54,13 @@ pub use adamax::{Adamax, AdamaxRule};
 pub use check::OptimError;
 pub use clip::{ClipConfig, norm_factor};
 pub use descent::{Descent, NotFinite};
-pub use gradient::{Gradient, apply_buffer};
+pub use gradient::Gradient;
 pub use nadam::{NAdam, NAdamRule};
 pub use radam::{RAdam, RAdamRule};
 pub use rmsprop::{Norm, RmsProp, RmsPropRule};
 pub use rule::Rule;
 pub use schedule::{LrScale, ScheduleConfig, Shape};
-pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd};
+pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd, apply_buffer};
 
 pub(crate) use check::Check;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  training thread                          paraft-checkpoint thread
-//!  pull_for_checkpoint(k) ─▶ "you write it" ──Write(k)──▶ images of all shards ─▶ files ─▶ rename, latest
+//!  pull of step k ────────▶ "you write it" ──Write(k)──▶ images of all shards ─▶ files ─▶ rename, latest
 //!  evaluation of k complete ───────────Loss(k)───▶ best
 //!  lines of the record ◀──────────events──────────
 //! ```
@@ -12,9 +12,10 @@
 //! the servers. Any further due checkpoint is skipped and the record says so. A third thread (`control_notifier`)
 //! reports the checkpoints to the control group.
 //!
-//! If the job names no interval, checkpoints have a least distance in time ([`CheckpointConfig::least_distance`]). Then
-//! only the worker with the first share of the evaluations asks for them, by its own clock: other workers' clocks would
-//! make images that nobody fetches. The last step's is due on all workers.
+//! If the job names no interval, checkpoints have a least distance in time
+//! ([`crate::job::CheckpointConfig::least_distance`]). Then only the worker with the first share of the evaluations asks
+//! for them, by its own clock: other workers' clocks would make images that nobody fetches. The last step's is due on
+//! all workers.
 
 mod author;
 mod checkpoint_thread;
@@ -24,16 +25,15 @@ mod spacing;
 
 use crate::{
     Job, WorkerError,
-    job::CheckpointConfig,
     recorder::{Recorder, wall},
     worker::Plan,
 };
-pub(crate) use author::Author;
+pub(crate) use author::{Author, InForce};
 use checkpoint_thread::{CheckpointThread, Order};
 use control_notifier::ControlNotifier;
 use paraft_checkpoint::{Folder, State};
 use paraft_client::Pulled;
-use paraft_common::{Mode, Share, Step, WorkerId};
+use paraft_common::{Share, Step, WorkerId};
 use paraft_record::{Event, event};
 use paraft_trainer::CheckpointSteps;
 use spacing::Spacing;
@@ -74,11 +74,6 @@ pub(crate) fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Worker
     })
 }
 
-/// The steps with checkpoints of a job.
-pub fn due(config: &CheckpointConfig, plan: &Plan) -> CheckpointSteps {
-    CheckpointSteps::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
-}
-
 /// The training thread's handle.
 pub struct Checkpoints {
     due: CheckpointSteps,
@@ -96,15 +91,6 @@ pub struct Checkpoints {
     pub(crate) in_force: InForce,
 }
 
-/// What a job's training is by when a checkpoint is made, beside the job itself.
-#[derive(Clone, Debug)]
-pub(crate) struct InForce {
-    /// The mode.
-    pub mode: Mode,
-    /// The learning rates that the loop set last, per group. Empty: the job's schedule.
-    pub rates: Vec<f64>,
-}
-
 impl Checkpoints {
     /// Starts the thread, if the job makes checkpoints. `begun`: the step at the job's start.
     pub(crate) fn start(
@@ -116,7 +102,8 @@ impl Checkpoints {
     ) -> Result<Option<Self>, WorkerError> {
         let Some(config) = job.checkpoints() else { return Ok(None) };
         let place = place(job, run_dir)?;
-        let mut checkpoints = Self::begin(due(config, plan), config.least_distance(), Some(place), author)?;
+        let mut checkpoints =
+            Self::begin(plan.checkpoints(config), config.least_distance(), Some(place), author)?;
         checkpoints.last = Some(begun);
         Ok(Some(checkpoints))
     }

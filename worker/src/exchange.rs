@@ -6,7 +6,7 @@ use paraft_common::{
     BucketId, Step,
     codec::{F32_BYTES, get_f32_le},
 };
-use paraft_models::PinnedBytes;
+use paraft_models::{ModelError, PinnedBytes};
 use paraft_trace::{Moment, Span, Stage};
 
 /// Pushes one step's buckets, the last one first, each as soon as its gradient is complete.
@@ -93,4 +93,9 @@ impl<'a> PushParts<'a> {
         });
         Some(bucket)
     }
+}
+
+/// The error of a model whose backward pass leaves out a bucket.
+pub(crate) fn incomplete() -> ModelError {
+    ModelError::new("it did not report its whole gradient as ready")
 }

@@ -97,7 +97,7 @@ fn from_checkpoint(
     // The user may have changed or removed the rule to continue.
     stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
     if let Some(evaluated) = &mut stopping.evaluated {
-        evaluated.epoch = number_here(job, step, manifest, evaluated.epoch);
+        evaluated.number = number_here(job, step, manifest, evaluated.number);
     }
     let (weights, slots) = checkpoint.load_into(room)?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();

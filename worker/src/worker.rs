@@ -13,99 +13,43 @@ mod evaluate;
 mod follower;
 mod join;
 mod open_run;
+mod options;
 mod own_loop;
 mod plan;
 mod pushes;
 mod records;
 mod reduce;
 mod setup;
+mod shared;
 mod training;
 
 pub use driver::Landing;
 pub use error::{ErrorKind, WorkerError};
 pub use open_run::{OpenRun, StepOutcome};
+pub use options::{WorkerOptions, WorkerReport};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
 pub use setup::{LoopAction, Minibatch, OptimizerState, Setup};
 
 use self::{
-    clock::Clock,
-    join::{JoinedWorker, Staged, client_options, join},
+    join::{JoinedWorker, Staged, join, transport},
+    shared::{Shared, staged},
     training::Training,
 };
 use crate::{
     engine::{Engine, StepError},
     group::{ControlMessage, Ranks},
-    job::{Exchange, Job, TransportConfig},
+    job::{Exchange, Job},
     metrics::{self, Gauges},
-    slow::{Slowdown, Slowness},
-    stage::{self, Join, Stage},
+    slow::Slowdown,
+    stage,
     streamed::Streamed,
 };
-use paraft_client::{ClientError, Interrupt, Transport, groups::MemberOptions};
-use paraft_common::{BucketId, Encoding, layout::Cuts};
-use paraft_data::{DataDigest, Dataset, Split};
-use paraft_models::{Evaluation, Model, Part};
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
-
-/// A worker's place in its fleet, and its outputs.
-#[derive(Clone, Debug)]
-pub struct WorkerOptions {
-    /// The process's rank, from 0. The ranks of a group are consecutive.
-    pub rank: u32,
-    /// All servers, in the servers' own order.
-    pub servers: Vec<String>,
-    /// The folder of `metrics.jsonl`; `None`: no record.
-    pub run_dir: Option<PathBuf>,
-    /// Also writes the final weights to this file.
-    pub weights: Option<PathBuf>,
-    /// Resumes from this checkpoint, or the latest in this folder.
-    pub resume: Option<PathBuf>,
-    /// The address that serves `/metrics`.
-    pub metrics: Option<std::net::SocketAddr>,
-    /// The trace's folder, and the number of traced steps (`paraft_trace::DEFAULT_STEPS`).
-    pub trace: Option<(PathBuf, u64)>,
-    /// Makes this worker a straggler, for comparisons.
-    pub slow: Slowness,
-    /// Ends the run at the next step, or during a wait, once set.
-    pub interrupt: Arc<dyn Interrupt>,
-}
-
-impl WorkerOptions {
-    /// For this rank and these servers, without outputs or resume.
-    pub fn new(rank: u32, servers: Vec<String>) -> Self {
-        Self {
-            rank,
-            servers,
-            run_dir: None,
-            weights: None,
-            resume: None,
-            metrics: None,
-            trace: None,
-            slow: Slowness::default(),
-            interrupt: Arc::new(AtomicBool::new(false)),
-        }
-    }
-}
-
-/// A worker's result.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct WorkerReport {
-    /// Finished steps.
-    pub steps: u64,
-    /// Samples trained on.
-    pub samples: u64,
-    /// Training time in seconds.
-    pub seconds: f64,
-    /// The final weights, including buffers.
-    pub weights: Vec<f32>,
-    /// The evaluation of the final weights, if this worker made it.
-    pub evaluation: Option<Evaluation>,
-}
+use paraft_client::{ClientError, groups::MemberOptions};
+use paraft_common::{BucketId, Encoding};
+use paraft_data::{DataDigest, Split};
+use paraft_models::{Model, Part};
+use std::{sync::Arc, time::Duration};
 
 /// Trains `model` on its share of `data` until the job is done. Blocks; the calling thread computes.
 pub fn run(
@@ -132,33 +76,10 @@ pub fn run(
     let digest = data.digest()?;
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;
-    let size = job.ranks_of_worker();
-    if size == 1 && !reduces {
+    if job.ranks_of_worker() == 1 && !reduces {
         return lead(job, options, model, data, None);
     }
-    let layers = model.layers();
-    let mut settings = job.server_job_on(&model.tensors(), &data.digest).fingerprint;
-    let longest = match job.parallel.is_cut() {
-        false => None,
-        true => {
-            job.check_slices(model).map_err(WorkerError::Job)?;
-            let stages = job.stages(&layers).map_err(WorkerError::Job)?;
-            // A shard sees only one rank of a worker, so the ranks themselves compare how they split the model.
-            settings = format!("{settings}, layers {:?} in {} slices", stages.layers(), job.parallel.tensor);
-            Some(stage::longest(&stages, layers.iter().map(|l| l.outputs.max(l.keeps)), job.train.batch))
-        }
-    };
-    let member = MemberOptions {
-        servers: options.servers.clone(),
-        transport: transport(job),
-        job: job.name.clone(),
-        settings,
-        worker: options.rank / size,
-        size,
-        rank: options.rank % size,
-        address: String::new(),
-        timeout: Duration::from_millis(job.cluster.timeout_ms),
-    };
+    let (member, longest) = member(job, options, model, &data.digest)?;
     let mut ranks = Ranks::new(member, options.interrupt.clone(), longest)?;
     if !ranks.form(model)? {
         return Ok(WorkerReport::default());
@@ -194,45 +115,56 @@ pub fn run(
     }
 }
 
-/// A rank's part of its worker's model, if the ranks share it. A follower opens its session by `join`.
-fn staged<'a>(
+/// This rank in its group, and the longest message between ranks that share the model.
+fn member(
     job: &Job,
     options: &WorkerOptions,
     model: &dyn Model,
-    join: Option<Box<Join<'a>>>,
-) -> Result<Stage<'a>, WorkerError> {
-    let stages = job.stages(&model.layers()).map_err(WorkerError::Job)?;
-    let cuts = Cuts { stages: &stages.values(), ..Cuts::default() };
-    let layout = job.layout_cut(model.tensors(), cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
-    let buckets = layout.buckets().iter().map(|b| b.range()).collect();
-    let micro = job.micro_batches();
-    let schedule = (job.parallel.schedule, micro, job.train.batch.div_ceil(micro));
-    let (slices, meshes) = (job.parallel.tensor as usize, job.train.group_size as usize);
-    let clips = job.clip.norm.is_some() && job.parallel.pipeline > 1;
-    Stage::new((stages, slices, meshes), schedule, clips, buckets, join, &scratch_folder(options))
+    digest: &DataDigest,
+) -> Result<(MemberOptions, Option<usize>), WorkerError> {
+    let (layers, size) = (model.layers(), job.ranks_of_worker());
+    let mut settings = job.server_job_on(&model.tensors(), digest).fingerprint;
+    let longest = match job.parallel.is_cut() {
+        false => None,
+        true => {
+            job.check_slices(model).map_err(WorkerError::Job)?;
+            let stages = job.stages(&layers).map_err(WorkerError::Job)?;
+            // A shard sees only one rank of a worker, so the ranks themselves compare how they split the model.
+            settings = format!("{settings}, layers {:?} in {} slices", stages.layers(), job.parallel.tensor);
+            Some(stage::longest(&stages, layers.iter().map(|l| l.outputs.max(l.keeps)), job.train.batch))
+        }
+    };
+    let member = MemberOptions {
+        servers: options.servers.clone(),
+        transport: transport(job),
+        job: job.name.clone(),
+        settings,
+        worker: options.rank / size,
+        size,
+        rank: options.rank % size,
+        address: String::new(),
+        timeout: Duration::from_millis(job.cluster.timeout_ms),
+    };
+    Ok((member, longest))
 }
 
-/// The folder for files that end with the process.
-fn scratch_folder(options: &WorkerOptions) -> PathBuf {
-    options.run_dir.clone().unwrap_or_else(std::env::temp_dir)
-}
-
-/// The state of every rank, leader or follower.
-#[derive(Clone)]
-struct Shared {
-    train: Arc<Dataset>,
-    test: Arc<Dataset>,
-    /// Of both parts of the data. Workers with other data are refused.
-    digest: DataDigest,
-    plan: Plan,
-    gauges: Arc<Gauges>,
-}
-
-fn transport(job: &Job) -> Transport {
-    match job.cluster.transport {
-        TransportConfig::Auto => Transport::Auto,
-        TransportConfig::Tcp => Transport::Tcp,
+/// Refuses what a model on a device can't do.
+fn check_device(job: &Job, model: &mut dyn Model) -> Result<(), WorkerError> {
+    if model.resident().is_none() {
+        return Ok(());
     }
+    if job.local.is_local() {
+        return Err(WorkerError::Job(
+            "[local] keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
+             = \"cpu\", or take [local] out"
+                .into(),
+        ));
+    }
+    if job.memory.resident.is_some() {
+        return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \
+                                     --device cpu".into()));
+    }
+    Ok(())
 }
 
 /// Trains as a worker of the servers: alone, or for the group that this rank leads.
@@ -241,20 +173,10 @@ fn lead(
     options: &WorkerOptions,
     model: &mut dyn Model,
     data: Shared,
-    ranks: Option<&mut Ranks>,
+    mut ranks: Option<&mut Ranks>,
 ) -> Result<WorkerReport, WorkerError> {
     let Shared { train, test, digest, plan, gauges } = data;
-    if job.local.is_local() && model.resident().is_some() {
-        return Err(WorkerError::Job(
-            "[local] keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
-             = \"cpu\", or take [local] out"
-                .into(),
-        ));
-    }
-    if job.memory.resident.is_some() && model.resident().is_some() {
-        return Err(WorkerError::Job("memory.resident: layers are streamed on the CPU, and this model is on a device; start the worker with \
-                                     --device cpu".into()));
-    }
+    check_device(job, model)?;
     let mut stage = job.parallel.is_cut().then(|| staged(job, options, model, None)).transpose()?;
     let setup = Setup {
         tensors: model.tensors(),
@@ -267,7 +189,6 @@ fn lead(
         state: None,
         note: String::new(),
     };
-    let mut ranks = ranks;
     let joined = match (&mut stage, ranks.as_deref_mut()) {
         (Some(stage), Some(ranks)) => {
             let (values, here) = (stage.values(), stage.stages_at(ranks.place()));
@@ -308,7 +229,7 @@ fn lead(
         (None, _, ranks) => Engine::new(model, parts, ranks),
         (Some(resident), ..) => {
             let buckets = driver.layout.buckets().iter().map(|b| b.range()).collect();
-            let streamed = Streamed::new(&model.layers(), buckets, resident, &scratch_folder(options))?;
+            let streamed = Streamed::new(&model.layers(), buckets, resident, &options.scratch_folder())?;
             Engine::streamed(model, parts, streamed)
         }
     };

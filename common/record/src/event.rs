@@ -215,7 +215,7 @@ pub struct Eval {
 impl Eval {
     /// Tells the run's evaluations apart; a later one has a higher number.
     pub fn number(&self) -> u64 {
-        self.step.map_or(self.epoch, |step| step.0)
+        evaluation_number(self.epoch, self.step)
     }
 }
 
@@ -240,8 +240,12 @@ pub struct Evaluating {
 impl Evaluating {
     /// As of [`Eval::number`].
     pub fn number(&self) -> u64 {
-        self.step.map_or(self.epoch, |step| step.0)
+        evaluation_number(self.epoch, self.step)
     }
+}
+
+fn evaluation_number(epoch: u64, step: Option<Step>) -> u64 {
+    step.map_or(epoch, |step| step.0)
 }
 
 /// A worker's totals.

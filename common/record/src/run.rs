@@ -90,24 +90,10 @@ impl RunRecord {
         let run = run?;
         train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
         if incarnations.any() {
-            // The line does not name the worker that evaluated; its clock may be that of a restarted
-            // process.
-            for e in &mut evals {
-                let by_then = train.iter().filter(|t| t.wall <= e.wall).map(|t| t.seconds);
-                e.seconds = by_then.fold(e.seconds, f64::max);
-            }
+            correct_clocks(&mut evals, &train);
         }
         if !leaves.is_empty() {
-            // A worker estimates the fleet's samples as if all workers trained; replace that by the
-            // samples trained by then.
-            for e in &mut evals {
-                let mut by_worker = BTreeMap::<WorkerId, u64>::new();
-                for t in train.iter().filter(|t| t.wall <= e.wall) {
-                    let so_far = by_worker.entry(t.worker).or_default();
-                    *so_far = t.samples.max(*so_far);
-                }
-                e.samples = count(by_worker.into_values());
-            }
+            correct_samples(&mut evals, &train);
         }
         moments.sort_by(|a: &Moment, b| a.wall.total_cmp(&b.wall));
         evals.sort_by_key(|e: &Eval| (e.samples, e.number(), e.is_final));
@@ -238,28 +224,8 @@ impl RunRecord {
             let sent = count(self.workers.iter().map(of_worker));
             sent.max(count(self.shards.iter().map(of_shard)))
         };
-        // A killed worker counts as lost even if it rejoined and ended normally: its totals are later
-        // than its departure.
-        let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
-        let lost = self.leaves.iter().filter(|l| l.rank.is_none() && !ended(l)).count();
-        // A group is lost if no rank was left to write its totals.
-        let wrote = |w: WorkerId| self.workers.iter().any(|t| t.worker == w);
-        let of_groups = self.leaves.iter().filter(|l| l.rank.is_some() && !wrote(l.worker));
-        let lost = lost + of_groups.map(|l| l.worker).collect::<BTreeSet<_>>().len();
         let ranks_lost = self.leaves.iter().filter(|l| l.rank.is_some()).count();
-        let (mut servers_lost, mut leaders_elected, mut longest_stall_seconds) = (0, 0, None::<f64>);
-        for incident in &self.incidents {
-            match incident.what {
-                IncidentKind::ServerEnded { .. } => servers_lost += 1,
-                IncidentKind::LeaderChanged { handed_over: true, .. } => {}
-                IncidentKind::LeaderChanged { stall_seconds, .. } => {
-                    leaders_elected += 1;
-                    longest_stall_seconds =
-                        longest_stall_seconds.into_iter().chain(stall_seconds).reduce(f64::max);
-                }
-                _ => {}
-            }
-        }
+        let (servers_lost, leaders_elected, longest_stall_seconds) = self.failures();
 
         Summary {
             mode: self.run.mode.clone(),
@@ -282,7 +248,7 @@ impl RunRecord {
             cpu_seconds_per_1000_samples: (reported_samples > 0)
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
-            workers_lost: lost as u32,
+            workers_lost: self.workers_lost() as u32,
             ranks_lost: ranks_lost as u32,
             servers_lost,
             leaders_elected,
@@ -294,6 +260,35 @@ impl RunRecord {
             age_p50: late.age.quantile(0.5),
             age_p99: late.age.quantile(0.99),
         }
+    }
+
+    fn workers_lost(&self) -> usize {
+        // A killed worker counts as lost even if it rejoined and ended normally: its totals are later
+        // than its departure.
+        let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
+        let lost = self.leaves.iter().filter(|l| l.rank.is_none() && !ended(l)).count();
+        // A group is lost if no rank was left to write its totals.
+        let wrote = |w: WorkerId| self.workers.iter().any(|t| t.worker == w);
+        let of_groups = self.leaves.iter().filter(|l| l.rank.is_some() && !wrote(l.worker));
+        lost + of_groups.map(|l| l.worker).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Servers that ended, elections of a leader after that, and the longest stall.
+    fn failures(&self) -> (u32, u32, Option<f64>) {
+        let (mut servers_lost, mut leaders_elected, mut longest_stall_seconds) = (0, 0, None::<f64>);
+        for incident in &self.incidents {
+            match incident.what {
+                IncidentKind::ServerEnded { .. } => servers_lost += 1,
+                IncidentKind::LeaderChanged { handed_over: true, .. } => {}
+                IncidentKind::LeaderChanged { stall_seconds, .. } => {
+                    leaders_elected += 1;
+                    longest_stall_seconds =
+                        longest_stall_seconds.into_iter().chain(stall_seconds).reduce(f64::max);
+                }
+                _ => {}
+            }
+        }
+        (servers_lost, leaders_elected, longest_stall_seconds)
     }
 
     fn first_step_seconds(&self) -> Option<f64> {
@@ -325,5 +320,25 @@ impl RunRecord {
     pub(crate) fn train_losses(&self) -> impl Iterator<Item = &Train> {
         let say: BTreeSet<_> = self.train.iter().filter(|t| !t.loss.is_nan()).map(|t| t.worker).collect();
         self.train.iter().filter(move |t| say.contains(&t.worker))
+    }
+}
+
+/// The line of an evaluation does not name its worker, whose clock may be that of a restarted process.
+fn correct_clocks(evals: &mut [Eval], train: &[Train]) {
+    for e in evals {
+        let by_then = train.iter().filter(|t| t.wall <= e.wall).map(|t| t.seconds);
+        e.seconds = by_then.fold(e.seconds, f64::max);
+    }
+}
+
+/// A worker estimates the fleet's samples as if all workers trained: replaces that by the samples trained by then.
+fn correct_samples(evals: &mut [Eval], train: &[Train]) {
+    for e in evals {
+        let mut by_worker = BTreeMap::<WorkerId, u64>::new();
+        for t in train.iter().filter(|t| t.wall <= e.wall) {
+            let so_far = by_worker.entry(t.worker).or_default();
+            *so_far = t.samples.max(*so_far);
+        }
+        e.samples = count(by_worker.into_values());
     }
 }

@@ -38,8 +38,9 @@ impl Default for Stopping {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LastEvaluation {
-    /// Its number: the epoch; in a job that evaluates within epochs, the step.
-    pub epoch: u64,
+    /// The epoch; in a job that evaluates within epochs, the step. Texts have it as `epoch`.
+    #[serde(rename = "epoch")]
+    pub number: u64,
     /// Sum of the loss.
     pub loss_sum: f64,
     /// Samples classified correctly.

@@ -9,7 +9,7 @@ use crate::{
     constraint::{self, Constraint},
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, BucketSpec, Cuts, Layout, ParamGroup, TensorKind, TensorSpec},
+    layout::{self, BucketSpec, Cuts, Layout, MAX_BUCKET_LEN, ParamGroup, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
@@ -304,7 +304,7 @@ impl ServerJob {
 
     /// Applies the job's constraints to the values of a bucket.
     pub fn constrain(&self, bucket: BucketSpec, values: &mut [f32]) {
-        constraint::apply(&self.constraints, bucket, values);
+        constraint::apply(&self.constraints, bucket.range(), values);
     }
 
     /// The parts of the flat vector. No bucket crosses the edge of a part.
@@ -352,8 +352,6 @@ pub const MAX_STEP: u64 = 1 << 53;
 pub const MIN_LEASE: Duration = Duration::from_secs(1);
 /// One day in milliseconds: a longer lease would detect no failure.
 pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
-/// Values of the longest bucket: 1 MiB.
-pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
 /// The maximal number of samples in a data set.
 const MAX_CHUNKS: u64 = 1 << 32;
 /// 2^34 values are 64 GiB of weights. Whether the fleet's memory suffices is a separate check

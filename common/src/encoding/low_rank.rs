@@ -15,9 +15,9 @@
 //! A payload that passes [`check`] holds the expected number of values, and decoding needs no more
 //! memory than the payload.
 
-use super::{Rank, Word};
+use super::Rank;
 use crate::{
-    codec::{F32_BYTES, put_f32_le},
+    codec::{F32_BYTES, Word, put_f32_le},
     layout::{BucketSpec, Layout},
     payload::{Payload, Reader, Short},
     simd::wide,

@@ -1,7 +1,7 @@
 //! Questions about all values of a payload, answered without keeping them.
 
-use super::{BadPayload, Encoding, Values, values::Word};
-use crate::{payload::Payload, simd::wide};
+use super::{BadPayload, Encoding, Values};
+use crate::{codec::Word, payload::Payload, simd::wide};
 
 /// Whether every value is finite (no NaN, no infinity).
 pub fn all_finite(payload: &Payload, encoding: Encoding, count: usize) -> Result<bool, BadPayload> {

@@ -1,8 +1,8 @@
 //! The encoding `sign`: one bit for each value, and a scale for each block.
 
-use super::{INT8_BLOCK, Word};
+use super::INT8_BLOCK;
 use crate::{
-    codec::F32_BYTES,
+    codec::{F32_BYTES, Word},
     payload::{Reader, Short},
     simd::wide,
 };

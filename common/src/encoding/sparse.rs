@@ -6,9 +6,8 @@
 //!
 //! How many there are follows from the bucket's length, so it is not transmitted.
 
-use super::Word;
 use crate::{
-    codec::F32_BYTES,
+    codec::{F32_BYTES, Word},
     payload::{Payload, Reader, Short},
 };
 

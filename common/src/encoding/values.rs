@@ -2,13 +2,10 @@
 
 use super::{BadPayload, Encoding, INT8_BLOCK, low_rank::Matrices, narrow, sign, sparse::Sparse};
 use crate::{
-    codec::F32_BYTES,
+    codec::{F32_BYTES, Word},
     payload::{Payload, Reader, Short},
     simd::wide,
 };
-
-/// A value's little-endian bytes.
-pub(crate) type Word = [u8; F32_BYTES];
 
 /// Values that are decoded at a time: they stay in the first-level cache until they are used.
 const BLOCK: usize = INT8_BLOCK;

@@ -1,7 +1,6 @@
 //! Why a layout is refused.
 
-use super::{MAX_BUCKETS, MAX_GROUPS, MAX_STAGES};
-use crate::config::MAX_BUCKET_LEN;
+use super::{MAX_BUCKET_LEN, MAX_BUCKETS, MAX_GROUPS, MAX_STAGES};
 
 /// Why a list of tensors is not a valid layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,9 +2,9 @@
 
 use super::clip;
 use crate::{
-    encoding::{Encoding, Values, Word},
+    codec::Word,
+    encoding::{Encoding, Values},
     payload::Payload,
-    simd::wide,
 };
 
 /// A gradient payload for one bucket.
@@ -16,22 +16,6 @@ pub struct Gradient<'a> {
     pub encoding: Encoding,
     /// Multiplies every value: `1 / contributions` for a sum of pushes, times the factor of clipping by norm.
     pub scale: f32,
-}
-
-/// Subtracts the pushed value from a buffer tensor (BatchNorm's running statistics): no rate, no decay, no
-/// clipping, no state.
-///
-/// # Panics
-/// When the lengths differ, as [`super::OptimizerConfig::apply`].
-pub fn apply_buffer(values: &mut [f32], grad: Gradient<'_>) {
-    let stages = Stages { scale: grad.scale, limit: f32::INFINITY, decay: 0.0 };
-    runs(grad, values.len(), stages, |at, grad| {
-        let values = &mut values[at];
-        wide(
-            #[inline(always)]
-            || super::sgd::plain(values, grad, 1.0),
-        );
-    });
 }
 
 /// The stages before the rule, as plain numbers so that the loops have no branch.

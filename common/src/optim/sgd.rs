@@ -12,8 +12,9 @@
 //! the importance of initialization and momentum in deep learning") and in PyTorch: a change of `lr` acts at
 //! once. Weight decay is added to the gradient.
 
-use super::gradient::Prepared;
+use super::gradient::{Gradient, Prepared, Stages, runs};
 use super::{Hyper, OPTIMIZER, OptimError};
+use crate::simd::wide;
 use serde::{Deserialize, Serialize};
 
 /// Options of plain SGD.
@@ -83,6 +84,22 @@ pub(super) fn plain(weights: &mut [f32], grad: Prepared<'_>, lr: f32) {
     for (w, word) in weights.iter_mut().zip(grad.words()) {
         *w -= lr * grad.value(word, *w);
     }
+}
+
+/// Subtracts the pushed value from a buffer tensor (BatchNorm's running statistics): no rate, no decay, no
+/// clipping, no state.
+///
+/// # Panics
+/// When the lengths differ, as [`super::OptimizerConfig::apply`].
+pub fn apply_buffer(values: &mut [f32], grad: Gradient<'_>) {
+    let stages = Stages { scale: grad.scale, limit: f32::INFINITY, decay: 0.0 };
+    runs(grad, values.len(), stages, |at, grad| {
+        let values = &mut values[at];
+        wide(
+            #[inline(always)]
+            || plain(values, grad, 1.0),
+        );
+    });
 }
 
 impl Momentum {

@@ -3,7 +3,7 @@
 //! Slices of one track must lie within or behind each other; spans of a stage overlap as they like. So a stage has as many
 //! tracks as it has spans at the same time, and a span goes to the first that is free.
 
-use crate::{Moment, Span, Stage, merge::Incarnation};
+use crate::{Moment, Span, Stage, file::Incarnation};
 use paraft_common::{BucketId, Step, WorkerId};
 use serde_json::{Value, json};
 use std::{

@@ -59,6 +59,14 @@ pub(crate) struct Process {
     pub epoch: i64,
 }
 
+/// An incarnation of a process, as read from its file. [`crate::merge()`] puts the times of all on one clock.
+#[derive(Clone, Debug)]
+pub(crate) struct Incarnation {
+    pub process: Process,
+    pub spans: Vec<Span>,
+    pub missing: u64,
+}
+
 enum Message {
     Span(Span),
     Flush(SyncSender<()>),

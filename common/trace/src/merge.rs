@@ -2,7 +2,7 @@
 
 use crate::{
     Span, TRACE_FILE, TRACE_FOLDER, chrome,
-    file::{Line, Process},
+    file::{Incarnation, Line},
 };
 use std::{
     collections::BTreeMap,
@@ -44,14 +44,6 @@ pub struct Merged {
     /// Their spans.
     pub spans: usize,
     /// Spans that were dropped.
-    pub missing: u64,
-}
-
-/// An incarnation of a process. Times count from the monotonic zero of the first host.
-#[derive(Clone, Debug)]
-pub(crate) struct Incarnation {
-    pub process: Process,
-    pub spans: Vec<Span>,
     pub missing: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Tests of `merge`.
 
 use super::*;
-use crate::{Moment, Pass, Stage, Stages};
+use crate::{Moment, Pass, Stage, Stages, file::Process};
 use paraft_common::{BucketId, ShardId, Step, Version, WorkerId};
 use serde_json::{Value, json};
 

@@ -3,10 +3,7 @@
 //! <https://opentelemetry.io/docs/specs/otlp/#otlphttp>. Each step is a trace of its own. A worker's part of it is a span `step`, in which
 //! its stages are; what servers do for a push lies in the push.
 
-use crate::{
-    Span, Stage, TraceError,
-    merge::{Incarnation, gather},
-};
+use crate::{Span, Stage, TraceError, file::Incarnation, merge::gather};
 use paraft_common::{BucketId, ShardId, Step, WorkerId};
 use serde_json::{Value, json};
 use std::{

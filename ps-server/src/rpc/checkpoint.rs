@@ -93,7 +93,7 @@ fn header(part: &CheckpointPart, founding: u64) -> Kind {
             bad: s.bad,
             stop: s.stop,
             evaluated: e.is_some(),
-            epoch: e.map_or(0, |e| e.epoch),
+            epoch: e.map_or(0, |e| e.number),
             loss_sum: e.map_or(0.0, |e| e.loss_sum),
             correct: e.map_or(0, |e| e.correct),
             count: e.map_or(0, |e| e.count),

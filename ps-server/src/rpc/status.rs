@@ -254,7 +254,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &C
         samples: progress.samples,
         waits: who_waits(&progress),
         evaluated: m.stopping(None).evaluated.filter(|_| is_first).map(|e| Reported {
-            epoch: e.epoch,
+            epoch: e.number,
             loss_sum: e.loss_sum,
             correct: e.correct,
             count: e.count,

@@ -585,7 +585,7 @@ fn what_a_share_is_missing_of_stops_no_job() {
     let left = shard.apply(&Command::Leave { worker: WorkerId(8), session: b.1 }.into());
     let Outcome::Evaluated(closed) = left else { panic!("{left:?}") };
     assert!(closed.len() == 6 && closed.iter().all(|c| c.incomplete), "{closed:?}");
-    assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.epoch)), Some(2));
+    assert_eq!(shard.read(|m| m.stopping(None).evaluated.map(|e| e.number)), Some(2));
     // An evaluation whose share was lost before any worker had reported.
     assert_eq!(reports(&shard, a, 9, 0.1, 5), [(9, 5)]);
     for (epoch, loss) in [(10, 0.39), (11, 0.28)] {
@@ -834,7 +834,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
         let part = InitPart::Weights { version: Version(0), clock: 0.0 };
         let weights: Vec<f32> = (0..b.spec.len).map(|i| i as f32 - 2.0).collect();
         let mut expected = weights.clone();
-        constraint::apply(&constraints, b.spec, &mut expected);
+        constraint::apply(&constraints, b.spec.range(), &mut expected);
         let mut payload = Vec::new();
         put_f32_le(&weights, &mut payload);
         let init = Proposal { command: Command::Init { bucket: b.id, part }, payload: payload.into() };
@@ -857,7 +857,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
             gone: &[],
         };
         expected.update(b.spec, update);
-        constraint::apply(&constraints, b.spec, &mut expected.weights);
+        constraint::apply(&constraints, b.spec.range(), &mut expected.weights);
         let (encoding, bucket) = (Encoding::F32, b.id);
         let command =
             Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false, rate: None };

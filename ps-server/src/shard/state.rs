@@ -118,7 +118,7 @@ impl Meta {
         self.best = (s.best_loss.is_finite() || s.bad > 0).then_some((s.best_loss, s.bad));
         self.stop = s.stop;
         self.evaluated = s.evaluated.map(|e| Evaluated {
-            epoch: e.epoch,
+            epoch: e.number,
             sums: EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count },
             stop: s.stop,
         });

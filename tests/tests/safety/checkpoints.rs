@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weights};
-use paraft_client::{ClientError, SessionError, Transport, checkpoint_parts::CheckpointParts};
+use paraft_client::{
+    ClientError, Pull, SessionError, Transport,
+    checkpoint_parts::{CheckpointParts, JobShards},
+};
 use paraft_common::{Durability, Mode, Step};
 use paraft_tests::{
     fleet::{ELECTION, Fleet, FleetOptions},
@@ -297,20 +300,16 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
     let step_and_keep = |page: &mut paraft_tests::ledger::Page| {
         page.push();
         let mut weights = std::mem::take(&mut page.weights);
-        let pulled = page.client.pull_for_checkpoint(page.done, &mut weights);
+        let pulled = page.client.pull_by(Pull { checkpoint: true, ..Pull::of(page.done) }, &mut weights);
         page.weights = weights;
         pulled.map(|p| p.checkpoint)
     };
     ensure!(step_and_keep(&mut page)?, "an image of step 1");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let open = |step: u64| {
-        runtime.block_on(CheckpointParts::open(
-            &fleet.at.addresses,
-            1,
-            Transport::Tcp,
-            &ledger.job(),
-            Step(step),
-        ))
+        let (servers, job) = (&fleet.at.addresses, ledger.job());
+        let of = JobShards { servers, shards: 1, transport: Transport::Tcp, job: &job };
+        runtime.block_on(CheckpointParts::open(of, Step(step)))
     };
     let Err(ClientError::Session(SessionError::Unreachable { causes, .. })) = open(7).map(drop) else {
         anyhow::bail!("there is no image of step 7")
@@ -353,8 +352,9 @@ fn an_image_of_now_is_of_the_askers_step() -> Result<()> {
     early.push();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let take = |step: u64| {
-        let job = ledger.job();
-        runtime.block_on(CheckpointParts::take(&fleet.at.addresses, 3, Transport::Tcp, &job, Step(step)))
+        let (servers, job) = (&fleet.at.addresses, ledger.job());
+        let of = JobShards { servers, shards: 3, transport: Transport::Tcp, job: &job };
+        runtime.block_on(CheckpointParts::take(of, Step(step)))
     };
     for step in [0, 2] {
         let Err(ClientError::Session(SessionError::Unreachable { causes, .. })) = take(step).map(drop) else {

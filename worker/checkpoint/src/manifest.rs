@@ -150,8 +150,9 @@ pub struct EarlyStopState {
 /// A complete evaluation, as sums over the held-out samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// The epoch; the step, if the job's `eval.every_steps` is set.
-    pub epoch: u64,
+    /// The epoch; the step, if the job's `eval.every_steps` is set. The file has it as `epoch`.
+    #[serde(rename = "epoch")]
+    pub number: u64,
     /// Sum of the loss; `None` if it was not finite.
     pub loss_sum: Option<f64>,
     /// Correctly classified samples.
@@ -171,7 +172,7 @@ fn finite(v: f64) -> Option<f64> {
 impl From<&Stopping> for EarlyStopState {
     fn from(s: &Stopping) -> Self {
         let evaluated = s.evaluated.map(|e| Evaluated {
-            epoch: e.epoch,
+            number: e.number,
             loss_sum: finite(e.loss_sum),
             correct: e.correct,
             count: e.count,
@@ -183,7 +184,7 @@ impl From<&Stopping> for EarlyStopState {
 impl From<&EarlyStopState> for Stopping {
     fn from(s: &EarlyStopState) -> Self {
         let evaluated = s.evaluated.map(|e| LastEvaluation {
-            epoch: e.epoch,
+            number: e.number,
             loss_sum: e.loss_sum.unwrap_or(f64::NAN),
             correct: e.correct,
             count: e.count,

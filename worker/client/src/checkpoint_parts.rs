@@ -55,6 +55,19 @@ pub struct CheckpointParts {
     pub founding: u64,
 }
 
+/// The shards of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct JobShards<'a> {
+    /// All servers, or some of them.
+    pub servers: &'a [String],
+    /// Number of shards.
+    pub shards: u32,
+    /// How to reach the servers.
+    pub transport: Transport,
+    /// The job, as the caller has it.
+    pub job: &'a ServerJob,
+}
+
 /// A worker's progress on one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockOf {
@@ -86,38 +99,20 @@ pub struct Piece {
 }
 
 impl CheckpointParts {
-    /// Asks each shard that holds buckets for its image of `step`. `job` is the caller's own job.
-    pub async fn open(
-        servers: &[String],
-        shards: u32,
-        transport: Transport,
-        job: &ServerJob,
-        step: Step,
-    ) -> Result<Self, ClientError> {
-        Self::ask_all(servers, shards, transport, job, step, false).await
+    /// Asks each shard that holds buckets for its image of `step`.
+    pub async fn open(of: JobShards<'_>, step: Step) -> Result<Self, ClientError> {
+        Self::ask_all(of, step, false).await
     }
 
     /// Like [`Self::open`], for the current state. `step` is the caller's last step, and the caller pushes nothing
     /// meanwhile. In BSP a shard has such an image only after it has applied this step of every worker, or once all
     /// have finished.
-    pub async fn take(
-        servers: &[String],
-        shards: u32,
-        transport: Transport,
-        job: &ServerJob,
-        step: Step,
-    ) -> Result<Self, ClientError> {
-        Self::ask_all(servers, shards, transport, job, step, true).await
+    pub async fn take(of: JobShards<'_>, step: Step) -> Result<Self, ClientError> {
+        Self::ask_all(of, step, true).await
     }
 
-    async fn ask_all(
-        servers: &[String],
-        shards: u32,
-        transport: Transport,
-        job: &ServerJob,
-        step: Step,
-        now: bool,
-    ) -> Result<Self, ClientError> {
+    async fn ask_all(of: JobShards<'_>, step: Step, now: bool) -> Result<Self, ClientError> {
+        let JobShards { servers, shards, transport, job } = of;
         let layout = job.layout();
         let slots = job.slots();
         let mut sections = Self {
@@ -145,8 +140,8 @@ impl CheckpointParts {
 
     /// Releases the images of `step` on shards that keep them. A shard that misses this keeps its image for a
     /// while.
-    pub async fn release(servers: &[String], shards: u32, transport: Transport, job: &ServerJob, step: Step) {
-        drop(Self::open(servers, shards, transport, job, step).await);
+    pub async fn release(of: JobShards<'_>, step: Step) {
+        drop(Self::open(of, step).await);
     }
 
     /// The next vector, in the order of the flat vector; `None` after the last.
@@ -269,8 +264,8 @@ impl CheckpointParts {
             self.founding = header.founding;
         }
         if let Some(s) = header.stopping.filter(|_| shard == ShardId(0)) {
-            let (epoch, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
-            let evaluated = s.evaluated.then_some(LastEvaluation { epoch, loss_sum, correct, count });
+            let (number, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
+            let evaluated = s.evaluated.then_some(LastEvaluation { number, loss_sum, correct, count });
             self.stopping = Stopping { best_loss: s.best_loss, bad: s.bad, stop: s.stop, evaluated };
         }
     }

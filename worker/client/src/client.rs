@@ -121,34 +121,10 @@ impl Client {
             return Err(bad("the list of servers is empty".into()));
         }
         let layout = options.job.layout();
-        let brings = initial != Initial::default();
-        if brings && initial.weights.len() != layout.len() {
-            let (given, len) = (initial.weights.len(), layout.len());
-            return Err(bad(format!("{given} initial weights for a model of {len}")));
-        }
-        let (slots, params) = (options.job.slots(), layout.params_len());
-        if !initial.slots.is_empty()
-            && (initial.slots.len() != slots || initial.slots.iter().any(|s| s.len() != params))
-        {
-            return Err(bad(format!("the initial state is not that of {slots} slots of {params} values")));
-        }
+        check_initial(&initial, &options, &layout).map_err(bad)?;
         let job_text = options.job.to_toml().map_err(|e| bad(e.to_string()))?;
-        let session = Session::new(paraft_session::Options {
-            servers: options.servers.clone(),
-            shards: options.shards,
-            replicas: options.replicas,
-            worker: options.worker,
-            job: options.job.clone(),
-            job_text,
-            retry: RetryPolicy {
-                base: Duration::from_millis(10),
-                max: Duration::from_millis(100),
-                deadline: options.timeout,
-            },
-            handover: options.handover,
-            stages: options.stages.clone(),
-            draw: Box::new(rand::random),
-        });
+        let session = session_of(&options, job_text);
+        let brings = initial != Initial::default();
         let initial = Arc::new(initial);
         let shards = session.shards();
         let buckets = |shard| placement::buckets_of(&layout, shard, options.shards).into();
@@ -286,9 +262,9 @@ impl Client {
         });
     }
 
-    /// Reports this worker's share of a held-out evaluation to shard 0, which adds the shares.
-    pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
-        self.io.session().report(epoch, loss_sum, correct, count);
+    /// Reports this worker's share of the held-out evaluation with this number to shard 0, which adds the shares.
+    pub fn report(&mut self, number: u64, loss_sum: f64, correct: u64, count: u64) {
+        self.io.session().report(number, loss_sum, correct, count);
     }
 
     /// Evaluations that became complete since the last call.
@@ -315,4 +291,38 @@ impl Client {
     pub fn finish(&mut self) {
         self.io.session().finish();
     }
+}
+
+/// Checks the initial state against the model; the error is for people.
+fn check_initial(initial: &Initial, options: &ClientOptions, layout: &Layout) -> Result<(), String> {
+    if *initial != Initial::default() && initial.weights.len() != layout.len() {
+        let (given, len) = (initial.weights.len(), layout.len());
+        return Err(format!("{given} initial weights for a model of {len}"));
+    }
+    let (slots, params) = (options.job.slots(), layout.params_len());
+    if !initial.slots.is_empty()
+        && (initial.slots.len() != slots || initial.slots.iter().any(|s| s.len() != params))
+    {
+        return Err(format!("the initial state is not that of {slots} slots of {params} values"));
+    }
+    Ok(())
+}
+
+fn session_of(options: &ClientOptions, job_text: String) -> Session {
+    Session::new(paraft_session::Options {
+        servers: options.servers.clone(),
+        shards: options.shards,
+        replicas: options.replicas,
+        worker: options.worker,
+        job: options.job.clone(),
+        job_text,
+        retry: RetryPolicy {
+            base: Duration::from_millis(10),
+            max: Duration::from_millis(100),
+            deadline: options.timeout,
+        },
+        handover: options.handover,
+        stages: options.stages.clone(),
+        draw: Box::new(rand::random),
+    })
 }

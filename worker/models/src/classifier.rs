@@ -1,11 +1,11 @@
 //! Linear layers with ReLUs between them and softmax cross-entropy: logistic regression and the multi-layer
 //! perceptron.
 
-use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
+use crate::batch::{InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights};
 use crate::slice::{NetSlice, Slice, SliceMember, SliceRanks};
 use crate::stack::{Gradient, Stack};
-use crate::{Batch, Evaluation, ModelError};
+use crate::{Batch, ModelError};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{Device, shape::Activation};
 use std::sync::Arc;
@@ -114,20 +114,6 @@ where
         self.through(device, flat, &all)?;
         self.stack.backward(device, flat, &self.loaded[0].0, &all, (Gradient::InPlace, None))?;
         Ok(())
-    }
-
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
-        for part in batch.parts(EVALUATION_CHUNK) {
-            self.load(device, 0, &part)?;
-            let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut WholeParams(params), &pass)?;
-        }
-        self.evaluated(device, batch.n)
-    }
-
-    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
-        let sums = device.sums()?;
-        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: n as u64 })
     }
 
     fn forward_pass(

@@ -14,9 +14,9 @@ use paraft_compute::{
 use std::{collections::VecDeque, sync::Arc};
 
 /// See the module.
-pub struct Layered<N> {
+pub struct Layered {
     // Declared in drop order: the device last.
-    net: N,
+    net: Box<dyn Net<CudaDevice>>,
     shelf: Shelf,
     layers: Vec<Layer>,
     /// Samples of the largest pass of a training step.
@@ -27,12 +27,12 @@ pub struct Layered<N> {
     device: CudaDevice,
 }
 
-impl<N: Net<CudaDevice>> Layered<N> {
+impl Layered {
     /// Opens the device; `build` creates its net. `keep`: how many of the layers' parameters stay there.
     pub fn new(
         options: CudaOptions,
         keep: impl FnOnce(&[Layer]) -> Keep,
-        build: impl FnOnce(&CudaDevice) -> Result<N, ModelError>,
+        build: impl FnOnce(&CudaDevice) -> Result<Box<dyn Net<CudaDevice>>, ModelError>,
     ) -> Result<Self, ModelError> {
         if options.precision == Precision::F16 {
             return Err(ModelError::new(
@@ -45,7 +45,12 @@ impl<N: Net<CudaDevice>> Layered<N> {
         Self::on(net, device, options, keep)
     }
 
-    fn on(net: N, device: CudaDevice, options: CudaOptions, keep: Keep) -> Result<Self, ModelError> {
+    fn on(
+        net: Box<dyn Net<CudaDevice>>,
+        device: CudaDevice,
+        options: CudaOptions,
+        keep: Keep,
+    ) -> Result<Self, ModelError> {
         let layers = net.layers();
         let params: Vec<_> = layers.iter().map(|l| l.params.clone()).collect();
         let shelf = Shelf::new(&device, &params, keep)?;
@@ -57,13 +62,13 @@ impl<N: Net<CudaDevice>> Layered<N> {
         &mut self,
         flat: &mut dyn Flat<CpuDevice>,
         first: usize,
-        compute: impl FnOnce(&mut N, &mut CudaDevice, &mut dyn Flat<CudaDevice>) -> NetResult<T>,
+        compute: impl FnOnce(&mut dyn Net<CudaDevice>, &mut CudaDevice, &mut dyn Flat<CudaDevice>) -> NetResult<T>,
     ) -> NetResult<T> {
         let Self { net, shelf, device, layers, .. } = self;
         shelf.begin()?;
         let ready = layers.iter().flat_map(|l| &l.params).map(|p| p.end).max().unwrap_or_default();
         let mut back = BackwardBuffers { host: flat, shelf, waits: VecDeque::new(), ready, sent: 0, come: 0 };
-        let made = compute(net, device, &mut back)?;
+        let made = compute(&mut **net, device, &mut back)?;
         back.end(first)?;
         Ok(made)
     }
@@ -173,7 +178,7 @@ impl Weights<CpuDevice> for All<'_> {
     }
 }
 
-impl<N: Net<CudaDevice>> Model for Layered<N> {
+impl Model for Layered {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.net.tensors()
     }
@@ -231,7 +236,7 @@ impl<N: Net<CudaDevice>> Model for Layered<N> {
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
         let mut forth = ForwardWeights { host: weights, shelf: &mut self.shelf };
-        forward_pass(&mut self.net, &mut self.device, &mut forth, pass, (batch, input))
+        forward_pass(&mut *self.net, &mut self.device, &mut forth, pass, (batch, input))
     }
 
     fn backward_pass(

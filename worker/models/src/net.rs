@@ -3,7 +3,7 @@
 
 use crate::{
     Batch, Evaluation, Model, ModelError,
-    batch::InputSpec,
+    batch::{EVALUATION_CHUNK, InputSpec},
     slice::{NetSlice, Slice, SliceRanks, Sliced},
 };
 use paraft_common::layout::TensorSpec;
@@ -150,10 +150,21 @@ pub trait Net<D: Device>: Send {
     fn loss(&mut self, device: &mut D) -> NetResult<f32> {
         device.loss()
     }
-    /// See [`Model::evaluate`].
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
+    /// See [`Model::evaluate`]; by passes through all layers, unless a net has a shorter way.
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        let layers = self.layers().len();
+        for part in batch.parts(EVALUATION_CHUNK) {
+            self.load(device, 0, &part)?;
+            let pass = Pass { layers: 0..layers, slot: 0, n: part.n, evaluates: true };
+            self.forward_pass(device, &mut WholeParams::<D>(params), &pass, None)?;
+        }
+        self.evaluated(device, batch.n)
+    }
     /// The sums of the evaluation of this many samples.
-    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation>;
+    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
+        let sums = device.sums()?;
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count: n as u64 })
+    }
     /// One tensor slice of the net, with its own flat vectors, and the places of its values in this net's. Its
     /// [`Net::tensors`] are those of the whole net.
     fn slice(&self, _slice: Slice, _ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
@@ -193,88 +204,25 @@ fn whole_only() -> DeviceError {
     DeviceError::Unsupported("this model is computed as a whole".into())
 }
 
-impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        (**self).tensors()
-    }
-
-    fn init(&self, seed: u64, params: &mut [f32]) {
-        (**self).init(seed, params);
-    }
-
-    fn takes(&self) -> InputSpec {
-        (**self).takes()
-    }
-
-    fn layers(&self) -> Vec<Layer> {
-        (**self).layers()
-    }
-
-    fn load(&mut self, device: &mut D, slot: usize, batch: &Batch) -> NetResult {
-        (**self).load(device, slot, batch)
-    }
-
-    fn step(&mut self, device: &mut D, flat: &mut dyn Flat<D>, n: usize) -> NetResult {
-        (**self).step(device, flat, n)
-    }
-
-    fn loss(&mut self, device: &mut D) -> NetResult<f32> {
-        (**self).loss(device)
-    }
-
-    fn slice(&self, slice: Slice, ranks: Arc<dyn SliceRanks>) -> Result<NetSlice<D>, ModelError> {
-        (**self).slice(slice, ranks)
-    }
-
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
-        (**self).evaluate(device, params, batch)
-    }
-
-    fn evaluated(&mut self, device: &mut D, n: usize) -> NetResult<Evaluation> {
-        (**self).evaluated(device, n)
-    }
-
-    fn forward_pass(
-        &mut self,
-        device: &mut D,
-        weights: &mut dyn Weights<D>,
-        pass: &Pass,
-        input: Option<&[f32]>,
-    ) -> NetResult<Option<Vec<f32>>> {
-        (**self).forward_pass(device, weights, pass, input)
-    }
-
-    fn backward_pass(
-        &mut self,
-        device: &mut D,
-        flat: &mut dyn Flat<D>,
-        pass: &Pass,
-        gradient: Option<&[f32]>,
-    ) -> NetResult<Option<Vec<f32>>> {
-        (**self).backward_pass(device, flat, pass, gradient)
-    }
-}
-
 /// A net on the CPU.
-#[derive(Debug)]
-pub struct OnCpu<N> {
-    net: N,
+pub struct OnCpu {
+    net: Box<dyn Net<CpuDevice>>,
     device: CpuDevice,
 }
 
-impl<N> OnCpu<N> {
+impl OnCpu {
     /// Uses the machine's best instruction set.
-    pub fn new(net: N) -> Self {
-        Self::on(net, CpuDevice::default())
+    pub fn new(net: impl Net<CpuDevice> + 'static) -> Self {
+        Self::on(Box::new(net), CpuDevice::default())
     }
 
     /// On a given device.
-    pub fn on(net: N, device: CpuDevice) -> Self {
+    pub fn on(net: Box<dyn Net<CpuDevice>>, device: CpuDevice) -> Self {
         Self { net, device }
     }
 }
 
-impl<N: Net<CpuDevice>> Model for OnCpu<N> {
+impl Model for OnCpu {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.net.tensors()
     }
@@ -318,7 +266,7 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
         batch: &Batch,
         input: Option<&[f32]>,
     ) -> Result<Forward, ModelError> {
-        forward_pass(&mut self.net, &mut self.device, weights, pass, (batch, input))
+        forward_pass(&mut *self.net, &mut self.device, weights, pass, (batch, input))
     }
 
     fn backward_pass(
@@ -348,8 +296,8 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
 }
 
 /// [`Model::forward_pass`] of a net on its device.
-pub(crate) fn forward_pass<D: Device, N: Net<D>>(
-    net: &mut N,
+pub(crate) fn forward_pass<D: Device>(
+    net: &mut dyn Net<D>,
     device: &mut D,
     weights: &mut dyn Weights<D>,
     pass: &Pass,

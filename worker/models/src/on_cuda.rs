@@ -8,7 +8,7 @@ mod rule;
 use crate::{
     Batch, Evaluation, ModelError,
     net::{Net, NetResult},
-    replay::{Cuts, Replays},
+    replay::{Cuts, LoadedStep, Replays},
     resident::{Part, Resident},
 };
 use paraft_common::{
@@ -34,9 +34,9 @@ const GOOD_STEPS: u32 = 2_000;
 const REDUCE_VALUES: usize = 2 << 20;
 
 /// A net on a GPU.
-pub struct OnCuda<N> {
+pub struct OnCuda {
     // Declared in drop order: the device last.
-    net: N,
+    net: Box<dyn Net<CudaDevice>>,
     replays: Replays,
     inbox: Inbox,
     outbox: Outbox,
@@ -53,11 +53,11 @@ pub struct OnCuda<N> {
     device: CudaDevice,
 }
 
-impl<N: Net<CudaDevice>> OnCuda<N> {
+impl OnCuda {
     /// Opens the device and allocates memory there; `build` creates its net.
     pub fn new(
         options: CudaOptions,
-        build: impl FnOnce(&CudaDevice) -> Result<N, ModelError>,
+        build: impl FnOnce(&CudaDevice) -> Result<Box<dyn Net<CudaDevice>>, ModelError>,
     ) -> Result<Self, ModelError> {
         let device = CudaDevice::new(options)?;
         let net = build(&device)?;
@@ -109,7 +109,9 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             ready(outbox, offset, gradient)
         };
         let scale = if device.precision() == Precision::F16 { self.scale } else { 1.0 };
-        replays.step(net, device, inbox.params(), gradient, batch.n, scale, cuts, &mut ready)
+        let mut step =
+            LoadedStep { net: &mut **net, device, params: inbox.params(), gradient, samples: batch.n, cuts };
+        replays.step(&mut step, scale, &mut ready)
     }
 
     /// In f16 the gradient is scaled, and checked before any part leaves. A group's ranks sum the number of bad
@@ -158,7 +160,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     }
 }
 
-impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
+impl Resident for OnCuda {
     fn host(&self) -> &[f32] {
         self.inbox.host()
     }
@@ -381,13 +383,13 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         size: usize,
         give_up: &dyn Fn() -> bool,
     ) -> Result<Arc<Nccl>, ModelError> {
-        let group = Nccl::form(&self.device, id, rank, size, give_up)?;
+        let group = Nccl::form(self.device.context(), id, rank, size, give_up)?;
         self.join(Some(group.clone()))?;
         Ok(group)
     }
 }
 
-impl<N> Drop for OnCuda<N> {
+impl Drop for OnCuda {
     fn drop(&mut self) {
         // The streams are waited for next, and their collectives may lack other ranks.
         if let Some(group) = self.device.group() {

@@ -1,8 +1,8 @@
 //! Linear layers with ReLUs between them and the mean squared error: against a number (the multi-layer perceptron as
 //! a regression), or against the input (the autoencoder, with a ReLU also after the last layer).
 
-use crate::batch::{EVALUATION_CHUNK, InputSpec, Sample};
-use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights, WholeParams};
+use crate::batch::{InputSpec, Sample};
+use crate::net::{Flat, Layer, Net, NetResult, Pass, Weights};
 use crate::stack::{Gradient, Stack};
 use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
@@ -76,15 +76,6 @@ where
         self.through(device, flat, &all)?;
         self.stack.backward(device, flat, &self.loaded[0].0, &all, (Gradient::Apart, None))?;
         Ok(())
-    }
-
-    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
-        for part in batch.parts(EVALUATION_CHUNK) {
-            self.load(device, 0, &part)?;
-            let pass = Pass { evaluates: true, ..self.stack.whole(part.n) };
-            self.through(device, &mut WholeParams(params), &pass)?;
-        }
-        self.evaluated(device, batch.n)
     }
 
     /// A sample's loss is its mean squared error over the outputs; there is no classification.

@@ -4,7 +4,7 @@
 //! A recording ends where a part of the gradient has to leave: there the host runs, as in a step that is not
 //! recorded. So both do the same work in the same order, and produce the same bits.
 
-use crate::net::{Net, NetResult, WholeVectors};
+use crate::net::{Net, NetResult, Ready, WholeVectors};
 use paraft_compute::cuda::{CudaDevice, Gradient, Graph, Params, Recording};
 
 /// The maximum number of kept shapes, with either parameter buffer; further ones are not recorded.
@@ -59,33 +59,27 @@ impl Replays {
         *self = Self::default();
     }
 
-    /// One step of the loaded batch, on the device's stream. Calls `ready` at the cuts.
-    #[expect(clippy::too_many_arguments, reason = "what a step needs")]
-    pub fn step<N: Net<CudaDevice>>(
+    /// Makes a step on the device's stream, at this scale of the loss. Calls `ready` at the cuts.
+    pub fn step(
         &mut self,
-        net: &mut N,
-        device: &mut CudaDevice,
-        params: &Params,
-        gradient: &mut Gradient,
-        samples: usize,
+        step: &mut LoadedStep<'_>,
         scale: f32,
-        cuts: &Cuts,
         ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
     ) -> NetResult {
-        if !device.uses_graphs() {
-            return eager(net, device, params, gradient, samples, cuts, ready);
+        if !step.device.uses_graphs() {
+            return step.eager(ready);
         }
-        if self.layout != device.layout() {
+        if self.layout != step.device.layout() {
             // Addresses may have changed. No replay is in progress: steps end with their loss on the host.
             self.kept.clear();
             self.refused.clear();
-            self.layout = device.layout();
+            self.layout = step.device.layout();
         }
-        let shape = Shape { samples, scale: scale.to_bits(), cuts: cuts.clone() };
+        let shape = Shape { samples: step.samples, scale: scale.to_bits(), cuts: step.cuts.clone() };
         // An old scale does not return soon.
         self.kept.retain(|r| r.shape.scale == shape.scale);
         self.seen.retain(|s| s.scale == shape.scale);
-        let at = params.address();
+        let at = step.params.address();
         let known = self.kept.iter().position(|r| r.shape == shape && r.params == at);
         let known = match known {
             None if !self.seen.contains(&shape) => {
@@ -95,15 +89,15 @@ impl Replays {
                 None
             }
             None if self.kept.len() < 2 * MAX_SHAPES && !self.refused.contains(&shape) => {
-                match record(net, device, params, gradient, samples, cuts) {
+                match step.record() {
                     Ok(pieces) => {
-                        let step_values = device.step_values();
+                        let step_values = step.device.step_values();
                         self.kept.push(Replay { shape, params: at, pieces, step_values });
                         Some(self.kept.len() - 1)
                     }
                     Err(error) => {
                         // If the device itself fails, the plain step fails too.
-                        tracing::debug!(%error, samples, "this step runs without a CUDA graph");
+                        tracing::debug!(%error, samples = step.samples, "this step runs without a CUDA graph");
                         self.refused.push(shape);
                         None
                     }
@@ -112,58 +106,60 @@ impl Replays {
             known => known,
         };
         let Some(replay) = known.map(|i| &self.kept[i]) else {
-            return eager(net, device, params, gradient, samples, cuts, ready);
+            return step.eager(ready);
         };
-        let stream = device.stream().clone();
+        let stream = step.device.stream().clone();
         for (graph, offset) in &replay.pieces {
             graph.as_ref().map_or(Ok(()), |g| g.launch(&stream))?;
-            offset.map_or(Ok(()), |offset| ready(offset, gradient))?;
+            offset.map_or(Ok(()), |offset| ready(offset, step.gradient))?;
         }
-        device.repeats(replay.step_values);
+        step.device.repeats(replay.step_values);
         Ok(())
     }
 }
 
-/// A step whose kernels start one by one.
-fn eager<N: Net<CudaDevice>>(
-    net: &mut N,
-    device: &mut CudaDevice,
-    params: &Params,
-    gradient: &mut Gradient,
-    samples: usize,
-    cuts: &Cuts,
-    ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
-) -> NetResult {
-    let mut left = cuts.0.len();
-    let mut ready = |offset: usize, gradient: &Gradient| {
-        if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
-    };
-    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)
+/// A step of a batch that is on the device.
+pub(crate) struct LoadedStep<'a> {
+    pub net: &'a mut dyn Net<CudaDevice>,
+    pub device: &'a mut CudaDevice,
+    pub params: &'a Params,
+    pub gradient: &'a mut Gradient,
+    pub samples: usize,
+    pub cuts: &'a Cuts,
 }
 
-/// Records a step without running it.
-fn record<N: Net<CudaDevice>>(
-    net: &mut N,
-    device: &mut CudaDevice,
-    params: &Params,
-    gradient: &mut Gradient,
-    samples: usize,
-    cuts: &Cuts,
-) -> NetResult<Vec<(Option<Graph>, Option<usize>)>> {
-    let stream = device.stream().clone();
-    let (mut pieces, mut left) = (Vec::new(), cuts.0.len());
-    let mut open = Some(Recording::begin(&stream)?);
-    let mut ready = |offset: usize, _: &Gradient| {
-        if cuts.past(&mut left, offset) {
-            let graph = open.take().map_or(Ok(None), Recording::end)?;
-            pieces.push((graph, Some(offset)));
-            open = Some(Recording::begin(&stream)?);
-        }
-        Ok(())
-    };
-    net.step(device, &mut WholeVectors { params, grads: gradient, ready: &mut ready }, samples)?;
-    pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
-    Ok(pieces)
+impl LoadedStep<'_> {
+    /// Starts its kernels one by one.
+    fn eager(&mut self, ready: &mut dyn FnMut(usize, &Gradient) -> NetResult) -> NetResult {
+        let (cuts, mut left) = (self.cuts, self.cuts.0.len());
+        self.run(&mut |offset: usize, gradient: &Gradient| {
+            if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
+        })
+    }
+
+    /// Records it without running it.
+    fn record(&mut self) -> NetResult<Vec<(Option<Graph>, Option<usize>)>> {
+        let stream = self.device.stream().clone();
+        let (cuts, mut left) = (self.cuts, self.cuts.0.len());
+        let mut pieces = Vec::new();
+        let mut open = Some(Recording::begin(&stream)?);
+        self.run(&mut |offset: usize, _: &Gradient| {
+            if cuts.past(&mut left, offset) {
+                let graph = open.take().map_or(Ok(None), Recording::end)?;
+                pieces.push((graph, Some(offset)));
+                open = Some(Recording::begin(&stream)?);
+            }
+            Ok(())
+        })?;
+        pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
+        Ok(pieces)
+    }
+
+    fn run(&mut self, ready: &mut Ready<'_, CudaDevice>) -> NetResult {
+        let mut flat: WholeVectors<'_, '_, CudaDevice> =
+            WholeVectors { params: self.params, grads: &mut *self.gradient, ready };
+        self.net.step(self.device, &mut flat, self.samples)
+    }
 }
 
 #[cfg(test)]

@@ -97,9 +97,9 @@ fn dense_models_have_the_plain_gradient_at_every_batch_size() {
     }
 }
 
-fn on(cpu: Cpu, input_len: usize, classes: usize) -> OnCpu<ConvNet<CpuDevice>> {
+fn on(cpu: Cpu, input_len: usize, classes: usize) -> OnCpu {
     let device = CpuDevice::on(cpu);
-    OnCpu::on(ConvNet::new(&device, input_len, classes).expect("valid"), device)
+    OnCpu::on(Box::new(ConvNet::new(&device, input_len, classes).expect("valid")), device)
 }
 
 fn convnet_case(cpu: Cpu, side: usize, n: usize) {

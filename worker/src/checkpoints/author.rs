@@ -1,12 +1,14 @@
 //! The content of a job's checkpoint: the servers' images or this rank's own state, and the job's description.
 
-use super::InForce;
 use crate::{Job, recorder::wall, worker::Plan};
 use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
     manifest::{self, Clock, Stamp},
 };
-use paraft_client::{ClientError, ClientOptions, Transport, checkpoint_parts::CheckpointParts};
+use paraft_client::{
+    ClientError, ClientOptions, Transport,
+    checkpoint_parts::{CheckpointParts, JobShards},
+};
 use paraft_common::{Mode, Step, TensorSpec, WorkerId, codec::put_f32_le, config::ServerJob};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use tokio::runtime::{self, Runtime};
@@ -33,6 +35,15 @@ pub(crate) struct Author {
     note: String,
     /// When this worker started, by its clock.
     pub(super) came: f64,
+}
+
+/// What a job's training is by when a checkpoint is made, beside the job itself.
+#[derive(Clone, Debug)]
+pub(crate) struct InForce {
+    /// The mode.
+    pub mode: Mode,
+    /// The learning rates that the loop set last, per group. Empty: the job's schedule.
+    pub rates: Vec<f64>,
 }
 
 /// A checkpoint's folder, its size in bytes, and the founding number that identifies the job.
@@ -77,10 +88,17 @@ impl Author {
     }
 
     pub(super) fn release(&self, step: Step) {
-        let release =
-            CheckpointParts::release(&self.servers, self.shards, self.transport, &self.server_job, step);
         if let Ok(runtime) = runtime() {
-            runtime.block_on(release);
+            runtime.block_on(CheckpointParts::release(self.job_shards(), step));
+        }
+    }
+
+    pub(super) fn job_shards(&self) -> JobShards<'_> {
+        JobShards {
+            servers: &self.servers,
+            shards: self.shards,
+            transport: self.transport,
+            job: &self.server_job,
         }
     }
 
@@ -93,9 +111,7 @@ impl Author {
         in_force: InForce,
     ) -> Result<SavedCheckpoint, Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
-        let sections =
-            CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
-        let sections = runtime.block_on(sections)?;
+        let sections = runtime.block_on(CheckpointParts::open(self.job_shards(), step))?;
         // Other workers may write a checkpoint into the same folder.
         let _alone = folder.lock(self.timeout)?;
         self.write_parts(folder, &runtime, sections, step, epochs, in_force)

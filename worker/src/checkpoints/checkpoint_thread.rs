@@ -1,7 +1,10 @@
 //! The thread that writes checkpoints in order and reports each result.
 
-use super::{InForce, author::Author, control_notifier::ControlNotifier, save::SaveTask};
-use crate::recorder::wall;
+use super::{
+    author::{Author, Failed, InForce, SavedCheckpoint},
+    control_notifier::ControlNotifier,
+};
+use crate::{WorkerError, recorder::wall};
 use paraft_checkpoint::{Folder, Manifest, State};
 use paraft_client::checkpoints::FolderContents;
 use paraft_common::{
@@ -36,6 +39,19 @@ pub(super) enum Order {
     Loss(Step, f64),
 }
 
+/// Receives the folder of a checkpoint that it asked for.
+type Asker = mpsc::Sender<Result<PathBuf, WorkerError>>;
+
+/// A request to write the current state now.
+pub(super) struct SaveTask {
+    /// The target folder; `None`: the job's checkpoint folder.
+    pub folder: Option<Folder>,
+    /// As of the previous step.
+    pub in_force: InForce,
+    /// Receives the result.
+    pub asker: Asker,
+}
+
 /// The thread's state.
 pub(super) struct CheckpointThread {
     pub author: Author,
@@ -62,66 +78,39 @@ impl CheckpointThread {
     ) {
         let mut written = WrittenCheckpoints::default();
         let mut epochs = None;
+        let done = |e| {
+            let _ = tell.send(e);
+            waiting.fetch_sub(1, SeqCst);
+        };
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Tell(who) => {
                     let _ = who.send(());
                 }
                 Order::Epochs(step, done) => epochs = Some((step, done)),
-                Order::Write(..) | Order::Own(..) | Order::Save(..) => {
+                Order::Write(step, in_force) => {
+                    let Some(folder) = &self.folder else { continue };
                     let began = Instant::now();
-                    let mut asker = None;
-                    let (step, result) = match (order, &self.folder) {
-                        (Order::Own(step, state, founding), Some(folder)) => {
-                            let written = self.author.write_own(folder, step, &state);
-                            (step, written.map(|(path, bytes)| (path, bytes, founding)))
-                        }
-                        (Order::Write(step, in_force), Some(folder)) => {
-                            let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
-                            (step, self.author.write(folder, step, done, in_force))
-                        }
-                        (
-                            Order::Save(step, SaveTask { folder: None, in_force, asker: who }),
-                            Some(folder),
-                        ) => {
-                            asker = Some(who);
-                            (step, self.author.save(folder, step, &in_force))
-                        }
-                        (Order::Save(step, SaveTask { folder: Some(folder), in_force, asker }), _) => {
-                            let saved = self.author.save(&folder, step, &in_force);
-                            let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
-                            waiting.fetch_sub(1, SeqCst);
-                            continue;
-                        }
-                        _ => continue,
-                    };
-                    let mut e = event::Checkpoint {
-                        wall: wall(),
-                        worker: self.author.worker,
-                        step,
-                        seconds: began.elapsed().as_secs_f64(),
-                        ..Default::default()
-                    };
-                    match result {
-                        Ok((path, bytes, founding)) => {
-                            written.job = founding;
-                            written.losses.insert(step.0, None);
-                            self.tell(&written);
-                            tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
-                            (e.path, e.bytes) = (path.display().to_string(), bytes);
-                            if let Some(asker) = asker {
-                                let _ = asker.send(Ok(path));
-                            }
-                        }
-                        Err(why) => {
-                            tracing::warn!(step = step.0, %why, "no checkpoint");
-                            e.error = Some(why.to_string());
-                            if let Some(asker) = asker {
-                                let _ = asker.send(Err(why.into()));
-                            }
-                        }
-                    }
-                    let _ = tell.send(e);
+                    let over = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
+                    let result = self.author.write(folder, step, over, in_force);
+                    done(self.note(step, began, result, None, &mut written));
+                }
+                Order::Own(step, state, founding) => {
+                    let Some(folder) = &self.folder else { continue };
+                    let began = Instant::now();
+                    let result = self.author.write_own(folder, step, &state);
+                    let result = result.map(|(path, bytes)| (path, bytes, founding));
+                    done(self.note(step, began, result, None, &mut written));
+                }
+                Order::Save(step, SaveTask { folder: None, in_force, asker }) => {
+                    let Some(folder) = &self.folder else { continue };
+                    let began = Instant::now();
+                    let result = self.author.save(folder, step, &in_force);
+                    done(self.note(step, began, result, Some(asker), &mut written));
+                }
+                Order::Save(step, SaveTask { folder: Some(folder), in_force, asker }) => {
+                    let saved = self.author.save(&folder, step, &in_force);
+                    let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
                     waiting.fetch_sub(1, SeqCst);
                 }
                 Order::Release(step) => {
@@ -140,6 +129,43 @@ impl CheckpointThread {
                 Order::Loss(..) => {}
             }
         }
+    }
+
+    /// The record's line on a checkpoint whose write began then. Tells who asked for it, and the control group.
+    fn note(
+        &self,
+        step: Step,
+        began: Instant,
+        result: Result<SavedCheckpoint, Failed>,
+        asker: Option<Asker>,
+        written: &mut WrittenCheckpoints,
+    ) -> event::Checkpoint {
+        let mut e = event::Checkpoint {
+            wall: wall(),
+            worker: self.author.worker,
+            step,
+            seconds: began.elapsed().as_secs_f64(),
+            ..Default::default()
+        };
+        let answer = match result {
+            Ok((path, bytes, founding)) => {
+                written.job = founding;
+                written.losses.insert(step.0, None);
+                self.tell(written);
+                tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
+                (e.path, e.bytes) = (path.display().to_string(), bytes);
+                Ok(path)
+            }
+            Err(why) => {
+                tracing::warn!(step = step.0, %why, "no checkpoint");
+                e.error = Some(why.to_string());
+                Err(why.into())
+            }
+        };
+        if let Some(asker) = asker {
+            let _ = asker.send(answer);
+        }
+        e
     }
 
     /// Reports the folder's content to the control group. Returns at once.

@@ -6,8 +6,7 @@
 use super::{
     Author, Checkpoints, InForce,
     author::{Failed, SavedCheckpoint, runtime},
-    checkpoint_thread::Order,
-    due,
+    checkpoint_thread::{Order, SaveTask},
 };
 use crate::{WorkerError, job::CheckpointConfig, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder};
@@ -26,16 +25,6 @@ const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// How often the waiting thread checks for an interrupt.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A request to the thread.
-pub(super) struct SaveTask {
-    /// The target folder; `None`: the job's checkpoint folder.
-    pub folder: Option<Folder>,
-    /// As of the previous step.
-    pub in_force: InForce,
-    /// Receives the result.
-    pub asker: mpsc::Sender<Result<PathBuf, WorkerError>>,
-}
-
 impl Checkpoints {
     /// For a job that makes no checkpoints by itself. `place`: their folder, if any.
     pub(crate) fn on_demand(
@@ -43,7 +32,7 @@ impl Checkpoints {
         place: Option<PathBuf>,
         author: Author,
     ) -> Result<Self, WorkerError> {
-        Self::begin(due(&CheckpointConfig::default(), plan), Duration::ZERO, place, author)
+        Self::begin(plan.checkpoints(&CheckpointConfig::default()), Duration::ZERO, place, author)
     }
 
     /// Writes the shards' current state, which belongs to this worker's `step`: the worker pushes nothing
@@ -91,8 +80,7 @@ impl Author {
         let began = Instant::now();
         let runtime = runtime().map_err(Failed::Runtime)?;
         loop {
-            let taken =
-                CheckpointParts::take(&self.servers, self.shards, self.transport, &self.server_job, step);
+            let taken = CheckpointParts::take(self.job_shards(), step);
             let tried = runtime.block_on(taken).map_err(Failed::from).and_then(|parts| {
                 let _alone = folder.lock(self.timeout)?;
                 let founding = parts.founding;

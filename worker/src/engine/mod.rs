@@ -13,7 +13,7 @@ mod step;
 mod step_error;
 
 pub(crate) use follow::FollowerSteps;
-pub(crate) use step::{StepLoss, incomplete};
+pub(crate) use step::StepLoss;
 pub(crate) use step_error::StepError;
 
 use crate::{

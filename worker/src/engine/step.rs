@@ -2,7 +2,7 @@
 
 use super::{Engine, Memory, StepError, alone_only, gone};
 use crate::{
-    exchange::PushParts,
+    exchange::{PushParts, incomplete},
     group::{ControlMessage, GroupResult, Ranks},
     stage::Batches,
     streamed::{StreamError, StreamedStep},
@@ -240,10 +240,6 @@ impl Engine<'_> {
 }
 
 type Flat<'a> = (&'a [f32], &'a mut [f32]);
-
-pub(crate) fn incomplete() -> ModelError {
-    ModelError::new("it did not report its whole gradient as ready")
-}
 
 fn alone(
     model: &mut dyn Model,

@@ -1,6 +1,6 @@
 //! Parameters that stages of different ranks share: one rank owns and pulls them, and lends them to the others.
 
-use super::{LENT, Stage, sums::put};
+use super::{Stage, messages::LENT, sums::put};
 use crate::engine::StepError;
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::Loan;

@@ -1,6 +1,6 @@
 //! Whether the next minibatch overlaps the current one: the leader decides, and tells the other ranks.
 
-use super::{CONTINUES, Stage};
+use super::{Stage, messages::CONTINUES};
 use crate::engine::StepError;
 use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, ModelError};

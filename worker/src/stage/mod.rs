@@ -15,6 +15,7 @@
 
 mod loans;
 mod lookahead;
+mod messages;
 mod norms;
 mod place;
 mod pulls;
@@ -34,35 +35,12 @@ use paraft_compute::collective::Lines;
 use paraft_host::{Pages, Scratch};
 use paraft_models::{Model, Slice, Stages};
 use place::{ModelSplit, Place};
-use slices::{StageReplicas, pages};
+use slices::StageReplicas;
 use std::{
     ops::Range,
     path::{Path, PathBuf},
 };
-use step::{Slots, StartedMinibatch};
-use versioned::Versioned;
-
-/// Kinds of messages between stages.
-const ACTIVATION: u32 = 1;
-const GRADIENT: u32 = 2;
-const LENT: u32 = 3;
-const LENT_GRADIENT: u32 = 4;
-const FINAL: u32 = 5;
-/// A message was received; another may follow.
-const RECEIVED: u32 = 6;
-/// Sent while other ranks are still in the step.
-const LOSS: u32 = 7;
-const CONTINUES: u32 = 8;
-/// Between ranks with the same stages: weights, gradients, and the slices' exchanges.
-const DISTRIBUTE: u32 = 9;
-const JOIN: u32 = 10;
-const SLICES: u32 = 11;
-const DISTRIBUTED: u32 = 12;
-/// Between the ranks that speak with servers.
-const NORM: u32 = 13;
-
-/// The maximum number of unread messages: in an evaluation, of gradients of one stage, and of final weights.
-const MAX_UNREAD: usize = 8;
+use versioned::{Versioned, pages};
 
 /// Opens a follower's session with the shards of these stages; returns it and the step to continue from. With
 /// `false` it supplies no initial weights.
@@ -130,6 +108,21 @@ pub(crate) struct Stage<'a> {
     /// All final weights, if this rank leads.
     whole: Option<Scratch>,
     folder: PathBuf,
+}
+
+/// The next step's minibatch, with some finished forward passes.
+#[derive(Debug)]
+struct StartedMinibatch {
+    step: Step,
+    /// Micro-batches with a finished forward pass.
+    forward: usize,
+}
+
+/// The activations that a model keeps.
+#[derive(Debug, Default)]
+struct Slots {
+    forward: usize,
+    back: usize,
 }
 
 impl<'a> Stage<'a> {

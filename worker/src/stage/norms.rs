@@ -19,7 +19,7 @@
 //! another worker supplies all of it meanwhile (see the client). That part may be less than the whole norm, but no
 //! stage's update exceeds the bound.
 
-use super::{NORM, Stage, place::Place};
+use super::{Stage, messages::NORM, place::Place};
 use crate::{engine::StepError, group::GroupResult};
 use paraft_client::{Client, ClientError, Norm, Pull, Pulled, sum_of_parts};
 use paraft_common::{ShardId, Step};

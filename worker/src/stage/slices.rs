@@ -10,12 +10,14 @@
 //! them. No rank holds a sliced stage completely. A pulled bucket is distributed at once, and a gradient bucket is
 //! assembled when it is pushed.
 
-use super::{DISTRIBUTE, DISTRIBUTED, JOIN, MAX_UNREAD, RECEIVED, SLICES, place::Place};
+use super::{
+    messages::{DISTRIBUTE, DISTRIBUTED, JOIN, MAX_UNREAD, RECEIVED, SLICES},
+    place::Place,
+};
 use crate::{engine::StepError, worker::WorkerError};
 use paraft_client::Places;
 use paraft_common::BucketId;
 use paraft_compute::collective::{GroupError, Lines, Tag};
-use paraft_host::Pages;
 use paraft_models::{DeviceError, Model, Run, Slice, SliceRanks, Sliced, Stages};
 use std::{
     collections::BTreeSet,
@@ -42,10 +44,6 @@ pub(super) struct StageReplicas {
     landed: u64,
     here: Place,
     lines: Lines,
-}
-
-pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
-    Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
 }
 
 impl StageReplicas {

@@ -13,12 +13,16 @@
 //! keeps these when newer weights arrive. The push names their versions.
 
 use super::{
-    ACTIVATION, GRADIENT, LENT_GRADIENT, LOSS, Stage,
+    Slots, Stage, StartedMinibatch,
     lookahead::Lookahead,
+    messages::{ACTIVATION, GRADIENT, LENT_GRADIENT, LOSS},
     sums::{GradientSum, VersionedWeights, add},
     versioned::Versioned,
 };
-use crate::{engine::StepError, exchange::PushParts};
+use crate::{
+    engine::StepError,
+    exchange::{PushParts, incomplete},
+};
 use paraft_client::{Client, Pull};
 use paraft_common::{
     BucketId, Step, Version,
@@ -28,21 +32,6 @@ use paraft_compute::collective::{Lines, Tag};
 use paraft_models::{Batch, Forward, Loan, Model, ModelError, Pass};
 use paraft_trace::{Moment, Span, Stage as Trace};
 use std::ops::Range;
-
-/// The next step's minibatch, with some finished forward passes.
-#[derive(Debug)]
-pub(super) struct StartedMinibatch {
-    step: Step,
-    /// Micro-batches with a finished forward pass.
-    forward: usize,
-}
-
-/// The activations that a model keeps.
-#[derive(Debug, Default)]
-pub(super) struct Slots {
-    forward: usize,
-    back: usize,
-}
 
 /// The minibatch of a step, and the one that overlaps it.
 pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
@@ -222,7 +211,7 @@ impl Stage<'_> {
                     }
                     let back = back?;
                     if left {
-                        return Err(crate::engine::incomplete().into());
+                        return Err(incomplete().into());
                     }
                     if let Some(push) = &mut push {
                         self.note(push.client(), Trace::Backward, begin, (step, m, version));
@@ -261,18 +250,22 @@ impl Stage<'_> {
         }
         let client = push.map(|p| p.client());
         self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
-        // The other ranks need it later than the last stage sends it, so no rank waits.
-        let tag = tag(LOSS, round, 0);
-        let (last, own) = (self.here.is_last(), here.mesh);
+        self.sum_losses(lines, tag(LOSS, round, 0), loss)
+    }
+
+    /// The sum of all meshes' losses, which their last stages know. The other ranks need it later than these send it, so no rank
+    /// waits.
+    fn sum_losses(&self, lines: &mut Lines, tag: Tag, mut loss: f64) -> Result<f64, StepError> {
+        let (here, last) = (&self.here, self.here.is_last());
         if last {
-            for (mesh, at) in (0..here.meshes).flat_map(|r| (0..of).map(move |at| (r, at))) {
-                if (mesh, at) != (own, here.at) {
+            for (mesh, at) in (0..here.meshes).flat_map(|r| (0..here.of).map(move |at| (r, at))) {
+                if (mesh, at) != (here.mesh, here.at) {
                     lines.send(here.in_mesh(mesh, at), tag, vec![loss as f32])?;
                 }
             }
         }
-        for mesh in (0..here.meshes).filter(|r| !last || *r != own) {
-            let of_mesh = lines.receive(here.in_mesh(mesh, of - 1), tag)?;
+        for mesh in (0..here.meshes).filter(|r| !last || *r != here.mesh) {
+            let of_mesh = lines.receive(here.in_mesh(mesh, here.of - 1), tag)?;
             loss += of_mesh.first().copied().map_or(f64::NAN, f64::from);
         }
         Ok(loss)

@@ -1,6 +1,5 @@
 //! A rank's weights, with the version of each bucket.
 
-use super::slices::pages;
 use crate::worker::WorkerError;
 use paraft_host::Pages;
 use std::ops::{Deref, DerefMut};
@@ -17,6 +16,11 @@ impl Versioned {
     pub fn new(len: usize) -> Result<Self, WorkerError> {
         Ok(Self { values: pages(len)?, versions: Vec::new(), edition: 0 })
     }
+}
+
+/// Room for this many values, which take memory when they are written.
+pub(super) fn pages(len: usize) -> Result<Pages, WorkerError> {
+    Pages::new(len).map_err(|e| WorkerError::Job(format!("no address space for {len} values: {e}")))
 }
 
 impl Deref for Versioned {

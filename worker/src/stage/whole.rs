@@ -1,7 +1,8 @@
 //! Work on the whole model: an evaluation by all ranks, and the final weights.
 
 use super::{
-    ACTIVATION, FINAL, MAX_UNREAD, RECEIVED, Stage,
+    Stage,
+    messages::{ACTIVATION, FINAL, MAX_UNREAD, RECEIVED},
     slices::{scatter, values_of},
     sums::VersionedWeights,
 };

@@ -1,7 +1,10 @@
 //! A step of a model whose layers come one by one.
 
 use super::{StreamError, Streamed};
-use crate::{exchange::PushParts, worker::WorkerError};
+use crate::{
+    exchange::{PushParts, incomplete},
+    worker::WorkerError,
+};
 use paraft_compute::DeviceError;
 use paraft_models::{CpuDevice, Flat, NetResult, Weights};
 
@@ -26,7 +29,7 @@ impl<'s, 'p, 'c> StreamedStep<'s, 'p, 'c> {
         match (self.stopped, made) {
             (Some(stopped), _) => Err(stopped),
             (None, Err(e)) => Err(StreamError::Failed(e)),
-            (None, Ok(_)) if self.next > 0 => Err(StreamError::Failed(crate::engine::incomplete().into())),
+            (None, Ok(_)) if self.next > 0 => Err(StreamError::Failed(incomplete().into())),
             (None, Ok(made)) => Ok(made),
         }
     }

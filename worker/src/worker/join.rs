@@ -4,16 +4,15 @@ use super::{
     Plan, Setup, WorkerError, WorkerOptions,
     driver::{Driver, Scores},
     evaluate::own_share,
-    transport,
 };
 use crate::{
     checkpoints::{self, Author, Checkpoints},
-    job::Job,
+    job::{Job, TransportConfig},
     metrics::Gauges,
     recorder::{self, Recorder},
     start,
 };
-use paraft_client::{Client, ClientOptions, HANDOVER};
+use paraft_client::{Client, ClientOptions, HANDOVER, Transport};
 use paraft_common::{Step, WorkerId, config::ServerJob, layout::Cuts, local::LocalWeights};
 use paraft_trace::Stages;
 use paraft_trainer::Trainer;
@@ -56,7 +55,7 @@ pub(super) fn join(
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data);
     let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let (resume, scratch) = (options.resume.as_deref(), super::scratch_folder(options));
+    let (resume, scratch) = (options.resume.as_deref(), options.scratch_folder());
     let mut beginning = start::begin(job, resume, init.as_deref_mut(), &layout, plan, &scratch)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     // A checkpoint or a model file takes precedence over this worker's weights.
@@ -103,7 +102,7 @@ pub(super) fn join(
             batch: job.train.batch,
             evaluates: plan.evaluations(job),
             share: own_share(job, options.rank),
-            due: job.checkpoints().map(|c| checkpoints::due(c, plan)),
+            due: job.checkpoints().map(|c| plan.checkpoints(c)),
             leased: plan.leased,
             begun,
         },
@@ -127,6 +126,13 @@ pub(super) fn join(
     );
     driver.descent = (!job.local.is_local()).then(|| job.descent());
     Ok(JoinedWorker { driver, start, flush })
+}
+
+pub(super) fn transport(job: &Job) -> Transport {
+    match job.cluster.transport {
+        TransportConfig::Auto => Transport::Auto,
+        TransportConfig::Tcp => Transport::Tcp,
+    }
 }
 
 /// The identity under which the servers know this process, or the group that it leads.

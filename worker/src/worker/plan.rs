@@ -2,8 +2,7 @@
 
 use super::WorkerError;
 use crate::{
-    checkpoints,
-    job::{Job, SamplerKind},
+    job::{CheckpointConfig, Job, SamplerKind},
     samples::fill,
 };
 use paraft_checkpoint::{Checkpoint, Folder, Manifest};
@@ -13,7 +12,7 @@ use paraft_common::{
 };
 use paraft_data::{Batches, Dataset, Prefetcher, Sampler};
 use paraft_models::Batch;
-use paraft_trainer::{EvaluationSteps, Steps};
+use paraft_trainer::{CheckpointSteps, EvaluationSteps, Steps};
 use std::{ops::Deref, path::Path, sync::Arc};
 
 /// Steps of the job, the same on every worker.
@@ -101,9 +100,14 @@ impl Plan {
         EvaluationSteps { epochs: job.eval.every_epoch, every: job.eval.every_steps }
     }
 
+    /// The steps with checkpoints.
+    pub fn checkpoints(&self, config: &CheckpointConfig) -> CheckpointSteps {
+        CheckpointSteps::new(config.every_steps, config.epochs(), &self.steps, self.leased)
+    }
+
     /// Whether an evaluation or a checkpoint follows this step, or may, if only its time decides that.
     pub fn ends_at(&self, job: &Job, step: Step) -> bool {
-        let due = job.checkpoints().is_some_and(|c| checkpoints::due(c, self).at(step));
+        let due = job.checkpoints().is_some_and(|c| self.checkpoints(c).at(step));
         due || step.0 >= self.steps.total || self.evaluations(job).at(step, self)
     }
 

@@ -11,9 +11,12 @@
 //! are lost, the job continues from the latest checkpoint.
 
 use super::{
-    Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
+    WorkerError, WorkerOptions, WorkerReport,
+    clock::Clock,
     evaluate::{Watch, evaluate, own_share},
     follower::Follower,
+    join::client_options,
+    shared::Shared,
     training::finite,
 };
 use crate::{

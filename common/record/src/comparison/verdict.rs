@@ -64,29 +64,7 @@ impl Verdict {
             .filter(|c| c.figures.seconds_to_target.is_some_and(|s| s.runs == c.runs))
             .collect();
         if let Some(target) = target.map(text::percent) {
-            match fastest(&reached, seconds) {
-                None => sentences.push(format!("No group reached {target} with each of its seeds.")),
-                Some(best) => {
-                    sentences.push(first(
-                        &format!("Fastest to {target}"),
-                        best,
-                        &reached,
-                        seconds,
-                        &text::seconds,
-                    ));
-                    let samples: Get = |f| f.samples_to_target;
-                    if let Some(few) = fastest(&reached, samples) {
-                        let count = |n: f64| format!("{} samples", text::count(n.round() as u64));
-                        sentences.push(first(
-                            &format!("Fewest samples to {target}"),
-                            few,
-                            &reached,
-                            samples,
-                            &count,
-                        ));
-                    }
-                }
-            }
+            sentences.extend(target_sentences(&target, &reached));
         }
 
         // Turned round where more is better, so that there is one order.
@@ -150,6 +128,21 @@ impl Spread {
     fn negative(self) -> Self {
         Self { mean: -self.mean, min: -self.max, max: -self.min, ..self }
     }
+}
+
+/// Rule 2: who reached the target first, and with the fewest samples.
+fn target_sentences(target: &str, reached: &[&Candidate<'_>]) -> Vec<String> {
+    let seconds: Get = |f| f.seconds_to_target;
+    let Some(best) = fastest(reached, seconds) else {
+        return vec![format!("No group reached {target} with each of its seeds.")];
+    };
+    let mut sentences = vec![first(&format!("Fastest to {target}"), best, reached, seconds, &text::seconds)];
+    let samples: Get = |f| f.samples_to_target;
+    if let Some(few) = fastest(reached, samples) {
+        let count = |n: f64| format!("{} samples", text::count(n.round() as u64));
+        sentences.push(first(&format!("Fewest samples to {target}"), few, reached, samples, &count));
+    }
+    sentences
 }
 
 /// The one with the least mean; of equal ones the first.

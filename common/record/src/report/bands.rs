@@ -4,6 +4,7 @@
 //! of each run go together, at the mean of their places. A band ends where the first of its runs ends.
 
 use super::charts::{self, Chart, Line, Lines, Mark, Page};
+use super::text::rounded;
 use crate::comparison::Group;
 use crate::{RunRecord, curve, total};
 use paraft_common::histogram::DelayHistogram;
@@ -147,8 +148,7 @@ fn marks(groups: &[Group<'_>], x: &str, axis: Axis) -> Vec<Mark> {
         for record in group.shown() {
             for s in curve::switches(record) {
                 let point = Point { seconds: s.seconds, samples: s.samples, value: 0.0 };
-                let at =
-                    charts::rounded(axis(&point, if x == "bytes" { bytes_of_a_sample(record) } else { 0.0 }));
+                let at = rounded(axis(&point, if x == "bytes" { bytes_of_a_sample(record) } else { 0.0 }));
                 let mark = Mark { run, x: at, text: s.mode };
                 if !marks.contains(&mark) {
                     marks.push(mark);
@@ -185,9 +185,9 @@ fn workers(groups: &[Group<'_>]) -> Option<charts::Group> {
             let mut line = Line::default();
             for (g, [mean, low, high]) in groups.iter().filter_map(|g| Some((g, value(g)?))) {
                 line.x.push(f64::from(g.workers));
-                line.y.push(charts::rounded(mean));
-                line.low.push(charts::rounded(low));
-                line.high.push(charts::rounded(high));
+                line.y.push(rounded(mean));
+                line.low.push(rounded(low));
+                line.high.push(rounded(high));
             }
             line
         };
@@ -300,9 +300,9 @@ fn put(out: &mut Line, x: f64, values: impl Iterator<Item = f64> + Clone) {
     let (low, high) = values.clone().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
     let mean = total(values) / n;
     // A value that is no number is in the mean, and leaves a gap; the least and the largest pass over it.
-    let gap = |v: f64| if mean.is_nan() { f64::NAN } else { charts::rounded(v) };
-    out.x.push(charts::rounded(x));
-    out.y.push(charts::rounded(mean));
+    let gap = |v: f64| if mean.is_nan() { f64::NAN } else { rounded(v) };
+    out.x.push(rounded(x));
+    out.y.push(rounded(mean));
     out.low.push(gap(low));
     out.high.push(gap(high));
 }

@@ -1,6 +1,7 @@
 //! The data of the charts, as the JSON that `assets/report.js` draws.
 
-use super::{Entry, story};
+use super::story::{self, EventMark};
+use super::{Entry, text::rounded};
 use crate::{
     Eval, curve,
     event::{GRADIENT_NORM, LEARNING_RATE},
@@ -71,17 +72,6 @@ pub(super) struct Mark {
     /// The line's index.
     pub run: usize,
     pub x: f64,
-    pub text: String,
-}
-
-/// Something that happened in a run.
-#[derive(Clone, PartialEq, Serialize)]
-pub(super) struct EventMark {
-    /// The line's index.
-    pub run: usize,
-    pub x: f64,
-    pub kind: &'static str,
-    pub letter: &'static str,
     pub text: String,
 }
 
@@ -341,9 +331,4 @@ pub(super) fn delays(title: &'static str, all: &[DelayHistogram]) -> Bars {
         bins: (0..exact + u64::from(tail)).map(name).collect(),
         shares: all.iter().map(share).collect(),
     }
-}
-
-/// Six significant digits: finer than a screen, and half the page's size.
-pub(super) fn rounded(x: f64) -> f64 {
-    format!("{x:.5e}").parse().unwrap_or(x)
 }

@@ -1,10 +1,10 @@
 //! What happened in the runs: the list of a report, and the marks on its charts.
 
 use super::Entry;
-use super::charts::{EventMark, rounded};
-use super::text::escape;
+use super::text::{escape, rounded};
 use crate::curve;
 use crate::story::{Moment, MomentKind};
+use serde::Serialize;
 use std::fmt::Write;
 
 /// The longest list of a run; what is beyond it is counted.
@@ -51,6 +51,17 @@ pub(super) fn section(entries: &[Entry<'_>]) -> String {
          process until the shard's new leader served, as the launcher saw it.</p>\n</section>\n",
     );
     html
+}
+
+/// Something that happened in a run, on a chart.
+#[derive(Clone, PartialEq, Serialize)]
+pub(super) struct EventMark {
+    /// The line's index.
+    pub run: usize,
+    pub x: f64,
+    pub kind: &'static str,
+    pub letter: &'static str,
+    pub text: String,
 }
 
 /// The marks of all runs, for charts over samples and over training time.

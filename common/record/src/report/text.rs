@@ -16,6 +16,11 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
+/// A number of a chart to six significant digits: finer than a screen, and half the page's size.
+pub(crate) fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
+}
+
 /// Four significant digits at most, thousands apart: `0.03127`, `12.3`, `48 210`.
 pub(crate) fn number(x: f64) -> String {
     if !x.is_finite() {

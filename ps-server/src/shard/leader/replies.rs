@@ -161,7 +161,7 @@ impl Leader {
         let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
         let is_first = self.shard.id() == ShardId(0);
         let evaluates = is_first && whole && !pull.last && !pull.part;
-        let before = conf.job.start.as_ref().and_then(|start| start.stopping.evaluated).map(|e| e.epoch);
+        let before = conf.job.start.as_ref().and_then(|start| start.stopping.evaluated).map(|e| e.number);
         let (stop, clock, finishers, skipped, share, evaluated) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             let member = m.members.get(pull.worker);

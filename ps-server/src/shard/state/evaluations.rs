@@ -35,7 +35,7 @@ impl Meta {
     pub fn stopping(&self, rule: Option<EarlyStop>) -> Stopping {
         let (best_loss, bad) = self.best.unwrap_or((f64::INFINITY, 0));
         let evaluated = self.evaluated.map(|e| LastEvaluation {
-            epoch: e.epoch,
+            number: e.epoch,
             loss_sum: e.sums.loss_sum,
             correct: e.sums.correct,
             count: e.sums.count,

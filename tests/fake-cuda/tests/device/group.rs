@@ -45,7 +45,8 @@ impl Meeting {
     }
 
     fn form(&self, device: &mut CudaDevice, rank: usize) -> Result<Arc<Nccl>> {
-        let group = Nccl::form(device, &self.id, rank, self.size, &|| self.over.load(Ordering::Relaxed))?;
+        let group =
+            Nccl::form(device.context(), &self.id, rank, self.size, &|| self.over.load(Ordering::Relaxed))?;
         device.join(Some(group.clone()));
         self.note(&group);
         Ok(group)
@@ -646,12 +647,14 @@ fn a_group_that_cannot_be_formed_says_why() -> Result<()> {
     // Nobody else comes.
     let (device, begun) = (CudaDevice::new(options)?, Instant::now());
     let late = || begun.elapsed() > Duration::from_millis(50);
-    let error = Nccl::form(&device, &UniqueId::new()?, 0, 2, &late).expect_err("rank 1 does not come");
+    let error =
+        Nccl::form(device.context(), &UniqueId::new()?, 0, 2, &late).expect_err("rank 1 does not come");
     ensure!(matches!(&error, DeviceError::Group(text) if text.contains("rank 0 of 2")), "{error}");
     // Two ranks have the same device.
     let id = UniqueId::new()?;
     let errors: Vec<_> = std::thread::scope(|s| {
-        let form = |rank| Nccl::form(&CudaDevice::new(options)?, &id, rank, 2, &|| false).map(|_| ());
+        let form =
+            |rank| Nccl::form(CudaDevice::new(options)?.context(), &id, rank, 2, &|| false).map(|_| ());
         [0, 1]
             .map(|rank| s.spawn(move || form(rank)))
             .into_iter()
@@ -662,7 +665,7 @@ fn a_group_that_cannot_be_formed_says_why() -> Result<()> {
         let error = error.expect_err("one device").to_string();
         ensure!(error.contains("cuda:0") && error.contains("a GPU of its own"), "{error}");
     }
-    let error = Nccl::form(&device, &id, 2, 2, &|| false).expect_err("there are two").to_string();
+    let error = Nccl::form(device.context(), &id, 2, 2, &|| false).expect_err("there are two").to_string();
     ensure!(error.contains("rank 2 of a group of 2"), "{error}");
     Ok(())
 }

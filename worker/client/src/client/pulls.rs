@@ -87,12 +87,6 @@ impl Client {
         self.pull_by(Pull::of(done), weights)
     }
 
-    /// Like [`Self::pull`], at a step with a checkpoint: the shards keep an image of the step before any worker
-    /// continues. Every worker of the job must ask for the same steps.
-    pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_by(Pull { checkpoint: true, ..Pull::of(done) }, weights)
-    }
-
     /// Waits until every member has finished, then writes the final weights.
     pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_by(Pull { last: true, ..Pull::of(done) }, weights)

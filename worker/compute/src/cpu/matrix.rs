@@ -13,88 +13,24 @@
 //! A value of `c` is one chain of (fused) multiplications and additions over `k` for each KC, whatever the tile:
 //! neither the number of threads nor neighbouring rows change its bits.
 
+mod operands;
 mod pack;
 mod tile;
 
+pub(crate) use operands::{Matrix, ProductStart};
+
 use crate::cpu::{simd::Cpu, threads::Threads};
 use fearless_simd::{Simd as Token, dispatch, prelude::*};
-use pack::{Room, pack, with_room};
+use pack::{KC, Room, pack, with_room};
 use tile::{Panel, Tile};
 
-/// Maximum rows of a panel of `b`. With two AVX-512 vectors it then has 128 KiB, and fits into the second-level
-/// cache together with the other operand.
-const KC: usize = 1024;
-/// Likewise for contiguous columns of `a`: a tile reads a part of a cache line of each, and the next tile reads the
+/// As [`KC`], for contiguous columns of `a`: a tile reads a part of a cache line of each, and the next tile reads the
 /// rest while the line is still in the first-level cache.
 const KC_COLUMNS: usize = 256;
 /// Values of `a` per panel: half of a second-level cache of 1 MiB.
 const BLOCK: usize = 1 << 17;
 /// Minimum multiplications of a parallel product: about 20 us on one thread.
 const PARALLEL: usize = 1 << 20;
-
-/// A read-only matrix, with the strides of its rows and columns, one of which is 1.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix<'a> {
-    values: &'a [f32],
-    row: usize,
-    col: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Consecutive rows at this distance.
-    pub(crate) fn rows(values: &'a [f32], stride: usize) -> Self {
-        Self { values, row: stride, col: 1 }
-    }
-
-    /// Columns likewise: the transpose of [`Self::rows`].
-    pub(crate) fn columns(values: &'a [f32], stride: usize) -> Self {
-        Self { values, row: 1, col: stride }
-    }
-
-    /// The submatrix from a row and a column on.
-    #[inline(always)]
-    fn from(self, row: usize, col: usize) -> Self {
-        Self { values: &self.values[row * self.row + col * self.col..], ..self }
-    }
-
-    fn holds(self, rows: usize, cols: usize) -> bool {
-        rows == 0 || cols == 0 || (rows - 1) * self.row + (cols - 1) * self.col < self.values.len()
-    }
-}
-
-/// The initial value of a product's sums, and what follows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ProductStart<'a> {
-    /// Zero: `c` is not read.
-    Zero,
-    /// The value of `c`.
-    Sum,
-    /// A bias, one value per column.
-    Bias(&'a [f32]),
-    /// The same, and negative results become zero.
-    BiasRelu(&'a [f32]),
-}
-
-impl<'a> ProductStart<'a> {
-    fn columns(self, from: usize) -> Self {
-        match self {
-            Self::Bias(b) => Self::Bias(&b[from..]),
-            Self::BiasRelu(b) => Self::BiasRelu(&b[from..]),
-            other => other,
-        }
-    }
-
-    /// For a part of the sum.
-    fn part(self, first: bool, last: bool) -> (Self, bool) {
-        let relu = last && matches!(self, Self::BiasRelu(_));
-        let start = match self {
-            _ if !first => Self::Sum,
-            Self::BiasRelu(b) => Self::Bias(b),
-            other => other,
-        };
-        (start, relu)
-    }
-}
 
 /// `c = a · b`, starting from `onto`. `c` is `[m, n]`, with rows at a distance of `stride`.
 pub(crate) fn product(

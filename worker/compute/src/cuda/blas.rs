@@ -2,7 +2,7 @@
 
 use crate::{
     cuda::{
-        device::Precision,
+        device::{Element, Precision},
         driver::Stream,
         library::{self, Part},
         memory::Buffer,
@@ -21,14 +21,6 @@ pub struct Operand {
     pub at: u64,
     pub transposed: bool,
     pub cols: usize,
-}
-
-/// The type of a product's values in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
-    F32,
-    Bf16,
-    F16,
 }
 
 impl Element {

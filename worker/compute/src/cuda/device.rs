@@ -10,6 +10,7 @@ mod norm;
 mod precision;
 mod statistics;
 
+pub(super) use precision::Element;
 pub use precision::Precision;
 pub use statistics::StepResult;
 
@@ -17,11 +18,8 @@ use crate::{
     cuda::{
         blas::Blas,
         driver::{Context, Stream},
-        flat::Gradient,
-        graph,
-        inbox::Inbox,
         kernels::{Kernels, Unit},
-        launch::{Arg, Geometry, Launcher, long},
+        launch::{Arg, Geometry, Launcher},
         library,
         lt::Lt,
         memory::{Buffer, Pinned, Plain, Staging},
@@ -57,13 +55,13 @@ pub struct CudaDevice {
     group: Option<Arc<Nccl>>,
     precision: Precision,
     /// Whether steps may be recorded.
-    pub(super) graphs: bool,
+    graphs: bool,
     /// The factor on gradients of activations.
     loss_scale: f32,
     inputs: Staging<f32>,
     ids: Staging<u32>,
     orders: Staging<u32>,
-    pub(super) work: Work,
+    work: Work,
     result: Pinned<f64>,
     squares: Pinned<f64>,
     counted: Pinned<u64>,
@@ -81,7 +79,7 @@ pub(super) struct Work {
     hits: Option<Buffer<u32>>,
     bad: Option<Buffer<u64>>,
     /// The number of values in the step's mean loss.
-    pub(super) step_values: usize,
+    step_values: usize,
     /// Whether the evaluation's sums have begun.
     summing: bool,
     sorted: Vec<u32>,
@@ -95,9 +93,7 @@ fn room<'a, T: Plain>(
     what: &str,
 ) -> Result<&'a Buffer<T>> {
     if buffer.as_ref().is_none_or(|b| b.len() < len) {
-        if context.is_recording() {
-            return Err(graph::refused(&format!("room for {what}")));
-        }
+        context.refuse_in_recording(|| format!("room for {what}"))?;
         // First: there may not be enough memory for both.
         *buffer = None;
         *buffer = Some(Buffer::new(context, len, what)?);
@@ -208,52 +204,31 @@ impl CudaDevice {
         self.loss_scale = scale;
     }
 
-    /// Copies parameters from the host, for comparisons.
-    pub fn hold(&mut self, from: &[f32]) -> Result<Inbox> {
-        let mut inbox = Inbox::new(self, from.len())?;
-        inbox.host_mut()?.copy_from_slice(from);
-        inbox.landed(self, 0..from.len(), None)?;
-        inbox.swap(self)?;
-        Ok(inbox)
+    /// Whether steps should be recorded and replayed.
+    pub fn uses_graphs(&self) -> bool {
+        self.graphs
     }
 
-    /// Sets every value of a gradient, for comparisons: remaining NaNs show values that an operator skipped.
-    pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
-        let n = gradient.len();
-        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe {
-            self.launch(
-                Unit::Elementwise,
-                "fill_f32",
-                Geometry::flat(n),
-                &[("x", Arg::At(gradient.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
-            )
-        }
+    /// Changes with each allocation or deallocation of device memory: earlier recordings may have invalid
+    /// addresses.
+    pub fn layout(&self) -> u64 {
+        self.context().layout()
+    }
+
+    /// The number of values in the last step's mean loss, for [`Self::repeats`].
+    pub fn step_values(&self) -> usize {
+        self.work.step_values
+    }
+
+    /// Announces a replayed step over this many values, in place of the last called operators, for the next read of
+    /// the loss.
+    pub fn repeats(&mut self, step_values: usize) {
+        self.work.step_values = step_values;
     }
 
     /// Bytes of an activation.
     pub(super) fn element_bytes(&self) -> usize {
         self.precision.bytes()
-    }
-
-    /// Starts an encoding kernel over a whole gradient, for measurements.
-    pub(super) fn encode(&self, kernel: &str, from: &Gradient, to: Arg) -> Result {
-        let n = from.len();
-        let geometry = match kernel {
-            "encode_int8" => Geometry::line(n.div_ceil(1024).min(1 << 20), 256),
-            _ => Geometry::flat(n),
-        };
-        let args = [("g", Arg::At(from.at(0))), ("out", to), ("n", long(n))];
-        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
-        unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
-    }
-
-    /// Waits for the gradient and copies it to the host, for comparisons.
-    pub fn read_gradient(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
-        let mut to = Pinned::new(&self.context, gradient.len())?;
-        gradient.values.download(&self.stream, 0..gradient.len(), &mut to)?;
-        self.stream.synchronize()?;
-        Ok(to.as_slice()?.to_vec())
     }
 
     /// Starts a kernel on the device's stream.

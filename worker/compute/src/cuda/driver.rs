@@ -172,6 +172,14 @@ impl Context {
         self.recording.load(Ordering::Relaxed)
     }
 
+    /// Refuses what a graph cannot repeat, while one is recorded.
+    pub(crate) fn refuse_in_recording(&self, what: impl FnOnce() -> String) -> Result {
+        match self.is_recording() {
+            true => Err(DeviceError::Unsupported(format!("{} while a graph is written down", what()))),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn set_recording(&self, recording: bool) {
         self.recording.store(recording, Ordering::Relaxed);
     }

@@ -4,7 +4,9 @@ use crate::{
     cuda::{
         device::CudaDevice,
         driver::Stream,
-        memory::{Buffer, clear_at},
+        kernels::Unit,
+        launch::{Arg, Geometry, long},
+        memory::{Buffer, Pinned, clear_at},
     },
     error::Result,
 };
@@ -127,5 +129,42 @@ impl Gradient {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
+    }
+}
+
+/// For comparisons and measurements.
+impl CudaDevice {
+    /// Sets every value of a gradient, for comparisons: remaining NaNs show values that an operator skipped.
+    pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
+        let n = gradient.len();
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
+        unsafe {
+            self.launch(
+                Unit::Elementwise,
+                "fill_f32",
+                Geometry::flat(n),
+                &[("x", Arg::At(gradient.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
+            )
+        }
+    }
+
+    /// Starts an encoding kernel over a whole gradient, for measurements.
+    pub(super) fn encode(&self, kernel: &str, from: &Gradient, to: Arg) -> Result {
+        let n = from.len();
+        let geometry = match kernel {
+            "encode_int8" => Geometry::line(n.div_ceil(1024).min(1 << 20), 256),
+            _ => Geometry::flat(n),
+        };
+        let args = [("g", Arg::At(from.at(0))), ("out", to), ("n", long(n))];
+        // SAFETY: the arguments match the kernel; their buffers are as long as the lengths among them say.
+        unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
+    }
+
+    /// Waits for the gradient and copies it to the host, for comparisons.
+    pub fn read_gradient(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
+        let mut to = Pinned::new(self.context(), gradient.len())?;
+        gradient.values.download(self.stream(), 0..gradient.len(), &mut to)?;
+        self.stream().synchronize()?;
+        Ok(to.as_slice()?.to_vec())
     }
 }

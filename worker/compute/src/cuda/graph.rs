@@ -4,10 +4,7 @@
 //! A graph contains addresses: after any allocation or deallocation it is not replayed any more.
 
 use crate::{
-    cuda::{
-        device::CudaDevice,
-        driver::{Context, Stream},
-    },
+    cuda::driver::{Context, Stream},
     error::{DeviceError, Result},
 };
 use cudarc::driver::sys;
@@ -118,7 +115,7 @@ impl Graph {
     /// Launches the graph.
     ///
     /// # Errors
-    /// Memory of the device was allocated or freed since the recording ([`CudaDevice::layout`]): its
+    /// Memory of the device was allocated or freed since the recording ([`CudaDevice::layout`](super::CudaDevice::layout)): its
     /// addresses may be invalid.
     pub fn launch(&self, stream: &Stream) -> Result {
         if self.context.layout() != self.layout {
@@ -135,33 +132,4 @@ impl Drop for Graph {
         // SAFETY: made once, given back once.
         unsafe { sys::cuGraphExecDestroy(self.exec) };
     }
-}
-
-impl CudaDevice {
-    /// Whether steps should be recorded and replayed.
-    pub fn uses_graphs(&self) -> bool {
-        self.graphs
-    }
-
-    /// Changes with each allocation or deallocation of device memory: earlier recordings may have invalid
-    /// addresses.
-    pub fn layout(&self) -> u64 {
-        self.context().layout()
-    }
-
-    /// The number of values in the last step's mean loss, for [`Self::repeats`].
-    pub fn step_values(&self) -> usize {
-        self.work.step_values
-    }
-
-    /// Announces a replayed step over this many values, in place of the last called operators, for the next read of
-    /// the loss.
-    pub fn repeats(&mut self, step_values: usize) {
-        self.work.step_values = step_values;
-    }
-}
-
-/// The error of an operation that cannot be recorded.
-pub(super) fn refused(what: &str) -> DeviceError {
-    DeviceError::Unsupported(format!("{what} while a graph is written down"))
 }

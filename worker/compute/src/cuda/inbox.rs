@@ -203,6 +203,17 @@ impl Inbox {
     }
 }
 
+impl CudaDevice {
+    /// Copies parameters from the host, for comparisons.
+    pub fn hold(&mut self, from: &[f32]) -> Result<Inbox> {
+        let mut inbox = Inbox::new(self, from.len())?;
+        inbox.host_mut()?.copy_from_slice(from);
+        inbox.landed(self, 0..from.len(), None)?;
+        inbox.swap(self)?;
+        Ok(inbox)
+    }
+}
+
 impl Drop for Inbox {
     fn drop(&mut self) {
         // Pinned memory must not be freed during a copy.

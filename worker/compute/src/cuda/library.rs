@@ -4,7 +4,8 @@
 //! environment variable `PARAFT_CUDA_LIBS` (separated by colons) are opened by full path, so that Python's wheels
 //! work without `LD_LIBRARY_PATH`.
 
-use crate::cuda::nccl;
+pub(super) mod nccl;
+
 use libloading::Library;
 use std::{
     path::{Path, PathBuf},

@@ -5,8 +5,8 @@
 
 use crate::{
     cuda::{
-        blas::{Element, WORKSPACE},
-        device::Precision,
+        blas::WORKSPACE,
+        device::{Element, Precision},
         driver::Stream,
         library::{self, Part},
     },

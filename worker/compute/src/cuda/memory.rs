@@ -1,10 +1,7 @@
 //! Device memory, and host memory that the device can access.
 
 use crate::{
-    cuda::{
-        driver::{Context, Event, Stream},
-        graph,
-    },
+    cuda::driver::{Context, Event, Stream},
     error::{DeviceError, Result},
 };
 use cudarc::driver::sys::{self, CUresult};
@@ -39,9 +36,7 @@ impl<T: Plain> Buffer<T> {
         context.bind()?;
         let mut at = 0;
         if len > 0 {
-            if context.is_recording() {
-                return Err(graph::refused(&format!("room for {what}")));
-            }
+            context.refuse_in_recording(|| format!("room for {what}"))?;
             context.note_layout();
             let bytes = len * size_of::<T>();
             // SAFETY: writes one address, which is given back when this is dropped.
@@ -233,10 +228,8 @@ impl<T: Plain> Pinned<T> {
 
     /// Starts a copy on a stream, and records it.
     fn copying(&self, way: Copies, stream: &Stream, begin: impl FnOnce() -> Result) -> Result {
-        if self.context.is_recording() {
-            // A graph would repeat it without a record here.
-            return Err(graph::refused("a copy between device and host"));
-        }
+        // A graph would repeat it without a record here.
+        self.context.refuse_in_recording(|| "a copy between device and host".into())?;
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if *under_way != Copies::None {
             // The last copy may be on another stream: the event then follows both.

@@ -5,21 +5,15 @@
 //! thread aborts them. Their results are then garbage, so results are valid only after [`Nccl::check`]. A new group
 //! has a new id.
 
-mod functions;
-
-pub(super) use functions::FUNCTIONS;
-
 use crate::{
     cuda::{
-        device::CudaDevice,
         driver::{Context, Stream},
-        graph,
+        library::nccl::{Code, Functions, IN_PROGRESS, SUCCESS, functions},
         memory::{Buffer, Plain},
     },
     error::{DeviceError, Result},
 };
 use cudarc::nccl::sys;
-use functions::{Code, Functions, IN_PROGRESS, SUCCESS, functions};
 use std::{
     ffi::{c_char, c_int, c_void},
     fmt,
@@ -112,17 +106,17 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Forms a group of `size` ranks, which all call it with the same id. It waits for the last one, or until
+    /// Forms a group of `size` ranks with a GPU each, which all call it with the same id. It waits for the last one, or until
     /// `give_up` returns true; it polls that.
     pub fn form(
-        device: &CudaDevice,
+        context: &Arc<Context>,
         id: &UniqueId,
         rank: usize,
         size: usize,
         give_up: &dyn Fn() -> bool,
     ) -> Result<Arc<Self>> {
         let functions = functions()?;
-        let context = device.context().clone();
+        let context = context.clone();
         if rank >= size || c_int::try_from(size).is_err() {
             return Err(DeviceError::Unsupported(format!("rank {rank} of a group of {size}")));
         }
@@ -313,9 +307,7 @@ impl Nccl {
         if n == 0 {
             return Ok(());
         }
-        if self.context.is_recording() {
-            return Err(graph::refused(call));
-        }
+        self.context.refuse_in_recording(|| call.into())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let code = self.call(call, f)?;
         if code == SUCCESS {

@@ -1,16 +1,13 @@
 //! A net on a GPU as an ordinary [`Model`].
 
 use super::OnCuda;
-use crate::{Batch, Evaluation, Model, ModelError, Resident, net::Net, replay::Cuts};
+use crate::{Batch, Evaluation, Model, ModelError, Resident, replay::Cuts};
 use paraft_common::layout::TensorSpec;
-use paraft_compute::{
-    cuda::{CudaDevice, Precision},
-    device::Losses,
-};
+use paraft_compute::{cuda::Precision, device::Losses};
 
 /// With parameters and gradients in host memory: each is copied in one piece. In a group each rank uses its given
 /// parameters, and receives the mean of the gradients.
-impl<N: Net<CudaDevice>> Model for OnCuda<N> {
+impl Model for OnCuda {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.net.tensors()
     }

@@ -1,12 +1,16 @@
 //! A panel of a product's right matrix, copied so that its rows are contiguous.
 
-use super::{KC, Matrix};
+use super::operands::Matrix;
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, f32x4, prelude::*};
 use std::cell::RefCell;
 
 /// Memory for a panel.
 pub(super) type Room = Vec<f32>;
+
+/// Maximum rows of a panel of `b`. With two AVX-512 vectors it then has 128 KiB, and fits into the second-level
+/// cache together with the other operand.
+pub(super) const KC: usize = 1024;
 
 /// Alignment of a panel in bytes. Otherwise every other load would cross a cache line.
 const LINE: usize = 64;

@@ -3,7 +3,7 @@
 //! All functions here are inlined into one function per level and number of rows. No accumulator may have its
 //! address taken (by a slice or a closure), or the compiler keeps them all in memory.
 
-use super::{Matrix, ProductStart};
+use super::operands::{Matrix, ProductStart};
 use crate::cpu::simd::LANES;
 use fearless_simd::{Simd as Token, prelude::*};
 

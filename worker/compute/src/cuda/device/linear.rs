@@ -1,9 +1,9 @@
 //! Linear layers: products by cuBLAS, and their epilogues.
 
-use super::{CudaDevice, buffers::Values, chunk, room};
+use super::{CudaDevice, Element, buffers::Values, chunk, room};
 use crate::{
     cuda::{
-        blas::{Element, Operand},
+        blas::Operand,
         flat::{Gradient, Params},
         kernels::Unit,
         launch::{Arg, Geometry, int, long},

@@ -1,6 +1,5 @@
 //! The numbers in which a GPU computes.
 
-use crate::cuda::blas::Element;
 use serde::{Deserialize, Serialize};
 
 /// The numbers in which a GPU computes. Parameters and gradients are always f32, and so are the sums of matrix
@@ -16,6 +15,14 @@ pub enum Precision {
     /// Activations and the operands of matrix products in bf16.
     Bf16,
     /// The same in f16. Gradients of activations are scaled, because f16 cannot represent small numbers.
+    F16,
+}
+
+/// The type of a product's values in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    Bf16,
     F16,
 }
 

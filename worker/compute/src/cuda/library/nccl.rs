@@ -15,15 +15,15 @@ use std::{
 };
 
 /// The library's result code: newer versions may have codes that cudarc's enum lacks.
-pub(super) type Code = u32;
-pub(super) const SUCCESS: Code = sys::ncclResult_t::ncclSuccess as Code;
-pub(super) const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
+pub(in crate::cuda) type Code = u32;
+pub(in crate::cuda) const SUCCESS: Code = sys::ncclResult_t::ncclSuccess as Code;
+pub(in crate::cuda) const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
 
 macro_rules! functions {
     ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty;)*) => {
         /// The functions that we call.
-        pub(super) struct Functions {
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
+        pub(in crate::cuda) struct Functions {
+            $(pub(in crate::cuda) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
         }
 
         impl Functions {
@@ -56,10 +56,10 @@ functions! {
 }
 
 /// For [`library`].
-pub(in crate::cuda) const FUNCTIONS: &[&str] = Functions::NAMES;
+pub(super) const FUNCTIONS: &[&str] = Functions::NAMES;
 
 /// The functions of this machine's library.
-pub(super) fn functions() -> Result<&'static Functions> {
+pub(in crate::cuda) fn functions() -> Result<&'static Functions> {
     static LOADED: OnceLock<std::result::Result<Functions, String>> = OnceLock::new();
     let load = || {
         let found = library::find(Part::Nccl)?;
@@ -74,7 +74,7 @@ pub(super) fn functions() -> Result<&'static Functions> {
 
 impl Functions {
     /// NCCL's name for a result, and its text of the last error.
-    pub(super) fn explain(&self, code: Code, comm: sys::ncclComm_t) -> String {
+    pub(in crate::cuda) fn explain(&self, code: Code, comm: sys::ncclComm_t) -> String {
         let text = |at: *const c_char| {
             if at.is_null() {
                 return String::new();
