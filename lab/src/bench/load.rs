@@ -58,7 +58,6 @@ pub struct Shape<'a> {
     pub workers: u32,
     /// The workers push one after the other, so no worker may wait for another.
     pub in_turn: bool,
-    pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
     pub grace_ms: u64,
@@ -74,7 +73,6 @@ impl Default for Shape<'_> {
             values: 1,
             workers: 1,
             in_turn: false,
-            shards: 1,
             replicas: 3,
             durability,
             grace_ms: 1000,
@@ -98,9 +96,8 @@ impl BenchFleet {
         // Rate 1e-9: the optimizer does its work and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\ndurability = \"{}\"\ngrace_ms = {}\n",
             shape.workers,
-            shape.shards,
             shape.durability,
             shape.grace_ms,
             r = shape.replicas,

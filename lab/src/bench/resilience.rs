@@ -39,12 +39,6 @@ pub struct ResilienceBenchArgs {
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Seconds between two kills, on average (each is between half and one and a half times this).
-    #[arg(long, default_value_t = 10.0)]
-    pub every: f64,
-    /// Who is killed when.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
     /// Runs of each way, interleaved; the median counts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub repeats: u64,
@@ -92,9 +86,6 @@ struct Case {
 }
 
 pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
-    if !(0.1..=86_400.0).contains(&args.every) {
-        return Err(Failure::new(exit::USAGE, "--every is in seconds, up to a day"));
-    }
     let job = Job::load(&args.job, &args.set)?;
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
     let interrupted = launch::interrupts();
@@ -108,12 +99,12 @@ pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
                 fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
                 let fire: Option<Resilience> = fire.then(|| {
                     let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
-                    Resilience { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
+                    Resilience { seed: 1 + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
                 });
                 let run = match (way, &args.peers) {
-                    ("paraft", _) => paraft(args, &job, &dir, fire, &interrupted)?,
-                    ("restart", _) => restart(args, &job, &dir, fire, &interrupted)?,
-                    (_, Some(peers)) => torchrun(args, &job, peers, &dir, fire, &interrupted)?,
+                    ("paraft", _) => paraft(&job, &dir, fire, &interrupted)?,
+                    ("restart", _) => restart(&job, &dir, fire, &interrupted)?,
+                    (_, Some(peers)) => torchrun(&args.python, &job, peers, &dir, fire, &interrupted)?,
                     (_, None) => continue,
                 };
                 if fire.is_none() {
@@ -131,11 +122,7 @@ pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
         }
     }
     let figures = report(&cases);
-    if args.json {
-        figure::print_json(&figures);
-    } else {
-        figure::print(&figures);
-    }
+    figure::show(&figures, args.json);
     Ok(exit::OK)
 }
 
@@ -169,10 +156,12 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
     figures
 }
 
+/// Seconds between two kills, on average: each is between half and one and a half times this.
+const KILL_INTERVAL: f64 = 10.0;
+
 /// Kills a random one of `victims` at intervals until it is stopped; returns the number of kills.
 /// `killed` is called for each.
 fn killer(
-    args: &ResilienceBenchArgs,
     seed: u64,
     stop: &AtomicBool,
     mut victims: impl FnMut() -> Vec<(String, u32)>,
@@ -182,7 +171,7 @@ fn killer(
     let mut share = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
     let mut kills = 0;
     loop {
-        let until = Instant::now() + Duration::from_secs_f64(args.every * (0.5 + share()));
+        let until = Instant::now() + Duration::from_secs_f64(KILL_INTERVAL * (0.5 + share()));
         while Instant::now() < until {
             if stop.load(Relaxed) {
                 return kills;
@@ -219,13 +208,7 @@ fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
     pushed as f64 / (4.0 * parameters as f64) * job.train.batch as f64
 }
 
-fn paraft(
-    args: &ResilienceBenchArgs,
-    job: &Job,
-    dir: &Path,
-    fire: Option<Resilience>,
-    interrupted: &AtomicI32,
-) -> Result<Run, Failure> {
+fn paraft(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
     let mut job = job.clone();
     job.cluster.max_restarts = u32::MAX;
     let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -235,7 +218,7 @@ fn paraft(
             let (stop, kills) = (&stop, &kills);
             s.spawn(move || {
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, || minority(dir), tell), Relaxed);
+                kills.store(killer(seed, stop, || minority(dir), tell), Relaxed);
             });
         }
         let record = launch::launch(&job, dir, None, true, interrupted);
@@ -252,13 +235,7 @@ fn paraft(
     })
 }
 
-fn restart(
-    args: &ResilienceBenchArgs,
-    job: &Job,
-    dir: &Path,
-    fire: Option<Resilience>,
-    interrupted: &AtomicI32,
-) -> Result<Run, Failure> {
+fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
     let mut job = job.clone();
     (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
     // As often as the torchrun script.
@@ -314,7 +291,7 @@ fn restart(
                     eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
                     end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);
                 };
-                kills.store(killer(args, seed, done, victims, tell), Relaxed);
+                kills.store(killer(seed, done, victims, tell), Relaxed);
             });
         }
         let record = run();

@@ -32,9 +32,6 @@ pub struct TrainBenchArgs {
     /// Passes over the data in each run.
     #[arg(long, default_value_t = 2)]
     pub epochs: u64,
-    /// Replicas and servers of the fleet: 1, or 3 to see what replication costs.
-    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
-    pub replicas: u32,
     /// Worker processes.
     #[arg(long, default_value_t = 2)]
     pub workers: u32,
@@ -142,9 +139,8 @@ impl Case {
         self.accuracy.push(p.accuracy.clone());
     }
 
-    fn accuracy_after(&self, epoch: usize) -> Option<(f64, Option<f64>)> {
-        let all: Vec<f64> = self.accuracy.iter().filter_map(|a| a.get(epoch).copied()).collect();
-        median(&all)
+    fn accuracy_after(&self, epoch: usize) -> Vec<f64> {
+        self.accuracy.iter().filter_map(|a| a.get(epoch).copied()).collect()
     }
 }
 
@@ -159,8 +155,8 @@ fn job(args: &TrainBenchArgs, m: &(&str, &str, &str, f64, usize)) -> Result<Job,
         }
     };
     let text = format!(
-        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\ndevice = \"cpu\"\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = {}\nreplicas = {}\nshards = 1\n",
-        args.workers, args.epochs, args.replicas, args.replicas
+        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\ndevice = \"cpu\"\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = 1\nreplicas = 1\nshards = 1\n",
+        args.workers, args.epochs
     );
     Ok(Job::parse(&text, Path::new("bench"), &args.set)?)
 }
@@ -174,41 +170,27 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
         if ours {
             references.extend(peers::WAYS.iter().map(|w| w.0).filter(|w| cases.contains_key(*w)));
         }
-        let Some((value, spread)) = median(&case.samples_per_s) else { continue };
+        if median(&case.samples_per_s).is_none() {
+            continue;
+        }
+        let name = format!("{model}/{way}");
         for reference in references {
             let base = cases.get(reference).and_then(|c| median(&c.samples_per_s)).map(|b| b.0);
-            lines.push(Figure {
-                bench: "train",
-                case: format!("{model}/{way}"),
-                what: "throughput",
-                value,
-                unit: "samples/s",
+            let figure = Figure::alone("train", &name, "throughput", "samples/s", &case.samples_per_s);
+            lines.extend(figure.map(|f| Figure {
                 reference: reference.into(),
-                ratio: base.map(|b| value / b),
-                spread,
-            });
+                ratio: base.map(|b| f.value / b),
+                ..f
+            }));
         }
-        let more = [
-            ("cpu", "s/1000 samples", median(&case.cpu)),
-            ("memory", "MiB, all processes", median(&case.rss_mib)),
-            ("accuracy after epoch 1", "share", case.accuracy_after(0)),
-            ("accuracy after epoch 2", "share", case.accuracy_after(1)),
-            ("final loss", "held out", median(&case.loss)),
-        ];
-        for (what, unit, found) in more {
-            if let Some((value, spread)) = found {
-                let (case, reference) = (format!("{model}/{way}"), "-".to_string());
-                lines.push(Figure {
-                    bench: "train",
-                    case,
-                    what,
-                    value,
-                    unit,
-                    reference,
-                    ratio: None,
-                    spread,
-                });
-            }
+        for (what, unit, values) in [
+            ("cpu", "s/1000 samples", &case.cpu),
+            ("memory", "MiB, all processes", &case.rss_mib),
+            ("accuracy after epoch 1", "share", &case.accuracy_after(0)),
+            ("accuracy after epoch 2", "share", &case.accuracy_after(1)),
+            ("final loss", "held out", &case.loss),
+        ] {
+            lines.extend(Figure::alone("train", &name, what, unit, values));
         }
     }
     if args.json {

@@ -27,15 +27,6 @@ pub struct WireBenchArgs {
     /// Ways to the server, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "tcp,unix")]
     pub via: Vec<Via>,
-    /// Shards of the model, on as many servers as there are replicas.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub shards: u32,
-    /// Replicas of each shard, and servers.
-    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
-    pub replicas: u32,
-    /// What an acknowledgement promises.
-    #[arg(long, default_value = "quorum-memory")]
-    pub durability: Durability,
     /// Milliseconds of each measure in each repeat; at least three operations are made.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
@@ -93,10 +84,9 @@ fn one(
         values: bytes / F32_BYTES,
         workers: args.via.len() as u32,
         in_turn: true,
-        shards: args.shards,
-        replicas: args.replicas,
+        replicas: 1,
         set: &args.set,
-        ..Shape::timed(args.durability)
+        ..Shape::timed(Durability::QuorumMemory)
     };
     let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;

@@ -1,6 +1,6 @@
 //! PyTorch DDP under torchrun, with restarts.
 
-use super::{Resilience, ResilienceBenchArgs, Run, killer};
+use super::{Resilience, Run, killer};
 use crate::bench::write;
 use nix::{
     sys::signal::{Signal, kill},
@@ -19,7 +19,7 @@ use std::{
 
 /// A run of PyTorch DDP under torchrun.
 pub(super) fn torchrun(
-    args: &ResilienceBenchArgs,
+    python: &str,
     job: &Job,
     peers: &Path,
     dir: &Path,
@@ -36,7 +36,7 @@ pub(super) fn torchrun(
     let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
     let log = dir.join("stderr");
     let file = || fs::File::options().create(true).append(true).open(&log).map_err(|e| write(&log, e));
-    let mut command = Command::new(&args.python);
+    let mut command = Command::new(python);
     command.args([
         "-m",
         "torch.distributed.run",
@@ -54,8 +54,7 @@ pub(super) fn torchrun(
     command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
     let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
     let began = Instant::now();
-    let mut child =
-        command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
+    let mut child = command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{python}: {e}")))?;
     let status = thread::scope(|s| {
         if let Some(Resilience { seed, .. }) = fire {
             let (stop, kills) = (&stop, &kills);
@@ -69,7 +68,7 @@ pub(super) fn torchrun(
                     pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
                 };
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, victims, tell), Relaxed);
+                kills.store(killer(seed, stop, victims, tell), Relaxed);
             });
         }
         let status = loop {
