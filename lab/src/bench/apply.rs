@@ -10,7 +10,7 @@
 
 use super::{
     figure::{self, Figure},
-    wire::{named, size},
+    flags::{named, repeats, size},
 };
 use clap::Args;
 use paraft_common::{
@@ -40,7 +40,7 @@ pub struct ApplyBenchArgs {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Repeats, interleaved; the median counts.
-    #[arg(long, default_value_t = 7, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 7, value_parser = repeats)]
     pub repeats: usize,
     /// One JSON object for each figure.
     #[arg(long)]

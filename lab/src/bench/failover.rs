@@ -3,7 +3,8 @@
 
 use super::{
     figure::{self, Figure},
-    load::{BenchFleet, Shape, ended},
+    load::{BenchFleet, Shape, WorkerSlot, ended},
+    scratch,
 };
 use crate::{
     health,
@@ -53,7 +54,7 @@ const GAP_VALUES: u32 = 256;
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     let mut figures = Vec::new();
     let mut gaps = gaps(args, &scratch.path().join("gaps"), &interrupted)?;
@@ -184,7 +185,7 @@ fn snapshots(
 
 /// Pushes until it is stopped, step by step as in training.
 fn push(
-    slot: super::load::WorkerSlot,
+    slot: WorkerSlot,
     values: usize,
     stop: &AtomicBool,
     told: &Mutex<Vec<Acked>>,

@@ -8,6 +8,7 @@
 
 use super::{
     figure::{self, Figure},
+    flags::repeats,
     meter::{milliseconds, printed},
 };
 use clap::{Args, ValueEnum};
@@ -43,7 +44,7 @@ pub struct GpuBenchArgs {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
     /// Repeats, in turn with PyTorch's; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     repeats: usize,
     /// Rows of 1024 values of the memory-bound kernels.
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]

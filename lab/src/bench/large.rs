@@ -3,7 +3,10 @@
 //! what cannot be less: for each parameter 12 bytes on the server (weight and Adam's two) and 8 on the worker (weight
 //! and gradient).
 
-use super::figure::{self, Figure};
+use super::{
+    figure::{self, Figure},
+    scratch,
+};
 use clap::Args;
 use paraft_fleet::{
     ask::ask_all,
@@ -74,11 +77,10 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
         args.steps,
         TIMEOUT.as_millis(),
     );
-    let scratch =
-        tempfile::tempdir().map_err(|e| Failure::new(exit::IO, format!("no folder for the server: {e}")))?;
+    let scratch = scratch::folder()?;
     let job = Job::parse(&text, Path::new("bench"), &args.set)?;
     let file = scratch.path().join(JOB_FILE);
-    fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
+    fs::write(&file, job.to_toml()).map_err(|e| scratch::write(&file, e))?;
     let timeout = TIMEOUT.mul_f64((params as f64 / 1e8).max(1.0));
     let mut bench = Bench {
         fleet: Fleet::servers(&job, scratch.path(), Default::default())?,

@@ -1,5 +1,6 @@
 //! Shared by the benchmarks of servers: a fleet with one shard, and clients that push.
 
+use super::scratch;
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
     BucketId, BucketSpec, Durability, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES, config::ServerJob,
@@ -92,7 +93,7 @@ impl Shape<'_> {
 impl BenchFleet {
     /// Starts the servers; their files are in `dir`.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
-        std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
+        std::fs::create_dir_all(dir).map_err(|e| scratch::write(dir, e))?;
         // Rate 1e-9: the optimizer does its work and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
@@ -109,7 +110,7 @@ impl BenchFleet {
             return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
         }
         let file = dir.join("job.toml");
-        std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
+        std::fs::write(&file, job.to_toml()).map_err(|e| scratch::write(&file, e))?;
         let fleet = Fleet::servers(&job, dir, Extras { between: shape.between, ..Extras::default() })?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })

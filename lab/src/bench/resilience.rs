@@ -8,7 +8,10 @@
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
 //!   checkpoint every 50 steps. torchrun starts all workers again at once, without the while.
 
-use super::figure::{self, Figure};
+use super::{
+    figure::{self, Figure},
+    scratch,
+};
 use crate::{health, statistics::median};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
@@ -87,7 +90,7 @@ struct Case {
 
 pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
     let mut quiet: BTreeMap<&str, f64> = BTreeMap::new();
@@ -96,7 +99,7 @@ pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
         for fire in [false, true] {
             for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
                 let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
-                fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
+                fs::create_dir_all(&dir).map_err(|e| scratch::write(&dir, e))?;
                 let fire: Option<Resilience> = fire.then(|| {
                     let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
                     Resilience { seed: 1 + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
@@ -251,7 +254,7 @@ fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &Atomic
     let run = || -> Result<Result<RunRecord, u64>, Failure> {
         for life in 0.. {
             let here = dir.join(life.to_string());
-            fs::create_dir_all(&here).map_err(|e| super::write(&here, e))?;
+            fs::create_dir_all(&here).map_err(|e| scratch::write(&here, e))?;
             if let Ok(mut now) = now.lock() {
                 now.clone_from(&here);
             }

@@ -16,9 +16,11 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
+    flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
     meter::{Meter, median_of},
     raw::{self, Raw},
+    scratch,
 };
 use crate::statistics::{median, quantile};
 use clap::Args;
@@ -37,7 +39,7 @@ use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, ti
 #[derive(Args)]
 pub struct ShardBenchArgs {
     /// Replicas, comma-separated; the first is what the others are compared with.
-    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = super::replicas)]
+    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = replicas)]
     pub replicas: Vec<u32>,
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
@@ -46,7 +48,7 @@ pub struct ShardBenchArgs {
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
     /// Milliseconds that a byte is under way between two servers.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -84,7 +86,7 @@ const AT_ONCE: &str = "at once";
 const IN_TURN: &str = "in turn";
 
 pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     let most = args.replicas.iter().copied().max().unwrap_or(1) as usize;
     let mut far: Vec<FarSide> = (0..most)

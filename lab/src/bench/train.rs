@@ -2,7 +2,8 @@
 
 use super::{
     figure::{self, Figure},
-    peers, plain,
+    flags::repeats,
+    peers, plain, scratch,
 };
 use crate::statistics::median;
 use clap::Args;
@@ -27,7 +28,7 @@ pub struct TrainBenchArgs {
     #[arg(long, value_delimiter = ',', default_value = "bsp,asp")]
     pub modes: Vec<Mode>,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
     /// Passes over the data in each run.
     #[arg(long, default_value_t = 2)]
@@ -68,7 +69,7 @@ struct Case {
 }
 
 pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     args.peers.as_deref().map_or(Ok(()), peers::check)?;
     let (mut lines, mut without) = (Vec::new(), 0);
@@ -90,7 +91,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 let mut job = job.clone();
                 job.train.mode = (*mode).into();
                 let dir = scratch.path().join(format!("{name}-{mode}-{repeat}"));
-                std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
+                std::fs::create_dir_all(&dir).map_err(|e| scratch::write(&dir, e))?;
                 let record = launch::launch(&job, &dir, None, true, &interrupted)?;
                 cases.entry(mode.to_string()).or_default().add(&record);
             }

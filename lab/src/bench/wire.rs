@@ -9,12 +9,14 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
+    flags::{named, repeats, size},
     load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, OpTime, median_of},
     raw::{self, Raw},
+    scratch,
 };
 use clap::Args;
-use paraft_common::{Durability, codec::F32_BYTES, need::Bytes};
+use paraft_common::{Durability, codec::F32_BYTES};
 use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
@@ -31,7 +33,7 @@ pub struct WireBenchArgs {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Repeats, interleaved; the median counts.
-    #[arg(long, default_value_t = 5, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 5, value_parser = repeats)]
     pub repeats: usize,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
@@ -62,7 +64,7 @@ impl Case {
 }
 
 pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     for bytes in &args.sizes {
         let dir = scratch.path().join(bytes.to_string());
@@ -200,22 +202,4 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
         }
     }
     figures
-}
-
-const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
-
-/// Parses a payload's size.
-pub fn size(text: &str) -> Result<usize, String> {
-    let bytes = text.parse::<Bytes>().ok().and_then(|Bytes(n)| usize::try_from(n).ok());
-    bytes
-        .filter(|b| (F32_BYTES..=1 << 30).contains(b) && b.is_multiple_of(F32_BYTES))
-        .ok_or_else(|| "write a number of bytes such as 64K or 4M: a multiple of 4, at most 1G".into())
-}
-
-/// Formats a payload's size.
-pub fn named(bytes: usize) -> String {
-    match UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor)) {
-        Some((letter, factor)) => format!("{} {letter}iB", bytes / factor),
-        None => format!("{bytes} B"),
-    }
 }

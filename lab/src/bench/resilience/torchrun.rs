@@ -1,7 +1,7 @@
 //! PyTorch DDP under torchrun, with restarts.
 
 use super::{Resilience, Run, killer};
-use crate::bench::write;
+use crate::bench::scratch::write;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
