@@ -14,6 +14,10 @@ use super::{
 };
 use crate::{health, statistics::median};
 use clap::Args;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{RESTART_DELAY, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
@@ -26,7 +30,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -162,14 +166,42 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
 /// Seconds between two kills, on average: each is between half and one and a half times this.
 const KILL_INTERVAL: f64 = 10.0;
 
+/// What was done while processes were killed, or were not.
+struct Measured<T> {
+    result: T,
+    /// How long it took.
+    seconds: f64,
+    kills: u32,
+}
+
+impl<T> Measured<T> {
+    /// `victims` are those that may be killed; `killed` is called after each kill.
+    fn of(
+        fire: Option<Resilience>,
+        victims: impl FnMut() -> Vec<(String, u32)> + Send,
+        killed: impl FnMut() + Send,
+        run: impl FnOnce() -> T,
+    ) -> Self {
+        let (stop, began) = (AtomicBool::new(false), Instant::now());
+        let (result, kills) = thread::scope(|s| {
+            let stop = &stop;
+            let killing = fire.map(|f| s.spawn(move || killer(f.seed, stop, victims, killed)));
+            let result = run();
+            stop.store(true, Relaxed);
+            (result, killing.map_or(0, |k| k.join().unwrap_or(0)))
+        });
+        Self { result, seconds: began.elapsed().as_secs_f64(), kills }
+    }
+}
+
 /// Kills a random one of `victims` at intervals until it is stopped; returns the number of kills.
-/// `killed` is called for each.
 fn killer(
     seed: u64,
     stop: &AtomicBool,
     mut victims: impl FnMut() -> Vec<(String, u32)>,
-    mut killed: impl FnMut(&str),
+    mut killed: impl FnMut(),
 ) -> u32 {
+    let began = Instant::now();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut share = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
     let mut kills = 0;
@@ -183,12 +215,10 @@ fn killer(
         }
         let victims = victims();
         let Some((name, pid)) = victims.get((share() * victims.len() as f64) as usize) else { continue };
-        let signal = nix::sys::signal::Signal::SIGKILL;
-        if !stop.load(Relaxed)
-            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid as i32), signal).is_ok()
-        {
+        if !stop.load(Relaxed) && kill(Pid::from_raw(*pid as i32), Signal::SIGKILL).is_ok() {
             kills += 1;
-            killed(name);
+            eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+            killed();
         }
     }
 }
@@ -214,28 +244,11 @@ fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
 fn paraft(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
     let mut job = job.clone();
     job.cluster.max_restarts = u32::MAX;
-    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
-    let began = Instant::now();
-    let record = thread::scope(|s| {
-        if let Some(Resilience { seed, .. }) = fire {
-            let (stop, kills) = (&stop, &kills);
-            s.spawn(move || {
-                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(seed, stop, || minority(dir), tell), Relaxed);
-            });
-        }
-        let record = launch::launch(&job, dir, None, true, interrupted);
-        stop.store(true, Relaxed);
-        record
-    })?;
-    let seconds = began.elapsed().as_secs_f64();
+    let launch = || launch::launch(&job, dir, None, true, interrupted);
+    let Measured { result, seconds, kills } = Measured::of(fire, || minority(dir), || (), launch);
+    let record = result?;
     let accuracy = record.summarize().final_accuracy;
-    Ok(Run {
-        seconds,
-        useful: useful(&record, &job, record.run.parameters),
-        accuracy,
-        kills: kills.load(Relaxed),
-    })
+    Ok(Run { seconds, useful: useful(&record, &job, record.run.parameters), accuracy, kills })
 }
 
 fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
@@ -245,7 +258,7 @@ fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &Atomic
     let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
     (checkpoint.every_steps, checkpoint.keep) = (Some(50), checkpoint.keep.max(1));
     job.checkpoint = Some(checkpoint);
-    let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
+    let (done, now) = (AtomicBool::new(false), Mutex::new(dir.join("0")));
     // The signal that ends a launch: the user's, or this harness's after a kill.
     let end = AtomicI32::new(0);
     let began = Instant::now();
@@ -277,7 +290,9 @@ fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &Atomic
         }
         Err(Failure::new(exit::FAILED, "the run never ended"))
     };
-    let record = thread::scope(|s| {
+    let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
+    let killed = || end.store(Signal::SIGKILL as i32, Relaxed);
+    let Measured { result, seconds, kills } = thread::scope(|s| {
         s.spawn(|| {
             while !done.load(Relaxed) {
                 if interrupted.load(Relaxed) != 0 || began.elapsed() > most {
@@ -286,24 +301,12 @@ fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &Atomic
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        if let Some(Resilience { seed, .. }) = fire {
-            let (done, kills, now, end) = (&done, &kills, &now, &end);
-            s.spawn(move || {
-                let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
-                let tell = |name: &str| {
-                    eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
-                    end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);
-                };
-                kills.store(killer(seed, done, victims, tell), Relaxed);
-            });
-        }
-        let record = run();
+        let measured = Measured::of(fire, victims, killed, run);
         done.store(true, Relaxed);
-        record
-    })?;
-    let seconds = began.elapsed().as_secs_f64();
+        measured
+    });
     let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.shares())) as f64;
-    let (useful, accuracy) = match record {
+    let (useful, accuracy) = match result? {
         // Every step is in the weights, even if some were trained twice.
         Ok(record) => {
             let resumed = record.run.resumed_step.map_or(0, |s| s.0);
@@ -311,5 +314,5 @@ fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &Atomic
         }
         Err(steps) => (samples(steps), None),
     };
-    Ok(Run { seconds, useful, accuracy, kills: kills.load(Relaxed) })
+    Ok(Run { seconds, useful, accuracy, kills })
 }
