@@ -21,7 +21,7 @@ mod trial;
 pub use args::{Kind, SweepArgs};
 pub use track_later::{of as of_sweep, send};
 
-use log::{Log, TrialEnd};
+use log::{LOG_FILE, Log, TrialEnd, trial_dir};
 use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
     again, existing,
@@ -48,7 +48,6 @@ use std::{
 use tokio::sync::watch;
 
 /// In the sweep's folder.
-const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
 /// Attempts for a trial that is killed, or whose fleet is unreachable.
@@ -195,11 +194,6 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     }
     sweep.tell(&search, &log)?;
     Ok(exit::OK)
-}
-
-/// The folder of a trial that is trained for this many epochs, below the sweep's folder.
-fn trial_dir(trial: usize, epochs: u64) -> String {
-    format!("trial-{trial:04}/epochs-{epochs}")
 }
 
 /// The setting of each trial.
