@@ -46,7 +46,7 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
         let fleet = match agreeing(&servers) {
             Ok(fleet) => fleet,
             Err(_) if Instant::now() < deadline => continue, // an election may take longer
-            Err(e) => return Err(unable(e.why)),
+            Err(e) => return Err(e.into()),
         };
         let Some(now) = progress(&fleet, server) else {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
