@@ -95,12 +95,12 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 let record = launch::launch(&job, &dir, None, true, &interrupted)?;
                 cases.entry(mode.to_string()).or_default().add(&record);
             }
-            for (way, script, more) in peers::WAYS {
+            for way in peers::WAYS {
                 let Some(folder) = &args.peers else { break };
-                match peers::run(&args.python, folder, script, name, args.workers, args.epochs, more) {
-                    Ok(p) => cases.entry(way.into()).or_default().add_peer(&p),
+                match peers::run(&way, &args.python, folder, name, args.workers, args.epochs) {
+                    Ok(p) => cases.entry(way.name.into()).or_default().add_peer(&p),
                     Err(why) => {
-                        eprintln!("{way}: {why}");
+                        eprintln!("{}: {why}", way.name);
                         without += 1;
                     }
                 }
@@ -169,7 +169,7 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
         let ours = args.modes.iter().any(|m| m.to_string() == *way);
         let mut references = vec!["plain"];
         if ours {
-            references.extend(peers::WAYS.iter().map(|w| w.0).filter(|w| cases.contains_key(*w)));
+            references.extend(peers::WAYS.iter().map(|w| w.name).filter(|w| cases.contains_key(*w)));
         }
         if median(&case.samples_per_s).is_none() {
             continue;
