@@ -9,7 +9,7 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
-    flags::{named, repeats, size},
+    flags::{named, repeats, replicas, size},
     load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, OpTime, median_of},
     raw::{self, Raw},
@@ -29,6 +29,12 @@ pub struct WireBenchArgs {
     /// Ways to the server, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "tcp,unix")]
     pub via: Vec<Via>,
+    /// Replicas of the shard, and servers.
+    #[arg(long, default_value_t = 1, value_parser = replicas)]
+    pub replicas: u32,
+    /// What an acknowledgement promises.
+    #[arg(long, default_value = "quorum-memory")]
+    pub durability: Durability,
     /// Milliseconds of each measure in each repeat; at least three operations are made.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
@@ -86,9 +92,9 @@ fn one(
         values: bytes / F32_BYTES,
         workers: args.via.len() as u32,
         in_turn: true,
-        replicas: 1,
+        replicas: args.replicas,
         set: &args.set,
-        ..Shape::timed(Durability::QuorumMemory)
+        ..Shape::timed(args.durability)
     };
     let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
