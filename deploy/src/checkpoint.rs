@@ -2,7 +2,7 @@
 
 use crate::{jobs, save};
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use paraft_checkpoint::{
     Checkpoint, CheckpointError, Folder, MANIFEST_FILE,
     compare::{self, Difference},
@@ -268,12 +268,8 @@ fn diff(a: &Path, b: &Path, as_json: bool) -> Result<i32, Failure> {
 }
 
 fn plain_table(header: &[&str]) -> Table {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(header.to_vec());
-    for column in t.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut t = table::plain(header.to_vec());
+    table::align_right(&mut t, 2);
     t
 }
 

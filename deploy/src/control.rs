@@ -1,7 +1,6 @@
 //! What the control group knows, as `paraft status` shows it.
 
 use crate::jobs;
-use comfy_table::{Table, presets};
 use paraft_fleet::{out, table};
 use paraft_proto::{DescribeReply, GroupInfo, ServerInfo};
 use serde_json::json;
@@ -22,9 +21,7 @@ pub fn print(fleet: &DescribeReply) {
         fleet.control_voters.len(),
         fleet.servers.len()
     );
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(["server", "address", "state", "leads", "replicas", "bytes"]);
+    let mut t = table::plain(["server", "address", "state", "leads", "replicas", "bytes"]);
     for s in &fleet.servers {
         t.add_row([
             format!("s{}", s.server),
@@ -48,9 +45,8 @@ pub fn print(fleet: &DescribeReply) {
         out!("{}: {} {}", s.name(), s.state, s.trouble);
     }
     if !fleet.groups.is_empty() {
-        let mut t = Table::new();
-        t.load_style(presets::NOTHING);
-        t.set_header(["group of", "job", "state", "generation", "step", "ranks", "leader", "wait"]);
+        let mut t =
+            table::plain(["group of", "job", "state", "generation", "step", "ranks", "leader", "wait"]);
         for g in &fleet.groups {
             let assignment = g.assignment.clone().unwrap_or_default();
             t.add_row([

@@ -1,10 +1,10 @@
 //! `paraft data`: replicas' files that were put aside, and what a person may do with them. Servers put them there and never
 //! touch them again.
 
+use crate::drain;
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use paraft_client::Order;
-use paraft_common::{JobShard, ServerId};
+use paraft_common::JobShard;
 use paraft_fleet::{failure::Failure, orders, out, table, targets::FleetArg};
 use paraft_server::replicas::quarantine;
 use paraft_store::{Disk, RealDisk};
@@ -98,9 +98,8 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
 }
 
 fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(["data", "put aside", "shard", "founding", "replica", "up to log index", "bytes"]);
+    let mut t =
+        table::plain(["data", "put aside", "shard", "founding", "replica", "up to log index", "bytes"]);
     let mut count = 0;
     for data in data {
         if !data.is_dir() {
@@ -153,11 +152,7 @@ fn size(path: &Path) -> u64 {
 
 /// `paraft forget`.
 pub fn forget(args: &ForgetArgs) -> Result<i32, Failure> {
-    let bad = || {
-        Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
-            .help("write a number, as `paraft status` shows it")
-    };
-    let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
+    let server = drain::server_id(&args.server)?;
     let servers = args.fleet.to_change()?.servers()?;
     orders::given(&servers, &Order::Forget { server })?;
     out!("{server} is forgotten: its replicas are replaced where other servers have room");

@@ -2,6 +2,7 @@
 //! issue.
 
 mod gpu;
+mod row;
 
 use clap::Args;
 use paraft_common::{Durability, ServerId};
@@ -19,6 +20,7 @@ use paraft_tls::{
     authority::{Authority, AuthorityError, CERTIFICATE_LIFETIME},
 };
 use paraft_worker::exit;
+use row::{Row, Verdict, row};
 use serde_json::json;
 use std::{
     path::Path,
@@ -43,26 +45,6 @@ pub struct EnvArgs {
     /// One JSON object.
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Verdict {
-    Ok,
-    /// It is not there, and need not be.
-    Absent,
-    Warn,
-    Fail,
-}
-
-struct Row {
-    what: String,
-    verdict: Verdict,
-    found: String,
-    means: String,
-}
-
-fn row(what: impl ToString, verdict: Verdict, found: impl ToString, means: impl ToString) -> Row {
-    Row { what: what.to_string(), verdict, found: found.to_string(), means: means.to_string() }
 }
 
 pub fn run(args: &DoctorArgs) -> Result<i32, Failure> {

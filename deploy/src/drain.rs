@@ -22,12 +22,17 @@ pub struct DrainArgs {
     pub wait: u64,
 }
 
-pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
-    let bad = || {
-        Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
+/// The server that a user names, as 2 or s2.
+pub fn server_id(named: &str) -> Result<ServerId, Failure> {
+    let id = named.trim_start_matches('s').parse();
+    id.map(ServerId).map_err(|_| {
+        Failure::new(exit::USAGE, format!("`{named}` is no server id"))
             .help("write a number, as `paraft status` shows it")
-    };
-    let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
+    })
+}
+
+pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
+    let server = server_id(&args.server)?;
     let servers = args.fleet.to_change()?.servers()?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
     orders::given(&servers, &Order::Drain { server, undo: args.undo })?;
@@ -41,7 +46,7 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
         let fleet = match agreeing(&servers) {
             Ok(fleet) => fleet,
             Err(_) if Instant::now() < deadline => continue, // an election may take longer
-            Err(e) => return Err(unable(e.why)),
+            Err(e) => return Err(e.into()),
         };
         let Some(now) = progress(&fleet, server) else {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));

@@ -2,7 +2,7 @@
 //! `paraft status`, `paraft jobs` and `paraft checkpoint list`.
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use paraft_fleet::{
     ask,
     failure::Failure,
@@ -47,9 +47,8 @@ pub fn all(args: &ListArgs) -> Result<i32, Failure> {
         out!("this fleet has no jobs: `paraft submit JOB --fleet FLEET` gives it one");
         return Ok(exit::OK);
     }
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(["job", "", "state", "mode", "workers", "shards", "bytes", "begun", "weights", "run"]);
+    let mut t =
+        table::plain(["job", "", "state", "mode", "workers", "shards", "bytes", "begun", "weights", "run"]);
     for j in named {
         let shape = j.shape.clone().unwrap_or_default();
         let dash = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
@@ -117,9 +116,7 @@ pub fn list(args: &ListArgs) -> Result<i32, Failure> {
             out!("  no checkpoints");
             continue;
         }
-        let mut t = Table::new();
-        t.load_style(presets::NOTHING);
-        t.set_header(["step", "versions", "loss", "bytes", "written", "by", "", "folder"]);
+        let mut t = table::plain(["step", "versions", "loss", "bytes", "written", "by", "", "folder"]);
         for c in &job.checkpoints {
             t.add_row([
                 c.step.to_string(),

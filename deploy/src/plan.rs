@@ -2,9 +2,9 @@
 //! traffic and idle time of each way.
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use paraft_common::need::Bytes;
-use paraft_fleet::{failure::Failure, out};
+use paraft_fleet::{failure::Failure, out, table};
 use paraft_models::{Layer, Model, Stages};
 use paraft_proto::limits;
 use paraft_worker::{
@@ -254,9 +254,7 @@ pub fn run(args: &PlanArgs) -> Result<i32, Failure> {
 }
 
 fn table(job: &Job, ways: &[Way], fits: impl Fn(&Way) -> bool) -> Table {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header([
+    let mut t = table::plain([
         "way",
         "processes",
         "a process holds",

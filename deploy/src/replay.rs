@@ -2,10 +2,9 @@
 
 use crate::checkpoint::{may_write, unwritten};
 use clap::Args;
-use comfy_table::{Table, presets};
 use paraft_checkpoint::weights;
 use paraft_common::{JobId, JobShard, Layout, Mode, ShardId, placement};
-use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out};
+use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out, table};
 use paraft_server::replay::{self, Replica};
 use paraft_store::RealDisk;
 use paraft_worker::{Job, cli, exit};
@@ -173,9 +172,9 @@ fn version(r: &Replica) -> u64 {
 }
 
 fn print(rows: &[(JobShard, &Replica, Option<u64>)]) {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(["shard", "snapshot", "entries", "index", "term", "version", "checks", "digest", "folder"]);
+    let mut t = table::plain([
+        "shard", "snapshot", "entries", "index", "term", "version", "checks", "digest", "folder",
+    ]);
     for (id, r, _) in rows {
         let d = &r.replayed;
         t.add_row([

@@ -72,21 +72,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         true => args.fleet.to_change()?.servers_for(As::Peer)?,
         false => Vec::new(),
     };
-    match Access::ours() {
-        Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
-            Failure::new(exit::CONFIG, format!("--certs: {why}"))
-                .help("a server takes the folder `peer` of what `paraft certs new` has made")
-        })?,
-        Access::Insecure => tracing::warn!(
-            "--insecure: this server speaks plain text, and obeys every client that reaches its port"
-        ),
-        Access::Closed => {
-            return Err(Failure::new(exit::USAGE, "a server needs a certificate (--certs)").help(
-                "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network \
-                 that no one else can reach: --insecure",
-            ));
-        }
-    }
+    certified()?;
     if let Some(pid) = args.until {
         end_with(pid)?;
     }
@@ -141,21 +127,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         };
         let JoinPlan { place, address, servers } = match met {
             Some(met) => met,
-            None => {
-                let address = match args.join {
-                    true => args.advertise.clone().unwrap_or_else(|| bound.clone()),
-                    false => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
-                };
-                if args.join && address.starts_with("0.0.0.0") {
-                    return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
-                        .help("add --advertise host:port"));
-                }
-                let place = match args.join {
-                    true => Place::Joins(fleet),
-                    false => Place::Listed(ServerId(id)),
-                };
-                JoinPlan { place, address, servers }
-            }
+            None => plan(args, id, bound, servers, fleet)?,
         };
         let shape = shape(servers.len());
         let election = Duration::from_millis(args.election_ms.unwrap_or(cluster.election_ms));
@@ -177,22 +149,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
                 Err(failure) => failure,
             })?),
         };
-        // A launcher puts its servers' data into the run's folder.
-        let launched = args.supervised || args.until.is_some();
-        // The administrator's certificate, if it lies beside the server's own: in the folder of a
-        // launched fleet.
-        let acts = match Access::ours() {
-            Access::Certificates(ours) => ours.folder().map(Path::to_path_buf),
-            _ => None,
-        };
-        let acts = acts.filter(|certs| certs.join(As::Admin.name()).is_dir());
-        let here = LocalControl {
-            acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
-            faults: args.faults.clone(),
-            run: data.parent().filter(|_| launched).map(Path::to_path_buf),
-            engine: None,
-            runs: args.runs.as_ref().map(|runs| fs::canonicalize(runs).unwrap_or_else(|_| runs.clone())),
-        };
+        let here = local_control(args, &data);
         let options = ServerOptions {
             place,
             page: page.as_ref().map(|p| p.address.clone()).unwrap_or_default(),
@@ -279,6 +236,66 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
             (code, _) => code,
         })
     })
+}
+
+/// Refuses to start without a certificate of a server, unless the user asks for plain text.
+fn certified() -> Result<(), Failure> {
+    match Access::ours() {
+        Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
+            Failure::new(exit::CONFIG, format!("--certs: {why}"))
+                .help("a server takes the folder `peer` of what `paraft certs new` has made")
+        })?,
+        Access::Insecure => tracing::warn!(
+            "--insecure: this server speaks plain text, and obeys every client that reaches its port"
+        ),
+        Access::Closed => {
+            return Err(Failure::new(exit::USAGE, "a server needs a certificate (--certs)").help(
+                "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network \
+                 that no one else can reach: --insecure",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How a server joins its fleet, by its flags; it listens on `bound`.
+fn plan(
+    args: &ServerArgs,
+    id: u64,
+    bound: String,
+    servers: Vec<String>,
+    fleet: Vec<String>,
+) -> Result<JoinPlan, Failure> {
+    if !args.join {
+        let address = servers.get(id as usize).cloned().unwrap_or(bound);
+        return Ok(JoinPlan { place: Place::Listed(ServerId(id)), address, servers });
+    }
+    let address = args.advertise.clone().unwrap_or(bound);
+    if address.starts_with("0.0.0.0") {
+        return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
+            .help("add --advertise host:port"));
+    }
+    Ok(JoinPlan { place: Place::Joins(fleet), address, servers })
+}
+
+/// What the page may do with this host's files.
+fn local_control(args: &ServerArgs, data: &Path) -> LocalControl {
+    // A launcher puts its servers' data into the run's folder.
+    let launched = args.supervised || args.until.is_some();
+    // The administrator's certificate, if it lies beside the server's own: in the folder of a
+    // launched fleet.
+    let acts = match Access::ours() {
+        Access::Certificates(ours) => ours.folder().map(Path::to_path_buf),
+        _ => None,
+    };
+    let acts = acts.filter(|certs| certs.join(As::Admin.name()).is_dir());
+    LocalControl {
+        acts: acts.and_then(|certs| Access::of(Some(&certs), false, As::Admin).ok()),
+        faults: args.faults.clone(),
+        run: data.parent().filter(|_| launched).map(Path::to_path_buf),
+        engine: None,
+        runs: args.runs.as_ref().map(|runs| fs::canonicalize(runs).unwrap_or_else(|_| runs.clone())),
+    }
 }
 
 /// Network threads: at least two, so that one blocked thread does not block all connections.

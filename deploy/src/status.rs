@@ -2,7 +2,7 @@
 
 use crate::{control, ended, jobs, memory};
 use clap::Args;
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use paraft_common::histogram::DelayHistogram;
 use paraft_fleet::{
     ask::{self, ask_all},
@@ -216,8 +216,6 @@ fn print(r: &StatusReply, digest: bool) {
 
 /// One row a shard.
 fn shards(of: &[&ShardStatus], digest: bool) -> Table {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
     let mut header = vec![
         "shard",
         "role",
@@ -235,7 +233,7 @@ fn shards(of: &[&ShardStatus], digest: bool) -> Table {
     if digest {
         header.push("digest@index");
     }
-    t.set_header(header);
+    let mut t = table::plain(header);
     for s in of {
         let d = delays(s);
         let members: Vec<String> =

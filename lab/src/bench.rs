@@ -7,6 +7,7 @@ mod apply;
 mod failover;
 mod far;
 mod figure;
+mod flags;
 mod gpu;
 mod kernels;
 mod large;
@@ -16,6 +17,7 @@ mod peers;
 mod plain;
 mod raw;
 mod resilience;
+mod scratch;
 mod shard;
 mod train;
 mod wire;
@@ -58,27 +60,6 @@ enum Benchmark {
     /// The far side of raw sockets; started by the others.
     #[command(hide = true)]
     RawPeer(far::FarArgs),
-}
-
-/// The failure of a benchmark's own file or folder.
-fn write(path: &std::path::Path, e: impl std::fmt::Display) -> Failure {
-    Failure::write(path, e).help("temporary files go into another folder with TMPDIR")
-}
-
-/// How often a case is measured: at least once.
-fn repeats(given: &str) -> Result<usize, String> {
-    match given.parse() {
-        Ok(n) if (1..=10_000).contains(&n) => Ok(n),
-        _ => Err("a number from 1 to 10000".into()),
-    }
-}
-
-/// Replicas of a shard: 1 to 1023, an odd number.
-fn replicas(given: &str) -> Result<u32, String> {
-    match given.parse() {
-        Ok(n) if (1..1024).contains(&n) && n % 2 == 1 => Ok(n),
-        _ => Err("an odd number from 1 to 1023".into()),
-    }
 }
 
 /// Runs the benchmark; returns the exit code.

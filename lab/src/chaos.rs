@@ -72,7 +72,7 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::USAGE, format!("{flag} {value} is not within {from} to 1000000")));
         }
     }
-    let target = Target::find(args)?;
+    let target = Target::find(&args.fleet, &args.faults)?;
     let record = target.record().and_then(|file| {
         let opened = MetricsWriter::append(file);
         opened.inspect_err(|e| eprintln!("warning: the run's record will not name the faults: {e}")).ok()

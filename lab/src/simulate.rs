@@ -6,9 +6,8 @@
 mod watched;
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{MODEL_FILE, weights};
-use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, progress::Progress, run_dir::RunDir};
+use paraft_fleet::{failure::Failure, fleet::JOB_FILE, launch, progress::Progress, run_dir::RunDir, table};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, follow};
 use paraft_sim::{
     Outcome, Setup, SimError, Straggle,
@@ -312,9 +311,7 @@ fn show_stages(job: &Job, o: &Outcome, json: bool) -> Result<(), Failure> {
         out!("{}", serde_json::json!({ "stages": o.stages }));
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
+    let mut table = table::plain([
         "stage",
         "layers",
         "cost %",
@@ -337,9 +334,7 @@ fn show_stages(job: &Job, o: &Outcome, json: bool) -> Result<(), Failure> {
             mb(s.sent),
         ]);
     }
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align_right(&mut table, 0);
     out!("{table}");
     let costs: Vec<f64> = o.stages.iter().map(|s| s.cost).collect();
     let alone = job.parallel.schedule.bubble_of(&costs, job.micro_batches(), o.steps_between_ends);
@@ -364,15 +359,11 @@ fn show_against(rows: &[Row], json: bool) -> Result<(), Failure> {
 
 /// The table of predicted and measured figures.
 fn prediction(rows: &[Row]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["", "predicted", "measured", "error"]);
+    let mut table = table::plain(["", "predicted", "measured", "error"]);
     for r in rows {
         let error = r.error_percent.map_or("-".into(), |e| format!("{e:+.1} %"));
         table.add_row([r.figure.into(), format!("{:.3}", r.predicted), format!("{:.3}", r.measured), error]);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align_right(&mut table, 1);
     table.to_string()
 }

@@ -21,7 +21,7 @@ mod trial;
 pub use args::{Kind, SweepArgs};
 pub use track_later::{of as of_sweep, send};
 
-use log::{Log, TrialEnd};
+use log::{LOG_FILE, Log, TrialEnd, trial_dir};
 use paraft_dashboard::{LocalControl, Page, Source};
 use paraft_fleet::{
     again, existing,
@@ -48,7 +48,6 @@ use std::{
 use tokio::sync::watch;
 
 /// In the sweep's folder.
-const LOG_FILE: &str = "sweep.jsonl";
 const BEST_FILE: &str = "best.toml";
 const REPORT_FILE: &str = "report.html";
 /// Attempts for a trial that is killed, or whose fleet is unreachable.
@@ -97,18 +96,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::CONFIG, what)
             .help("leave it out of the space, or take --search grid or random"));
     }
-    // Of each rung one trial in eta continues.
-    let reached =
-        (0..rungs.len()).rev().find(|r| (args.eta as usize).saturating_pow(*r as u32) <= points.len());
-    if let Some((top, reached)) = rungs.last().zip(reached.filter(|r| r + 1 < rungs.len())) {
-        eprintln!(
-            "note: of {} trials with --eta {} none is trained for more than {} of {top} epochs: that takes {} trials",
-            points.len(),
-            args.eta,
-            rungs[reached],
-            (args.eta as usize).saturating_pow(reached as u32 + 1),
-        );
-    }
+    note_unreached(args.eta as usize, &rungs, points.len());
     let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-sweep", job.name))?;
     let (seen, _) = watch::channel(Value::Null);
     let mut sweep = Sweep {
@@ -176,19 +164,7 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
         // Jobs whose deletion did not reach the fleet.
         sweep.clear();
     }
-    if let Some(tracked) = &sweep.tracked {
-        let best = search.best().filter(|_| failed.is_none());
-        let best = best.and_then(|(trial, rung, _)| {
-            let set = sweep.space.set(&sweep.points[trial]);
-            track_later::best(sweep.space.metric, &log.ended, (trial, rung), set)
-        });
-        let status = match (&failed, interrupted.load(Relaxed)) {
-            (None, _) if best.is_some() => track::mlflow::Status::Finished,
-            (_, 0) => track::mlflow::Status::Failed,
-            _ => track::mlflow::Status::Killed,
-        };
-        tracked.end(status, best.as_ref());
-    }
+    sweep.end_tracking(&search, &log, failed.is_none(), interrupted.load(Relaxed) != 0);
     if let Some(e) = failed {
         let again = again::command("sweep", "--run-dir", args.run_dir.as_deref(), &dir);
         return Err(e.help(format!("continue the sweep: {again}")));
@@ -197,9 +173,16 @@ pub fn run(args: &SweepArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The folder of a trial that is trained for this many epochs, below the sweep's folder.
-fn trial_dir(trial: usize, epochs: u64) -> String {
-    format!("trial-{trial:04}/epochs-{epochs}")
+/// Notes that no trial reaches the top rung, where that is so: of each rung one trial in `eta` continues.
+fn note_unreached(eta: usize, rungs: &[u64], trials: usize) {
+    let reached = (0..rungs.len()).rev().find(|r| eta.saturating_pow(*r as u32) <= trials);
+    if let Some((top, reached)) = rungs.last().zip(reached.filter(|r| r + 1 < rungs.len())) {
+        eprintln!(
+            "note: of {trials} trials with --eta {eta} none is trained for more than {} of {top} epochs: that takes {} trials",
+            rungs[reached],
+            eta.saturating_pow(reached as u32 + 1),
+        );
+    }
 }
 
 /// The setting of each trial.
@@ -299,6 +282,22 @@ fn keep_up(mut fleet: Fleet, over: &AtomicBool) {
 impl Sweep<'_> {
     fn score(&self, ended: &TrialEnd) -> Score {
         ended.value.map(|v| self.space.metric.score(v))
+    }
+
+    /// Ends the sweep's own run in MLflow, if it has one.
+    fn end_tracking(&self, search: &Search, log: &Log, succeeded: bool, interrupted: bool) {
+        let Some(tracked) = &self.tracked else { return };
+        let best = search.best().filter(|_| succeeded);
+        let best = best.and_then(|(trial, rung, _)| {
+            let set = self.space.set(&self.points[trial]);
+            track_later::best(self.space.metric, &log.ended, (trial, rung), set)
+        });
+        let status = match (succeeded, interrupted) {
+            (true, _) if best.is_some() => track::mlflow::Status::Finished,
+            (_, false) => track::mlflow::Status::Failed,
+            _ => track::mlflow::Status::Killed,
+        };
+        tracked.end(status, best.as_ref());
     }
 
     fn trial_dir(&self, trial: usize, rung: usize) -> String {

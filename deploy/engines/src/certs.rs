@@ -3,7 +3,7 @@
 //! A folder of certificates contains `ca.crt`, `tls.crt` and `tls.key`; other modules create and verify
 //! them.
 
-use crate::Role;
+use crate::place::Role;
 
 /// How processes authenticate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,10 +5,10 @@
 //! shared file system, so the host's ports stay free.
 
 use crate::{
-    Role,
     engine::{Artifact, Engine, Handle, Member, ProcessOutput, all_said, run, tail},
     error::{EngineError, Kind},
     fleet::{Files, Fleet, inside},
+    place::Role,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;

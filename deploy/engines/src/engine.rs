@@ -2,9 +2,9 @@
 //! commands.
 
 use crate::{
-    Role,
     error::{EngineError, Kind},
     fleet::Fleet,
+    place::Role,
 };
 use serde::{Deserialize, Serialize};
 use std::{

@@ -1,7 +1,7 @@
 //! The description of a fleet for any engine: how many servers and workers, what each needs, and the
 //! folder.
 
-use crate::{Role, certs::Certs, error::EngineError};
+use crate::{certs::Certs, error::EngineError, place::Role};
 use std::path::{Path, PathBuf};
 
 /// A fleet and its job.

@@ -7,10 +7,10 @@
 //! step, and the script decides by its exit code whether to requeue.
 
 use crate::{
-    Role,
     engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, said_in},
     error::{EngineError, Kind},
     fleet::{Files, Fleet, Part, inside, quoted},
+    place::Role,
 };
 use std::{
     path::Path,

@@ -4,10 +4,10 @@
 //! run there.
 
 use crate::{
-    Role,
     engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, tail},
     error::EngineError,
     fleet::{Files, Fleet, inside},
+    place::Role,
 };
 use std::path::Path;
 

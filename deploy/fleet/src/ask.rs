@@ -124,6 +124,12 @@ pub struct NoMajority {
     pub why: String,
 }
 
+impl From<NoMajority> for Failure {
+    fn from(none: NoMajority) -> Self {
+        Self::new(exit::UNAVAILABLE, none.why)
+    }
+}
+
 /// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
 /// while. One that is being elected is waited for.
 pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {

@@ -97,7 +97,7 @@ impl Submitted {
         let run = format!("{}:{}", paraft_host::name(), run_dir.display());
         let keep_ms = keep.map(|k| k.as_millis() as u64);
         let token = orders::token();
-        let fleet = ask::agreeing(servers).map_err(|none| Failure::new(exit::UNAVAILABLE, none.why))?;
+        let fleet = ask::agreeing(servers)?;
         let fleet_servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let taken: Vec<&str> = fleet.jobs.iter().filter(|j| !j.released).map(|j| j.name.as_str()).collect();
         let numbered = (2..MAX_NAMES).map(|n| {
@@ -219,8 +219,7 @@ impl LeftoverJob {
 
     /// The addresses of its fleet; `None`: the fleet is gone.
     fn servers(&self, given: &[String]) -> Result<Option<Vec<String>>, Failure> {
-        let unreached = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
-        if !given.is_empty() && ask::agreeing(given).map_err(unreached)?.fleet == self.fleet {
+        if !given.is_empty() && ask::agreeing(given)?.fleet == self.fleet {
             return Ok(Some(given.to_vec()));
         }
         match ask::agreeing(&self.servers) {
@@ -239,8 +238,7 @@ impl LeftoverJob {
 
     /// Deletes the job if the fleet has it; returns whether it had.
     fn delete(&self, servers: &[String]) -> Result<bool, Failure> {
-        let none = |none: ask::NoMajority| Failure::new(exit::UNAVAILABLE, none.why);
-        let fleet = ask::agreeing(servers).map_err(none)?;
+        let fleet = ask::agreeing(servers)?;
         if !fleet.jobs.iter().any(|j| !j.released && j.name == self.name) {
             return Ok(false);
         }

@@ -1,15 +1,28 @@
 //! The table at the end of a run: one row for each mode, every figure from the record.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Row, Table, presets};
 use paraft_record::{Comparison, Summary, comparison::Spread};
+
+/// A table without lines.
+pub fn plain(header: impl Into<Row>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header);
+    table
+}
+
+/// Aligns the columns of numbers: all from this one on.
+pub fn align_right(table: &mut Table, from: usize) {
+    for column in table.column_iter_mut().skip(from) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
 
 /// Renders summaries as a table; where no accuracy was measured it has no columns for one. Below it is a
 /// line for each run whose servers failed.
 pub fn modes(summaries: &[Summary]) -> String {
     let target = summaries.iter().find_map(|s| s.target_accuracy);
     let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let measured = summaries.iter().any(|s| s.final_accuracy.or(s.target_accuracy).is_some());
     let accuracy = |shown: String| measured.then_some(shown);
     let header = [
@@ -24,7 +37,7 @@ pub fn modes(summaries: &[Summary]) -> String {
         Some("pulled".into()),
         Some("lost".into()),
     ];
-    table.set_header(header.into_iter().flatten());
+    let mut table = plain(header.into_iter().flatten());
     for s in summaries {
         let delay = match (s.delay_p50, s.delay_p99) {
             (Some(a), Some(b)) => format!("{a} / {b}"),
@@ -44,9 +57,7 @@ pub fn modes(summaries: &[Summary]) -> String {
         ];
         table.add_row(row.into_iter().flatten());
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    align_right(&mut table, 1);
     let mut text = table.to_string();
     for s in summaries {
         if let Some(failures) = failures(s) {
@@ -71,17 +82,15 @@ fn failures(s: &Summary) -> Option<String> {
 /// Renders a comparison: a row for each group of seeds. Where only modes differ it is the table of modes.
 pub fn comparison(comparison: &Comparison) -> String {
     let groups = comparison.groups();
-    let plain =
+    let is_mode =
         |g: &paraft_record::comparison::Group<'_>| g.cells.len() == 1 && g.whole() && g.label == g.mode;
-    if groups.iter().all(plain) {
+    if groups.iter().all(is_mode) {
         return modes(&groups.iter().flat_map(|g| g.summaries.clone()).collect::<Vec<_>>());
     }
     let summaries = || groups.iter().flat_map(|g| &g.summaries);
     let target = summaries().find_map(|s| s.target_accuracy);
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
-    table.set_header([
+    let mut table = plain([
         "group",
         "runs",
         &to,
@@ -120,9 +129,7 @@ pub fn comparison(comparison: &Comparison) -> String {
             mean(f.bytes_pulled, &|b| bytes(b as u64)),
         ]);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    align_right(&mut table, 1);
     table.to_string()
 }
 

@@ -18,6 +18,7 @@ use std::{
 };
 
 mod idle;
+mod script;
 
 /// The delay before the restart of a killed process. The cause of the kill may be over by then, and a
 /// process that dies at once costs little.
@@ -104,6 +105,40 @@ impl<'a> Watch<'a> {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         self.record_observed(fleet, writer)?;
+        self.look_at_servers(fleet, writer, progress)?;
+        self.scale(fleet, writer, progress)?;
+        let running = self.look_at_workers(fleet, writer, progress)?;
+        let lost = |(process, again): &&(FleetProcess, Option<Instant>)| {
+            matches!(process, FleetProcess::Worker(_)) && again.is_none()
+        };
+        let lost = self.pending.iter().filter(lost).count();
+        let for_good = self.away.values().filter(|away| **away == Absence::ForGood).count();
+        if lost > 0 && lost + for_good == fleet.workers.len() {
+            let last = fleet.workers.iter_mut().find_map(Process::killed_by);
+            let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
+            return Err(Failure::new(code, "all workers are lost"));
+        }
+        // After all others have finished, a returning worker has nothing to do.
+        let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
+        let comes_back =
+            self.pending.iter().any(|(p, again)| matches!(p, FleetProcess::Worker(_)) && again.is_some())
+                || self.away.values().any(|away| *away != Absence::ForGood);
+        if running == 0 && (finished || !comes_back) {
+            self.record_observed(fleet, writer)?;
+            self.observer = None;
+            return Ok(true);
+        }
+        self.start_again(fleet, writer, progress)?;
+        Ok(false)
+    }
+
+    /// Notes the servers that have ended.
+    fn look_at_servers(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
             if let Some(status) = server.ended().filter(|_| !self.is_down(FleetProcess::Server(i))) {
                 let (name, end) = (server.name.clone(), server.end());
@@ -121,7 +156,16 @@ impl<'a> Watch<'a> {
                 put(writer, IncidentKind::ServerEnded { server: id, how, code, signal, restarts })?;
             }
         }
-        self.scale(fleet, writer, progress)?;
+        Ok(())
+    }
+
+    /// Notes the workers that have ended; returns the number of those that run.
+    fn look_at_workers(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<usize, Failure> {
         let mut running = 0;
         let size = self.job.ranks_of_worker() as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
@@ -171,7 +215,7 @@ impl<'a> Watch<'a> {
             // Before the first step the others wait for it.
             if killed.is_none() || !(self.started || comes_back) {
                 if !self.job.cluster.script.is_empty() {
-                    return Err(script_failed(&mut fleet.workers, i));
+                    return Err(script::failed(&mut fleet.workers, i));
                 }
                 // The run has failed: do not wait until the servers notice.
                 let code = status.code().unwrap_or(exit::FAILED);
@@ -196,28 +240,7 @@ impl<'a> Watch<'a> {
                 reason: how,
             }))?;
         }
-        let lost = |(process, again): &&(FleetProcess, Option<Instant>)| {
-            matches!(process, FleetProcess::Worker(_)) && again.is_none()
-        };
-        let lost = self.pending.iter().filter(lost).count();
-        let for_good = self.away.values().filter(|away| **away == Absence::ForGood).count();
-        if lost > 0 && lost + for_good == fleet.workers.len() {
-            let last = fleet.workers.iter_mut().find_map(Process::killed_by);
-            let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
-            return Err(Failure::new(code, "all workers are lost"));
-        }
-        // After all others have finished, a returning worker has nothing to do.
-        let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
-        let comes_back =
-            self.pending.iter().any(|(p, again)| matches!(p, FleetProcess::Worker(_)) && again.is_some())
-                || self.away.values().any(|away| *away != Absence::ForGood);
-        if running == 0 && (finished || !comes_back) {
-            self.record_observed(fleet, writer)?;
-            self.observer = None;
-            return Ok(true);
-        }
-        self.start_again(fleet, writer, progress)?;
-        Ok(false)
+        Ok(running)
     }
 
     /// If fewer workers are requested, asks the last ones to leave. If more are, restarts those that
@@ -354,36 +377,4 @@ impl<'a> Watch<'a> {
 /// Records what has just happened.
 fn put(writer: &mut MetricsWriter, what: IncidentKind) -> Result<(), Failure> {
     Ok(writer.write(&Event::Incident(Incident { wall: wall(), what }))?)
-}
-
-/// A bug in a script fails on all ranks, so the first rank, which the user watches, gets this time to
-/// show it.
-const FIRST_RANK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The failure of a run whose script failed on this rank. A traceback that the user has seen is not
-/// repeated.
-fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
-    let said = |w: &Process| w.last_words();
-    let last = |words: &str| words.lines().next_back().unwrap_or_default().to_string();
-    let words = said(&workers[rank]);
-    let began = Instant::now();
-    if rank > 0 && workers[0].is_seen() {
-        while workers[0].ended().is_none() && began.elapsed() < FIRST_RANK_TIMEOUT {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-    let seen = workers.iter().any(|w| w.is_seen() && last(&said(w)) == last(&words));
-    let worker = &mut workers[rank];
-    let code = match (worker.killed_by(), worker.ended().and_then(|s| s.code())) {
-        (Some(signal), _) => 128 + signal,
-        (None, code) => code.unwrap_or(exit::FAILED),
-    };
-    let how = worker.obituary();
-    let how = format!("{} {how}", worker.name);
-    let failure = match seen || words.is_empty() {
-        true => Failure::new(code, how),
-        false => Failure::new(code, format!("{how}:\n{words}")),
-    };
-    let file = workers[rank].said().display().to_string();
-    failure.of_output(&words).help(format!("all that it said is in {file}"))
 }

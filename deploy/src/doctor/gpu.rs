@@ -1,6 +1,6 @@
 //! What `doctor` says of GPUs: the libraries, the devices, and whether they compute what they should.
 
-use super::{Row, Verdict, row};
+use super::row::{Row, Verdict, row};
 use paraft_compute::cuda::{
     self, Context,
     library::{self, Part},

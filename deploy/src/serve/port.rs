@@ -1,6 +1,6 @@
 //! The ports that a server listens on.
 
-use super::ServerArgs;
+use super::args::ServerArgs;
 use paraft_fleet::failure::Failure;
 use paraft_worker::{exit, job::line_of};
 use std::{

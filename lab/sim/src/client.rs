@@ -6,8 +6,8 @@
 //! no redirects.
 
 use crate::{
-    SimError,
     chance::{Chance, Draws},
+    error::SimError,
     stream::{FromServer, Process, Stream},
     world::World,
 };

@@ -11,7 +11,7 @@
 //!
 //! Other modules define how long each event takes.
 
-use crate::SimError;
+use crate::error::SimError;
 use parking_lot::Mutex;
 use std::{
     cmp::Ordering,

@@ -1,7 +1,7 @@
 //! Tests of `cores`.
 
 use super::*;
-use crate::SimError;
+use crate::error::SimError;
 
 /// The end of each of these tasks, given by start and work.
 fn ends(cores: Option<u32>, work: &[(Moment, u64)]) -> Vec<Moment> {

@@ -1,9 +1,9 @@
 //! The workers, from their start to the end of the job, with failures and restarts.
 
 use crate::{
-    SimError,
     chance::{Chance, Draws},
     clock::nanos,
+    error::SimError,
     speed::Speed,
     stream::Process,
     training::{Finished, train},

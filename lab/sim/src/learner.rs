@@ -1,7 +1,7 @@
 //! The model and the data: real gradients, one at a time. All workers share them; what differs between workers is their
 //! weights and their samples.
 
-use crate::SimError;
+use crate::error::SimError;
 use bytes::Bytes;
 use paraft_common::{BucketId, Layout, Step, WorkerId};
 use paraft_data::{Dataset, Split};

@@ -1,7 +1,7 @@
 //! The record of a simulated run: the lines of `metrics.jsonl`, with simulated time in every time
 //! field.
 
-use crate::{SimError, clock::Clock};
+use crate::{clock::Clock, error::SimError};
 use paraft_common::{Step, WorkerId};
 use paraft_record::{Event, RecordError, event};
 use parking_lot::Mutex;

@@ -1,16 +1,19 @@
 //! A whole simulated run: setup, start and results.
 
 use crate::{
-    SimError,
     clock::{Clock, nanos},
     cores::Cores,
+    error::SimError,
     fleet,
     learner::Learner,
     network::Network,
     recording::{Recording, Sink},
     servers::{Placement, Servers},
     setup::Setup,
-    stages::{Cut, OfRank, Part},
+    stages::{
+        OfRank,
+        cut::{Cut, Part},
+    },
     step_lead::StepLead,
     training::Finished,
     watched::{Watcher, said, slowed},

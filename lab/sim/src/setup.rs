@@ -1,6 +1,6 @@
 //! The parameters of a simulated fleet: compute speed, network and failures.
 
-use crate::SimError;
+use crate::error::SimError;
 use paraft_worker::slow::{Straggle, times};
 use std::collections::BTreeMap;
 

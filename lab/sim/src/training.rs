@@ -5,9 +5,9 @@
 //! no simulated time, since the training clock pauses for it anyway.
 
 use crate::{
-    SimError,
     client::Client,
     clock::{Moment, nanos, seconds},
+    error::SimError,
     learner::Gradient,
     recording::{Progress, Stand},
     speed::{FORWARD, Speed, TURNS},

@@ -8,7 +8,7 @@ use crate::{
     recording::Recording,
     servers::Servers,
     setup::Setup,
-    stages::{Cut, values},
+    stages::cut::{Cut, values},
     step_lead::StepLead,
 };
 use bytes::Bytes;

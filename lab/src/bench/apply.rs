@@ -10,7 +10,7 @@
 
 use super::{
     figure::{self, Figure},
-    wire::{named, size},
+    flags::{named, repeats, size},
 };
 use clap::Args;
 use paraft_common::{
@@ -30,20 +30,9 @@ use std::{
 
 #[derive(Args)]
 pub struct ApplyBenchArgs {
-    /// Optimizers, comma-separated, with their default options.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "sgd,momentum,nesterov,adagrad,rmsprop,adam,adamw",
-        value_parser = optimizer
-    )]
-    pub optimizers: Vec<OptimizerConfig>,
     /// Bytes of the shard's weights, comma-separated: one that fits no cache, and one that does with the optimizer's state.
     #[arg(long, value_delimiter = ',', default_value = "64M,2M", value_parser = size)]
     pub sizes: Vec<usize>,
-    /// Bytes of a bucket, at most 1 MiB.
-    #[arg(long, default_value = "1M", value_parser = size)]
-    pub bucket: usize,
     /// Numbers of threads, comma-separated; buckets go round them. Default: 1, and as many as there are cores.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Vec<u32>,
@@ -51,29 +40,33 @@ pub struct ApplyBenchArgs {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Repeats, interleaved; the median counts.
-    #[arg(long, default_value_t = 7, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 7, value_parser = repeats)]
     pub repeats: usize,
     /// One JSON object for each figure.
     #[arg(long)]
     pub json: bool,
 }
 
-fn optimizer(kind: &str) -> Result<OptimizerConfig, String> {
+/// The optimizers, with their default options.
+const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"];
+/// Bytes of a bucket.
+const BUCKET: usize = 1 << 20;
+
+fn optimizer(kind: &str) -> Result<OptimizerConfig, Failure> {
     // At this rate the weights stay finite, for any number of updates.
-    toml::from_str(&format!("kind = {kind:?}\nlr = 1e-9\n")).map_err(|e| e.message().to_string())
+    let table = format!("kind = {kind:?}\nlr = 1e-9\n");
+    toml::from_str(&table).map_err(|e| Failure::new(exit::FAILED, e.message()))
 }
 
 pub fn run(args: &ApplyBenchArgs) -> Result<i32, Failure> {
     let interrupted = launch::interrupts();
-    if args.bucket > 1 << 20 {
-        return Err(Failure::new(exit::USAGE, "a bucket holds at most 1 MiB"));
-    }
     let cores = thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let mut threads = if args.threads.is_empty() { vec![1, cores] } else { args.threads.clone() };
     threads.dedup();
+    let optimizers = OPTIMIZERS.map(optimizer).into_iter().collect::<Result<Vec<_>, _>>()?;
     for bytes in &args.sizes {
         for threads in &threads {
-            let figures = one(args, *bytes, *threads, &interrupted)?;
+            let figures = one(args, &optimizers, *bytes, *threads, &interrupted)?;
             figure::show(&figures, args.json);
         }
     }
@@ -96,11 +89,12 @@ struct Piece {
 
 fn one(
     args: &ApplyBenchArgs,
+    optimizers: &[OptimizerConfig],
     bytes: usize,
     threads: u32,
     interrupted: &AtomicI32,
 ) -> Result<Vec<Figure>, Failure> {
-    let lengths = lengths(bytes / F32_BYTES, args.bucket / F32_BYTES);
+    let lengths = lengths(bytes / F32_BYTES);
     let names = if threads == 1 { "thread" } else { "threads" };
     let place = format!("{}, {threads} {names}", named(bytes));
     let time = Duration::from_millis(args.millis);
@@ -109,7 +103,7 @@ fn one(
     let mut copied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut applied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..args.repeats {
-        for optimizer in &args.optimizers {
+        for optimizer in optimizers {
             launch::check_interrupted(interrupted)?;
             let seconds = pass(&mut pieces, threads, time, |p| {
                 p.to.copy_from_slice(&p.from);
@@ -132,7 +126,7 @@ fn one(
     let every: Vec<f64> = copied.values().flatten().copied().collect();
     let case = format!("memcpy, {place}");
     figures.extend(Figure::alone("apply", &case, "bandwidth", "GB/s touched", &every));
-    for optimizer in &args.optimizers {
+    for optimizer in optimizers {
         let (Some(values), Some(copied)) = (applied.get(optimizer.kind()), copied.get(optimizer.kind()))
         else {
             continue;
@@ -154,7 +148,8 @@ fn touched(optimizer: &OptimizerConfig) -> usize {
 }
 
 /// The length of each bucket.
-fn lengths(values: usize, bucket: usize) -> Vec<usize> {
+fn lengths(values: usize) -> Vec<usize> {
+    let bucket = BUCKET / F32_BYTES;
     (0..values).step_by(bucket).map(|at| bucket.min(values - at)).collect()
 }
 

@@ -3,7 +3,8 @@
 
 use super::{
     figure::{self, Figure},
-    load::{BenchFleet, Shape, ended},
+    load::{BenchFleet, Shape, WorkerSlot, ended},
+    scratch,
 };
 use crate::{
     health,
@@ -30,15 +31,9 @@ pub struct FailoverBenchArgs {
     /// Leaders killed (SIGKILL), one after the other; each comes back before the next.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub kills: u32,
-    /// Replicas, and servers.
-    #[arg(long, default_value_t = 3, value_parser = super::replicas)]
-    pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
-    /// Values of the model for the gap; each push carries 4 bytes for each.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
-    pub values: u32,
     /// Values of the model for the snapshot; 0 leaves it out.
     #[arg(long, default_value_t = 32_000_000, value_parser = clap::value_parser!(u32).range(0..=1 << 28))]
     pub snapshot_values: u32,
@@ -53,14 +48,13 @@ pub struct FailoverBenchArgs {
     pub json: bool,
 }
 
+/// Values of the model for the gap; each push carries 4 bytes for each.
+const GAP_VALUES: u32 = 256;
 /// A restarted server must be a voter again within this time.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
-    if args.replicas < 3 {
-        return Err(Failure::new(exit::USAGE, "with fewer than 3 replicas no other can lead"));
-    }
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     let mut figures = Vec::new();
     let mut gaps = gaps(args, &scratch.path().join("gaps"), &interrupted)?;
@@ -102,13 +96,13 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
 }
 
 fn fleet(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<BenchFleet, Failure> {
-    let (values, replicas, durability) = (values as usize, args.replicas, args.durability);
-    BenchFleet::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
+    let (values, durability) = (values as usize, args.durability);
+    BenchFleet::start(Shape { values, durability, set: &args.set, ..Shape::default() }, dir)
 }
 
 /// The seconds without an acknowledgement around each kill.
 fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
-    let mut fleet = fleet(args, args.values, dir)?;
+    let mut fleet = fleet(args, GAP_VALUES, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let slot = fleet.slot(0);
     let values = fleet.server_job.params_len;
@@ -191,7 +185,7 @@ fn snapshots(
 
 /// Pushes until it is stopped, step by step as in training.
 fn push(
-    slot: super::load::WorkerSlot,
+    slot: WorkerSlot,
     values: usize,
     stop: &AtomicBool,
     told: &Mutex<Vec<Acked>>,

@@ -1,7 +1,7 @@
 //! One figure of a benchmark, as a line of JSON and as a row of a table.
 
 use crate::statistics::median;
-use comfy_table::{Table, presets};
+use paraft_fleet::table;
 use serde_json::json;
 
 /// A figure means nothing where the middle half of its repeats differ by more than this share of the median. Of three
@@ -77,9 +77,7 @@ pub fn print_json(figures: &[Figure]) {
 
 /// A table.
 pub fn print(figures: &[Figure]) {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(vec!["case", "figure", "value", "unit", "against", "ratio", "spread"]);
+    let mut t = table::plain(vec!["case", "figure", "value", "unit", "against", "ratio", "spread"]);
     for f in figures {
         let steady = f.steady();
         let digits = if f.value.abs() < 10.0 { 4 } else { 0 };

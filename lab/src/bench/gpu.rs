@@ -8,6 +8,7 @@
 
 use super::{
     figure::{self, Figure},
+    flags::repeats,
     meter::{milliseconds, printed},
 };
 use clap::{Args, ValueEnum};
@@ -39,14 +40,11 @@ pub struct GpuBenchArgs {
     /// Models, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "mlp,convnet,transformer")]
     models: Vec<BenchModel>,
-    /// Which GPU, from 0.
-    #[arg(long, default_value_t = 0)]
-    ordinal: u32,
     /// Steps of each repeat.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
     /// Repeats, in turn with PyTorch's; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     repeats: usize,
     /// Rows of 1024 values of the memory-bound kernels.
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -132,8 +130,7 @@ pub fn run(args: &GpuBenchArgs) -> Result<i32, Failure> {
 fn kernels(args: &GpuBenchArgs) -> Result<Vec<Figure>, ModelError> {
     let mut figures = Vec::new();
     for (name, precision) in [("f32", Precision::F32), ("bf16", Precision::Bf16)] {
-        let mut device =
-            CudaDevice::new(CudaOptions { ordinal: args.ordinal, precision, ..CudaOptions::default() })?;
+        let mut device = CudaDevice::new(CudaOptions { precision, ..CudaOptions::default() })?;
         let mut rates: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         let mut order = Vec::new();
         for _ in 0..args.repeats {
@@ -160,8 +157,7 @@ fn kernels(args: &GpuBenchArgs) -> Result<Vec<Figure>, ModelError> {
 /// Milliseconds of a step, one number per repeat: the median of its steps.
 fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
     let failed = |e: ModelError| Failure::new(exit::UNAVAILABLE, e);
-    let options =
-        CudaOptions { ordinal: args.ordinal, precision: case.precision.1, ..CudaOptions::default() };
+    let options = CudaOptions { precision: case.precision.1, ..CudaOptions::default() };
     let mut model = case.config.build_on(options, case.data).map_err(failed)?;
     let mut weights = vec![0.0; model.tensors().iter().map(|t| t.len()).sum()];
     model.init(1, &mut weights);
@@ -211,6 +207,6 @@ fn own(model: &mut dyn Model, weights: &[f32], batch: &Batch, steps: usize) -> R
 fn torch(python: &PathBuf, case: &Case, args: &GpuBenchArgs, how: &str) -> Result<f64, Failure> {
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT, case.name, &case.batch.to_string(), case.precision.0]);
-    command.args([&args.steps.to_string(), how]).env("CUDA_VISIBLE_DEVICES", args.ordinal.to_string());
+    command.args([&args.steps.to_string(), how]);
     printed(command)
 }

@@ -6,6 +6,7 @@
 
 use super::{
     figure::{self, Figure},
+    flags::repeats,
     gpu::samples,
     meter::printed,
 };
@@ -54,7 +55,7 @@ pub struct KernelsBenchArgs {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     millis: u32,
     /// Repeats, in turn with PyTorch's; the median counts.
-    #[arg(long, default_value_t = 5, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 5, value_parser = repeats)]
     repeats: usize,
     /// A Python with PyTorch.
     #[arg(long)]

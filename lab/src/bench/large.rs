@@ -3,7 +3,10 @@
 //! what cannot be less: for each parameter 12 bytes on the server (weight and Adam's two) and 8 on the worker (weight
 //! and gradient).
 
-use super::figure::{self, Figure};
+use super::{
+    figure::{self, Figure},
+    scratch,
+};
 use clap::Args;
 use paraft_fleet::{
     ask::ask_all,
@@ -23,18 +26,12 @@ use std::{
 
 #[derive(Args)]
 pub struct LargeBenchArgs {
-    /// Parameters of the model, an MLP on the embedded digits; about so many.
+    /// Parameters of the model, an MLP on the embedded digits; about so many. Each needs 40 bytes of disk, in TMPDIR.
     #[arg(long, default_value_t = 1e8, value_parser = parameters)]
     pub params: f64,
     /// Steps. The server is killed in one of them, once it has written a snapshot: each three steps, as a rule.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Let the server live; then `--steps` may be fewer.
-    #[arg(long)]
-    pub no_kill: bool,
-    /// Where the server's folder goes: 40 bytes of disk a parameter. Default: a temporary folder.
-    #[arg(long)]
-    pub dir: Option<PathBuf>,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -80,18 +77,10 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
         args.steps,
         TIMEOUT.as_millis(),
     );
-    let scratch = match &args.dir {
-        Some(dir) => {
-            fs::create_dir_all(dir)
-                .map_err(|e| Failure::write(dir, e).help("choose another folder with --dir"))?;
-            tempfile::tempdir_in(dir)
-        }
-        None => tempfile::tempdir(),
-    };
-    let scratch = scratch.map_err(|e| Failure::new(exit::IO, format!("no folder for the server: {e}")))?;
+    let scratch = scratch::folder()?;
     let job = Job::parse(&text, Path::new("bench"), &args.set)?;
     let file = scratch.path().join(JOB_FILE);
-    fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
+    fs::write(&file, job.to_toml()).map_err(|e| scratch::write(&file, e))?;
     let timeout = TIMEOUT.mul_f64((params as f64 / 1e8).max(1.0));
     let mut bench = Bench {
         fleet: Fleet::servers(&job, scratch.path(), Default::default())?,
@@ -149,26 +138,28 @@ impl Bench {
         };
         add("load", loaded, "s", None);
         let least = SERVER_BYTES * params / 1e9;
-        if !args.no_kill {
-            self.until("a snapshot", |seen, s| !seen.snapshots.is_empty() && step(s) > 0)?;
-            let at = self.seen.steps.last().map_or(0, |s| s.0);
-            self.until("the next step", |_, s| step(s) > at)?;
-            add("server peak", self.seen.server_peak, "GB", Some(("12 bytes a parameter", least)));
-            let (killed, at) = (Instant::now(), self.seen.steps.last().map_or(0, |s| s.0));
-            self.fleet.servers[0].kill();
-            (self.seen.server_peak, self.seen.writing) = (0.0, None);
-            self.fleet.restart_server(0)?;
-            self.until("a leader", |_, s| s.role == "leader" && s.buckets > 0)?;
-            add("failover, until it leads", killed.elapsed().as_secs_f64(), "s", None);
-            self.until("the next pull", |_, s| s.bytes_pulled > 0)?;
-            add("failover, until weights come", killed.elapsed().as_secs_f64(), "s", None);
-            self.until("the next step", |_, s| step(s) > at)?;
-            // The step of the kill and the current one are not representative.
-            self.seen.steps.retain(|(s, _)| *s < at || *s > at + 1);
-        }
+        self.until("a snapshot", |seen, s| !seen.snapshots.is_empty() && step(s) > 0)?;
+        let at = self.seen.steps.last().map_or(0, |s| s.0);
+        self.until("the next step", |_, s| step(s) > at)?;
+        add("server peak", self.seen.server_peak, "GB", Some(("12 bytes a parameter", least)));
+        let (killed, at) = (Instant::now(), self.seen.steps.last().map_or(0, |s| s.0));
+        self.fleet.servers[0].kill();
+        (self.seen.server_peak, self.seen.writing) = (0.0, None);
+        self.fleet.restart_server(0)?;
+        self.until("a leader", |_, s| s.role == "leader" && s.buckets > 0)?;
+        add("failover, until it leads", killed.elapsed().as_secs_f64(), "s", None);
+        self.until("the next pull", |_, s| s.bytes_pulled > 0)?;
+        add("failover, until weights come", killed.elapsed().as_secs_f64(), "s", None);
+        self.until("the next step", |_, s| step(s) > at)?;
+        // The step of the kill and the current one are not representative.
+        self.seen.steps.retain(|(s, _)| *s < at || *s > at + 1);
         self.until("the last step", |_, s| step(s) == args.steps)?;
-        let what = if args.no_kill { "server peak" } else { "server peak after its restart" };
-        add(what, self.seen.server_peak, "GB", Some(("12 bytes a parameter", least)));
+        add(
+            "server peak after its restart",
+            self.seen.server_peak,
+            "GB",
+            Some(("12 bytes a parameter", least)),
+        );
         self.end(args)?;
         add(
             "worker peak",
@@ -243,9 +234,7 @@ impl Bench {
             } else {
                 continue;
             };
-            return Err(
-                Failure::new(exit::FAILED, why).help("give more --steps, fewer --params, or --no-kill")
-            );
+            return Err(Failure::new(exit::FAILED, why).help("give more --steps or fewer --params"));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Shared by the benchmarks of servers: a fleet with one shard, and clients that push.
 
+use super::scratch;
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
     BucketId, BucketSpec, Durability, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES, config::ServerJob,
@@ -58,7 +59,6 @@ pub struct Shape<'a> {
     pub workers: u32,
     /// The workers push one after the other, so no worker may wait for another.
     pub in_turn: bool,
-    pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
     pub grace_ms: u64,
@@ -74,7 +74,6 @@ impl Default for Shape<'_> {
             values: 1,
             workers: 1,
             in_turn: false,
-            shards: 1,
             replicas: 3,
             durability,
             grace_ms: 1000,
@@ -94,13 +93,12 @@ impl Shape<'_> {
 impl BenchFleet {
     /// Starts the servers; their files are in `dir`.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
-        std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
+        std::fs::create_dir_all(dir).map_err(|e| scratch::write(dir, e))?;
         // Rate 1e-9: the optimizer does its work and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\ndurability = \"{}\"\ngrace_ms = {}\n",
             shape.workers,
-            shape.shards,
             shape.durability,
             shape.grace_ms,
             r = shape.replicas,
@@ -112,7 +110,7 @@ impl BenchFleet {
             return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
         }
         let file = dir.join("job.toml");
-        std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
+        std::fs::write(&file, job.to_toml()).map_err(|e| scratch::write(&file, e))?;
         let fleet = Fleet::servers(&job, dir, Extras { between: shape.between, ..Extras::default() })?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })

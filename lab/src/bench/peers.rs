@@ -13,19 +13,27 @@ pub struct Peer {
     pub peak_rss_mib: f64,
 }
 
-/// The ways that are compared, with the arguments after MODEL WORKERS.
-pub const WAYS: [(&str, &str, &[&str]); 3] = [
-    ("ddp-gloo", "train_ddp.py", &[]),
-    ("rpc-ps", "train_rpc_ps.py", &["--tcp", "--fused"]),
-    ("hogwild", "train_hogwild.py", &[]),
+/// A way that is compared.
+pub struct Way {
+    pub name: &'static str,
+    script: &'static str,
+    /// The arguments after MODEL WORKERS.
+    more: &'static [&'static str],
+}
+
+/// The ways that are compared.
+pub const WAYS: [Way; 3] = [
+    Way { name: "ddp-gloo", script: "train_ddp.py", more: &[] },
+    Way { name: "rpc-ps", script: "train_rpc_ps.py", more: &["--tcp", "--fused"] },
+    Way { name: "hogwild", script: "train_hogwild.py", more: &[] },
 ];
 
 /// Whether the folder has every script, before anything is measured.
 pub fn check(folder: &Path) -> Result<(), Failure> {
-    for (_, script, _) in WAYS {
-        let script = folder.join(script);
+    for way in WAYS {
+        let script = folder.join(way.script);
         if !script.is_file() {
-            let names: Vec<_> = WAYS.iter().map(|w| w.1).collect();
+            let names: Vec<_> = WAYS.iter().map(|w| w.script).collect();
             return Err(Failure::new(exit::CONFIG, format!("{} is no file", script.display()))
                 .help(format!("--peers names a folder with {}", names.join(", "))));
         }
@@ -35,14 +43,14 @@ pub fn check(folder: &Path) -> Result<(), Failure> {
 
 /// Runs one script; `Err` says why it gave no figure.
 pub fn run(
+    way: &Way,
     python: &str,
     folder: &Path,
-    script: &str,
     model: &str,
     workers: u32,
     epochs: u64,
-    more: &[&str],
 ) -> Result<Peer, String> {
+    let Way { script, more, .. } = *way;
     let mut command = Command::new(python);
     command.arg(folder.join(script)).arg(model).arg(workers.to_string());
     command.args(["--epochs", &epochs.to_string()]).args(more).env("PYTHONDONTWRITEBYTECODE", "1");

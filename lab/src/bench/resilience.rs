@@ -8,9 +8,16 @@
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
 //!   checkpoint every 50 steps. torchrun starts all workers again at once, without the while.
 
-use super::figure::{self, Figure};
+use super::{
+    figure::{self, Figure},
+    scratch,
+};
 use crate::{health, statistics::median};
 use clap::Args;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_fleet::{RESTART_DELAY, failure::Failure, faults::process, launch};
 use paraft_record::RunRecord;
@@ -23,7 +30,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -39,12 +46,6 @@ pub struct ResilienceBenchArgs {
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Seconds between two kills, on average (each is between half and one and a half times this).
-    #[arg(long, default_value_t = 10.0)]
-    pub every: f64,
-    /// Who is killed when.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
     /// Runs of each way, interleaved; the median counts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub repeats: u64,
@@ -92,11 +93,8 @@ struct Case {
 }
 
 pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
-    if !(0.1..=86_400.0).contains(&args.every) {
-        return Err(Failure::new(exit::USAGE, "--every is in seconds, up to a day"));
-    }
     let job = Job::load(&args.job, &args.set)?;
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
     let mut quiet: BTreeMap<&str, f64> = BTreeMap::new();
@@ -105,15 +103,15 @@ pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
         for fire in [false, true] {
             for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
                 let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
-                fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
+                fs::create_dir_all(&dir).map_err(|e| scratch::write(&dir, e))?;
                 let fire: Option<Resilience> = fire.then(|| {
                     let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
-                    Resilience { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
+                    Resilience { seed: 1 + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
                 });
                 let run = match (way, &args.peers) {
-                    ("paraft", _) => paraft(args, &job, &dir, fire, &interrupted)?,
-                    ("restart", _) => restart(args, &job, &dir, fire, &interrupted)?,
-                    (_, Some(peers)) => torchrun(args, &job, peers, &dir, fire, &interrupted)?,
+                    ("paraft", _) => paraft(&job, &dir, fire, &interrupted)?,
+                    ("restart", _) => restart(&job, &dir, fire, &interrupted)?,
+                    (_, Some(peers)) => torchrun(&args.python, &job, peers, &dir, fire, &interrupted)?,
                     (_, None) => continue,
                 };
                 if fire.is_none() {
@@ -131,11 +129,7 @@ pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
         }
     }
     let figures = report(&cases);
-    if args.json {
-        figure::print_json(&figures);
-    } else {
-        figure::print(&figures);
-    }
+    figure::show(&figures, args.json);
     Ok(exit::OK)
 }
 
@@ -169,20 +163,50 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
     figures
 }
 
+/// Seconds between two kills, on average: each is between half and one and a half times this.
+const KILL_INTERVAL: f64 = 10.0;
+
+/// What was done while processes were killed, or were not.
+struct Measured<T> {
+    result: T,
+    /// How long it took.
+    seconds: f64,
+    kills: u32,
+}
+
+impl<T> Measured<T> {
+    /// `victims` are those that may be killed; `killed` is called after each kill.
+    fn of(
+        fire: Option<Resilience>,
+        victims: impl FnMut() -> Vec<(String, u32)> + Send,
+        killed: impl FnMut() + Send,
+        run: impl FnOnce() -> T,
+    ) -> Self {
+        let (stop, began) = (AtomicBool::new(false), Instant::now());
+        let (result, kills) = thread::scope(|s| {
+            let stop = &stop;
+            let killing = fire.map(|f| s.spawn(move || killer(f.seed, stop, victims, killed)));
+            let result = run();
+            stop.store(true, Relaxed);
+            (result, killing.map_or(0, |k| k.join().unwrap_or(0)))
+        });
+        Self { result, seconds: began.elapsed().as_secs_f64(), kills }
+    }
+}
+
 /// Kills a random one of `victims` at intervals until it is stopped; returns the number of kills.
-/// `killed` is called for each.
 fn killer(
-    args: &ResilienceBenchArgs,
     seed: u64,
     stop: &AtomicBool,
     mut victims: impl FnMut() -> Vec<(String, u32)>,
-    mut killed: impl FnMut(&str),
+    mut killed: impl FnMut(),
 ) -> u32 {
+    let began = Instant::now();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut share = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
     let mut kills = 0;
     loop {
-        let until = Instant::now() + Duration::from_secs_f64(args.every * (0.5 + share()));
+        let until = Instant::now() + Duration::from_secs_f64(KILL_INTERVAL * (0.5 + share()));
         while Instant::now() < until {
             if stop.load(Relaxed) {
                 return kills;
@@ -191,12 +215,10 @@ fn killer(
         }
         let victims = victims();
         let Some((name, pid)) = victims.get((share() * victims.len() as f64) as usize) else { continue };
-        let signal = nix::sys::signal::Signal::SIGKILL;
-        if !stop.load(Relaxed)
-            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid as i32), signal).is_ok()
-        {
+        if !stop.load(Relaxed) && kill(Pid::from_raw(*pid as i32), Signal::SIGKILL).is_ok() {
             kills += 1;
-            killed(name);
+            eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+            killed();
         }
     }
 }
@@ -219,53 +241,24 @@ fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
     pushed as f64 / (4.0 * parameters as f64) * job.train.batch as f64
 }
 
-fn paraft(
-    args: &ResilienceBenchArgs,
-    job: &Job,
-    dir: &Path,
-    fire: Option<Resilience>,
-    interrupted: &AtomicI32,
-) -> Result<Run, Failure> {
+fn paraft(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
     let mut job = job.clone();
     job.cluster.max_restarts = u32::MAX;
-    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
-    let began = Instant::now();
-    let record = thread::scope(|s| {
-        if let Some(Resilience { seed, .. }) = fire {
-            let (stop, kills) = (&stop, &kills);
-            s.spawn(move || {
-                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, || minority(dir), tell), Relaxed);
-            });
-        }
-        let record = launch::launch(&job, dir, None, true, interrupted);
-        stop.store(true, Relaxed);
-        record
-    })?;
-    let seconds = began.elapsed().as_secs_f64();
+    let launch = || launch::launch(&job, dir, None, true, interrupted);
+    let Measured { result, seconds, kills } = Measured::of(fire, || minority(dir), || (), launch);
+    let record = result?;
     let accuracy = record.summarize().final_accuracy;
-    Ok(Run {
-        seconds,
-        useful: useful(&record, &job, record.run.parameters),
-        accuracy,
-        kills: kills.load(Relaxed),
-    })
+    Ok(Run { seconds, useful: useful(&record, &job, record.run.parameters), accuracy, kills })
 }
 
-fn restart(
-    args: &ResilienceBenchArgs,
-    job: &Job,
-    dir: &Path,
-    fire: Option<Resilience>,
-    interrupted: &AtomicI32,
-) -> Result<Run, Failure> {
+fn restart(job: &Job, dir: &Path, fire: Option<Resilience>, interrupted: &AtomicI32) -> Result<Run, Failure> {
     let mut job = job.clone();
     (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
     // As often as the torchrun script.
     let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
     (checkpoint.every_steps, checkpoint.keep) = (Some(50), checkpoint.keep.max(1));
     job.checkpoint = Some(checkpoint);
-    let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
+    let (done, now) = (AtomicBool::new(false), Mutex::new(dir.join("0")));
     // The signal that ends a launch: the user's, or this harness's after a kill.
     let end = AtomicI32::new(0);
     let began = Instant::now();
@@ -274,7 +267,7 @@ fn restart(
     let run = || -> Result<Result<RunRecord, u64>, Failure> {
         for life in 0.. {
             let here = dir.join(life.to_string());
-            fs::create_dir_all(&here).map_err(|e| super::write(&here, e))?;
+            fs::create_dir_all(&here).map_err(|e| scratch::write(&here, e))?;
             if let Ok(mut now) = now.lock() {
                 now.clone_from(&here);
             }
@@ -297,7 +290,9 @@ fn restart(
         }
         Err(Failure::new(exit::FAILED, "the run never ended"))
     };
-    let record = thread::scope(|s| {
+    let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
+    let killed = || end.store(Signal::SIGKILL as i32, Relaxed);
+    let Measured { result, seconds, kills } = thread::scope(|s| {
         s.spawn(|| {
             while !done.load(Relaxed) {
                 if interrupted.load(Relaxed) != 0 || began.elapsed() > most {
@@ -306,24 +301,12 @@ fn restart(
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        if let Some(Resilience { seed, .. }) = fire {
-            let (done, kills, now, end) = (&done, &kills, &now, &end);
-            s.spawn(move || {
-                let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
-                let tell = |name: &str| {
-                    eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
-                    end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);
-                };
-                kills.store(killer(args, seed, done, victims, tell), Relaxed);
-            });
-        }
-        let record = run();
+        let measured = Measured::of(fire, victims, killed, run);
         done.store(true, Relaxed);
-        record
-    })?;
-    let seconds = began.elapsed().as_secs_f64();
+        measured
+    });
     let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.shares())) as f64;
-    let (useful, accuracy) = match record {
+    let (useful, accuracy) = match result? {
         // Every step is in the weights, even if some were trained twice.
         Ok(record) => {
             let resumed = record.run.resumed_step.map_or(0, |s| s.0);
@@ -331,5 +314,5 @@ fn restart(
         }
         Err(steps) => (samples(steps), None),
     };
-    Ok(Run { seconds, useful, accuracy, kills: kills.load(Relaxed) })
+    Ok(Run { seconds, useful, accuracy, kills })
 }

@@ -11,14 +11,16 @@
 //! push. Sequential transfers are also reported.
 //!
 //! With `--delay-ms` the servers, and the raw transfers, have this one-way delay between them, over
-//! links of `--mbit`: a proxy of this process delays each byte. The worker has no delay.
+//! links of 1 Gbit/s: a proxy of this process delays each byte. The worker has no delay.
 
 use super::{
     far::FarSide,
     figure::{self, Figure},
+    flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
     meter::{Meter, median_of},
     raw::{self, Raw},
+    scratch,
 };
 use crate::statistics::{median, quantile};
 use clap::Args;
@@ -36,17 +38,8 @@ use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, ti
 
 #[derive(Args)]
 pub struct ShardBenchArgs {
-    /// Values of the model for the goodput, 4 bytes each, in buckets of at most 1 MiB.
-    #[arg(long, default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
-    pub values: u32,
-    /// Values of each of the small buckets.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
-    pub small: u32,
-    /// Small buckets; as many pushes are under way.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
-    pub small_buckets: u32,
     /// Replicas, comma-separated; the first is what the others are compared with.
-    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = super::replicas)]
+    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = replicas)]
     pub replicas: Vec<u32>,
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
@@ -55,14 +48,11 @@ pub struct ShardBenchArgs {
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
     /// Milliseconds that a byte is under way between two servers.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub delay_ms: Option<u64>,
-    /// With --delay-ms: Mbit/s that a link carries.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub mbit: u32,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -70,6 +60,15 @@ pub struct ShardBenchArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// Values of the model for the goodput: 16 buckets of 1 MiB.
+const VALUES: usize = 4 << 20;
+/// Bytes of each of the small buckets.
+const SMALL_BYTES: usize = 1 << 10;
+/// Small buckets; as many pushes are under way.
+const SMALL_BUCKETS: usize = 512;
+/// Bits per second that a link carries with `--delay-ms`.
+const LINK_BITS_PER_S: f64 = 1e9;
 
 /// The figures of one case by name, with one value per run.
 type Case = BTreeMap<&'static str, Vec<f64>>;
@@ -87,11 +86,8 @@ const AT_ONCE: &str = "at once";
 const IN_TURN: &str = "in turn";
 
 pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
-    if u64::from(args.small) * u64::from(args.small_buckets) > 1 << 28 {
-        return Err(Failure::new(exit::USAGE, "--small times --small-buckets is more than 2^28 values"));
-    }
     let most = args.replicas.iter().copied().max().unwrap_or(1) as usize;
     let mut far: Vec<FarSide> = (0..most)
         .map(|i| FarSide::start(raw::COMMAND, &format!("raw-{i}"), scratch.path()))
@@ -124,7 +120,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
 impl ShardBenchArgs {
     fn link(&self) -> Option<Link> {
         let delay = Duration::from_millis(self.delay_ms?);
-        Some(Link { delay, bits_per_s: Some(f64::from(self.mbit) * 1e6) })
+        Some(Link { delay, bits_per_s: Some(LINK_BITS_PER_S) })
     }
 }
 
@@ -151,7 +147,7 @@ fn transfers(
     interrupted: &AtomicI32,
 ) -> Result<[(&'static str, f64); 2], Failure> {
     let least = args.link().map_or(0, |_| LINK_BYTES);
-    let payload = vec![1; (args.values as usize * F32_BYTES).max(least)];
+    let payload = vec![1; (VALUES * F32_BYTES).max(least)];
     let mut raws: Vec<Raw> = to.iter().map(|f| Raw::connect(f, Via::Tcp)).collect::<Result<_, _>>()?;
     let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
@@ -179,9 +175,8 @@ fn one(
     interrupted: &AtomicI32,
 ) -> Result<Vec<(&'static str, f64)>, Failure> {
     let time = Duration::from_millis(args.millis);
-    let values = args.values as usize;
     let timed = Shape::timed(durability);
-    let shape = Shape { values, replicas, set: &args.set, between: args.link(), ..timed };
+    let shape = Shape { values: VALUES, replicas, set: &args.set, between: args.link(), ..timed };
     let mut figures = Vec::new();
 
     let fleet = BenchFleet::start(shape, &dir.join("large"))?;
@@ -198,8 +193,8 @@ fn one(
     launch::check_interrupted(interrupted)?;
 
     let mut set = args.set.clone();
-    set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
-    let values = args.small as usize * args.small_buckets as usize;
+    set.push(format!("cluster.bucket_bytes={SMALL_BYTES}"));
+    let values = SMALL_BYTES / F32_BYTES * SMALL_BUCKETS;
     let fleet = BenchFleet::start(Shape { values, set: &set, ..shape }, &dir.join("small"))?;
     let mut pusher = fleet.slot(0).pusher()?;
     pusher.push()?;

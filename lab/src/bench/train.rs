@@ -2,7 +2,8 @@
 
 use super::{
     figure::{self, Figure},
-    peers, plain,
+    flags::repeats,
+    peers, plain, scratch,
 };
 use crate::statistics::median;
 use clap::Args;
@@ -27,14 +28,11 @@ pub struct TrainBenchArgs {
     #[arg(long, value_delimiter = ',', default_value = "bsp,asp")]
     pub modes: Vec<Mode>,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
     /// Passes over the data in each run.
     #[arg(long, default_value_t = 2)]
     pub epochs: u64,
-    /// Replicas and servers of the fleet: 1, or 3 to see what replication costs.
-    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
-    pub replicas: u32,
     /// Worker processes.
     #[arg(long, default_value_t = 2)]
     pub workers: u32,
@@ -71,7 +69,7 @@ struct Case {
 }
 
 pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     args.peers.as_deref().map_or(Ok(()), peers::check)?;
     let (mut lines, mut without) = (Vec::new(), 0);
@@ -93,16 +91,16 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 let mut job = job.clone();
                 job.train.mode = (*mode).into();
                 let dir = scratch.path().join(format!("{name}-{mode}-{repeat}"));
-                std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
+                std::fs::create_dir_all(&dir).map_err(|e| scratch::write(&dir, e))?;
                 let record = launch::launch(&job, &dir, None, true, &interrupted)?;
                 cases.entry(mode.to_string()).or_default().add(&record);
             }
-            for (way, script, more) in peers::WAYS {
+            for way in peers::WAYS {
                 let Some(folder) = &args.peers else { break };
-                match peers::run(&args.python, folder, script, name, args.workers, args.epochs, more) {
-                    Ok(p) => cases.entry(way.into()).or_default().add_peer(&p),
+                match peers::run(&way, &args.python, folder, name, args.workers, args.epochs) {
+                    Ok(p) => cases.entry(way.name.into()).or_default().add_peer(&p),
                     Err(why) => {
-                        eprintln!("{way}: {why}");
+                        eprintln!("{}: {why}", way.name);
                         without += 1;
                     }
                 }
@@ -142,9 +140,8 @@ impl Case {
         self.accuracy.push(p.accuracy.clone());
     }
 
-    fn accuracy_after(&self, epoch: usize) -> Option<(f64, Option<f64>)> {
-        let all: Vec<f64> = self.accuracy.iter().filter_map(|a| a.get(epoch).copied()).collect();
-        median(&all)
+    fn accuracy_after(&self, epoch: usize) -> Vec<f64> {
+        self.accuracy.iter().filter_map(|a| a.get(epoch).copied()).collect()
     }
 }
 
@@ -159,8 +156,8 @@ fn job(args: &TrainBenchArgs, m: &(&str, &str, &str, f64, usize)) -> Result<Job,
         }
     };
     let text = format!(
-        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\ndevice = \"cpu\"\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = {}\nreplicas = {}\nshards = 1\n",
-        args.workers, args.epochs, args.replicas, args.replicas
+        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\ndevice = \"cpu\"\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = 1\nreplicas = 1\nshards = 1\n",
+        args.workers, args.epochs
     );
     Ok(Job::parse(&text, Path::new("bench"), &args.set)?)
 }
@@ -172,43 +169,29 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
         let ours = args.modes.iter().any(|m| m.to_string() == *way);
         let mut references = vec!["plain"];
         if ours {
-            references.extend(peers::WAYS.iter().map(|w| w.0).filter(|w| cases.contains_key(*w)));
+            references.extend(peers::WAYS.iter().map(|w| w.name).filter(|w| cases.contains_key(*w)));
         }
-        let Some((value, spread)) = median(&case.samples_per_s) else { continue };
+        if median(&case.samples_per_s).is_none() {
+            continue;
+        }
+        let name = format!("{model}/{way}");
         for reference in references {
             let base = cases.get(reference).and_then(|c| median(&c.samples_per_s)).map(|b| b.0);
-            lines.push(Figure {
-                bench: "train",
-                case: format!("{model}/{way}"),
-                what: "throughput",
-                value,
-                unit: "samples/s",
+            let figure = Figure::alone("train", &name, "throughput", "samples/s", &case.samples_per_s);
+            lines.extend(figure.map(|f| Figure {
                 reference: reference.into(),
-                ratio: base.map(|b| value / b),
-                spread,
-            });
+                ratio: base.map(|b| f.value / b),
+                ..f
+            }));
         }
-        let more = [
-            ("cpu", "s/1000 samples", median(&case.cpu)),
-            ("memory", "MiB, all processes", median(&case.rss_mib)),
-            ("accuracy after epoch 1", "share", case.accuracy_after(0)),
-            ("accuracy after epoch 2", "share", case.accuracy_after(1)),
-            ("final loss", "held out", median(&case.loss)),
-        ];
-        for (what, unit, found) in more {
-            if let Some((value, spread)) = found {
-                let (case, reference) = (format!("{model}/{way}"), "-".to_string());
-                lines.push(Figure {
-                    bench: "train",
-                    case,
-                    what,
-                    value,
-                    unit,
-                    reference,
-                    ratio: None,
-                    spread,
-                });
-            }
+        for (what, unit, values) in [
+            ("cpu", "s/1000 samples", &case.cpu),
+            ("memory", "MiB, all processes", &case.rss_mib),
+            ("accuracy after epoch 1", "share", &case.accuracy_after(0)),
+            ("accuracy after epoch 2", "share", &case.accuracy_after(1)),
+            ("final loss", "held out", &case.loss),
+        ] {
+            lines.extend(Figure::alone("train", &name, what, unit, values));
         }
     }
     if args.json {

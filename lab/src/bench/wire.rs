@@ -9,12 +9,14 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
+    flags::{named, repeats, replicas, size},
     load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, OpTime, median_of},
     raw::{self, Raw},
+    scratch,
 };
 use clap::Args;
-use paraft_common::{Durability, codec::F32_BYTES, need::Bytes};
+use paraft_common::{Durability, codec::F32_BYTES};
 use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
@@ -27,11 +29,8 @@ pub struct WireBenchArgs {
     /// Ways to the server, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "tcp,unix")]
     pub via: Vec<Via>,
-    /// Shards of the model, on as many servers as there are replicas.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub shards: u32,
-    /// Replicas of each shard, and servers.
-    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
+    /// Replicas of the shard, and servers.
+    #[arg(long, default_value_t = 1, value_parser = replicas)]
     pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
@@ -40,7 +39,7 @@ pub struct WireBenchArgs {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Repeats, interleaved; the median counts.
-    #[arg(long, default_value_t = 5, value_parser = super::repeats)]
+    #[arg(long, default_value_t = 5, value_parser = repeats)]
     pub repeats: usize,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
@@ -71,7 +70,7 @@ impl Case {
 }
 
 pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     for bytes in &args.sizes {
         let dir = scratch.path().join(bytes.to_string());
@@ -93,7 +92,6 @@ fn one(
         values: bytes / F32_BYTES,
         workers: args.via.len() as u32,
         in_turn: true,
-        shards: args.shards,
         replicas: args.replicas,
         set: &args.set,
         ..Shape::timed(args.durability)
@@ -210,22 +208,4 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
         }
     }
     figures
-}
-
-const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
-
-/// Parses a payload's size.
-pub fn size(text: &str) -> Result<usize, String> {
-    let bytes = text.parse::<Bytes>().ok().and_then(|Bytes(n)| usize::try_from(n).ok());
-    bytes
-        .filter(|b| (F32_BYTES..=1 << 30).contains(b) && b.is_multiple_of(F32_BYTES))
-        .ok_or_else(|| "write a number of bytes such as 64K or 4M: a multiple of 4, at most 1G".into())
-}
-
-/// Formats a payload's size.
-pub fn named(bytes: usize) -> String {
-    match UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor)) {
-        Some((letter, factor)) => format!("{} {letter}iB", bytes / factor),
-        None => format!("{bytes} B"),
-    }
 }

@@ -1,6 +1,6 @@
 //! The restart of a killed server.
 
-use super::Target;
+use super::target::Target;
 use paraft_fleet::faults::process;
 use std::{
     collections::BTreeMap,

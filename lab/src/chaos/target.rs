@@ -1,10 +1,10 @@
 //! The fleet that faults are injected into.
 
-use super::ChaosArgs;
 use crate::{fault_schedule::Kind, health};
 use paraft_fleet::{
     failure::Failure,
     faults::{FAULTS_FILE, process},
+    targets::FleetArg,
 };
 use paraft_record::METRICS_FILE;
 use paraft_worker::exit;
@@ -22,9 +22,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// The fleet of these flags, if all of its servers may be signalled and the faults can be injected.
-    pub fn find(args: &ChaosArgs) -> Result<Self, Failure> {
-        let fleet = args.fleet.to_change()?;
+    /// The fleet of this flag, if all of its servers may be signalled and these faults can be injected.
+    pub fn find(fleet: &FleetArg, faults: &[Kind]) -> Result<Self, Failure> {
+        let fleet = fleet.to_change()?;
         let addresses = fleet.servers()?;
         let whole = |dir: &Path| {
             fs::canonicalize(dir).map_err(|e| {
@@ -35,13 +35,13 @@ impl Target {
         let target = Self { run_dir, addresses };
         let points = target.fault_points();
         if let Some(kind) =
-            args.faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
+            faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
         {
             return Err(Failure::new(exit::USAGE, format!("{} is for `paraft verify ledger`", kind.name()))
                 .help("it takes away from processes what only their parent can give back"));
         }
         let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
-        if let Some(kind) = args.faults.iter().find(needs).filter(|_| points.is_none()) {
+        if let Some(kind) = faults.iter().find(needs).filter(|_| points.is_none()) {
             let what = format!("this fleet has no fault points for {}", kind.name());
             return Err(Failure::new(exit::CONFIG, what)
                 .help("start it with `paraft train JOB --faults`, or leave the kind out of --faults"));

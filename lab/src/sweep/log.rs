@@ -10,6 +10,14 @@ use std::{
     path::Path,
 };
 
+/// In the sweep's folder.
+pub const LOG_FILE: &str = "sweep.jsonl";
+
+/// The folder of a trial that is trained for this many epochs, below the sweep's folder.
+pub fn trial_dir(trial: usize, epochs: u64) -> String {
+    format!("trial-{trial:04}/epochs-{epochs}")
+}
+
 /// The end of a trial on a rung.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrialEnd {

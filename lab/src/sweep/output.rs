@@ -2,8 +2,8 @@
 //! report at the end.
 
 use super::{
-    BEST_FILE, LOG_FILE, REPORT_FILE, Sweep,
-    log::{Log, TrialEnd},
+    BEST_FILE, REPORT_FILE, Sweep,
+    log::{LOG_FILE, Log, TrialEnd},
     search::Search,
     space,
 };

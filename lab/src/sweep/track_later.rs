@@ -1,11 +1,10 @@
 //! `paraft track` for a sweep's folder: sends to MLflow what was not sent during the sweep.
 
 use super::{
-    Kind, LOG_FILE,
-    log::{LogContent, TrialEnd},
+    args::Kind,
+    log::{LOG_FILE, LogContent, TrialEnd, trial_dir},
     search::{Next, Search},
     space::Metric,
-    trial_dir,
 };
 use clap::ValueEnum;
 use paraft_fleet::{

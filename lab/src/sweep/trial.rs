@@ -4,6 +4,7 @@ use super::{MAX_ATTEMPTS, RETRY_DELAY, Sweep, log::TrialEnd, space};
 use paraft_checkpoint::Folder;
 use paraft_fleet::{ask, existing::ExistingFleet, failure::Failure, fleet::Extras, launch, run_dir::RunDir};
 use paraft_proto::JobInfo;
+use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -75,6 +76,34 @@ impl Sweep<'_> {
         ask::jobs(servers).ok()?.into_iter().find(is_others).map(|job| job.name)
     }
 
+    /// Takes what the record says of a trial that has ended in order; it began after `before` epochs.
+    fn take(&self, ended: &mut TrialEnd, job: &Job, record: &RunRecord, before: u64) {
+        let summary = record.summarize();
+        ended.value = match self.space.metric {
+            space::Metric::Accuracy => summary.final_accuracy,
+            space::Metric::Loss => summary.final_loss,
+        };
+        ended.start_seconds = summary.first_step_seconds;
+        if ended.value.is_none() {
+            ended.why = format!("it has no held-out {}", self.space.metric.name());
+        }
+        let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
+        let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
+        ended.stopped = ended_early(job, before, last, share);
+        // The job's own early stopping belongs to its settings; a stop by a user says nothing about
+        // them.
+        if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
+            ended.value = None;
+            ended.why = format!("a user has stopped it after {after} epochs");
+        }
+        if let Some(mode) = &summary.switched_to {
+            eprintln!(
+                "trial {}: somebody has switched it to {mode}: its settings alone do not come to what it has",
+                ended.trial
+            );
+        }
+    }
+
     /// Trains one trial up to a rung. A failure of its setting is its result; a failure of the fleet is
     /// an error.
     pub(super) fn train(
@@ -130,32 +159,10 @@ impl Sweep<'_> {
                     eprintln!("trial {trial}: {}; try {} of {MAX_ATTEMPTS}", ended.why, ended.tries);
                 }
                 Ok(record) => {
-                    let summary = record.summarize();
-                    ended.value = match self.space.metric {
-                        space::Metric::Accuracy => summary.final_accuracy,
-                        space::Metric::Loss => summary.final_loss,
-                    };
                     ended.seconds = began.elapsed().as_secs_f64();
-                    ended.start_seconds = summary.first_step_seconds;
-                    if ended.value.is_none() {
-                        ended.why = format!("it has no held-out {}", self.space.metric.name());
-                    }
-                    let last = record.evals.iter().filter(|e| !e.is_final).map(|e| e.epoch).max();
-                    let share = summary.samples as f64 / record.run.samples_budget.max(1) as f64;
                     let before =
                         resume.as_ref().and(rung.checked_sub(1)).map_or(0, |below| self.rungs[below]);
-                    ended.stopped = ended_early(&job, before, last, share);
-                    // The job's own early stopping belongs to its settings; a stop by a user says
-                    // nothing about them.
-                    if let Some(after) = ended.stopped.filter(|_| job.eval.early_stop.is_none()) {
-                        ended.value = None;
-                        ended.why = format!("a user has stopped it after {after} epochs");
-                    }
-                    if let Some(mode) = &summary.switched_to {
-                        eprintln!(
-                            "trial {trial}: somebody has switched it to {mode}: its settings alone do not come to what it has"
-                        );
-                    }
+                    self.take(&mut ended, &job, &record, before);
                     ended.beside = beside.or_else(|| self.beside(servers));
                     if let Some(other) = &ended.beside {
                         eprintln!(

@@ -67,6 +67,22 @@ pub(super) async fn answer(
     }
 }
 
+/// The page's script: one function, so that its names are not those of the charts' scripts.
+const SCRIPT: &str = concat!(
+    "(() => {\n\"use strict\";\n",
+    include_str!("../../page/facts.js"),
+    include_str!("../../page/acts.js"),
+    include_str!("../../page/charts.js"),
+    include_str!("../../page/records.js"),
+    include_str!("../../page/fleet.js"),
+    include_str!("../../page/job.js"),
+    include_str!("../../page/sweep.js"),
+    include_str!("../../page/runs.js"),
+    include_str!("../../page/view.js"),
+    include_str!("../../page/stream.js"),
+    "})();\n",
+);
+
 fn page() -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -84,7 +100,7 @@ fn page() -> Response {
         paraft_record::live_page(
             include_str!("../../page/live.html"),
             include_str!("../../page/live.css"),
-            include_str!("../../page/live.js"),
+            SCRIPT,
         ),
     )
         .into_response()

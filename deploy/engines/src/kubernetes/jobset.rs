@@ -4,7 +4,7 @@ use super::{
     objects::{failure_policy, workers},
     pod::{self, CONTAINER, ContainerSpec, JOB_INDEX, PORT, label, labels},
 };
-use crate::{Role, fleet::Fleet};
+use crate::{fleet::Fleet, place::Role};
 use serde_json::{Value, json};
 
 const NAME: &str = "jobset.sigs.k8s.io/jobset-name";
@@ -104,7 +104,7 @@ pub(super) fn train_job(fleet: &Fleet, name: &str) -> Value {
 fn meta(name: &str) -> Value {
     let mut labels = labels(name, Role::Server);
     if let Some(all) = labels.as_object_mut() {
-        all.remove(super::query::COMPONENT);
+        all.remove(pod::COMPONENT);
     }
     json!({"labels": labels, "name": name})
 }

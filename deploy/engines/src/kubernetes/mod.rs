@@ -17,11 +17,11 @@ mod schema;
 mod tests;
 
 use crate::{
-    Role,
     certs::{Certs, FILES},
     engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, tail},
     error::{EngineError, Kind},
     fleet::Fleet,
+    place::Role,
 };
 use serde_json::{Value, json};
 use std::path::Path;

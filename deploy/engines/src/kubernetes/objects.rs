@@ -1,13 +1,13 @@
 //! The objects that every cluster supports: ConfigMap, Service, PodDisruptionBudget, StatefulSet, Job.
 
 use super::pod::{self, CONTAINER, ContainerSpec, PORT, label, labels};
-use crate::{Role, fleet::Fleet};
+use crate::{fleet::Fleet, place::Role};
 use serde_json::{Value, json};
 
 pub(super) fn config_map(fleet: &Fleet, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", super::query::INSTANCE: name}, "name": format!("{name}-job")},
+        "metadata": {"labels": {"app.kubernetes.io/name": "paraft", pod::INSTANCE: name}, "name": format!("{name}-job")},
         // A run has one job; another job is another run.
         "immutable": true,
         "data": {"job.toml": fleet.job},

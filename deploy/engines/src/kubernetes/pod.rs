@@ -1,9 +1,8 @@
 //! Shared by the pods of all kinds: the container, its user, its mounts and its node.
 
-use super::query::{COMPONENT, INSTANCE};
 use crate::{
-    Role,
     fleet::{Files, Fleet},
+    place::Role,
 };
 use serde_json::{Map, Value, json};
 
@@ -11,6 +10,10 @@ use serde_json::{Map, Value, json};
 pub(super) const CONTAINER: &str = "paraft";
 /// The port of every server; each has its own address.
 pub(super) const PORT: u16 = 7071;
+/// The label of all objects of a run.
+pub(super) const INSTANCE: &str = "app.kubernetes.io/instance";
+/// The label with the role.
+pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 /// The label of a JobSet's pods with the number of the Job in its role.
 pub(super) const JOB_INDEX: &str = "jobset.sigs.k8s.io/job-index";
 

@@ -1,10 +1,10 @@
 //! Runs `kubectl` and parses its output about pods.
 
-use super::run;
+use super::pod::{COMPONENT, INSTANCE, JOB_INDEX};
 use crate::{
-    Role,
-    engine::{Handle, Member},
+    engine::{Handle, Member, run},
     error::{EngineError, Kind},
+    place::Role,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -81,16 +81,11 @@ struct Reason {
     exit_code: Option<i32>,
 }
 
-/// Labels of all objects of a run.
-pub(super) const INSTANCE: &str = "app.kubernetes.io/instance";
-/// The role.
-pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
-
 /// The labels with the number of a pod in its role: the first that exists counts.
 const NUMBERS: [&str; 3] = [
     "apps.kubernetes.io/pod-index",
     // For a JobSet's server, the only pod of its Job.
-    super::pod::JOB_INDEX,
+    JOB_INDEX,
     "batch.kubernetes.io/job-completion-index",
 ];
 
@@ -121,7 +116,7 @@ fn pod(item: Item) -> Option<Pod> {
     let Item { metadata: Metadata { name, labels }, spec, status } = item;
     let role: Role = labels.get(COMPONENT)?.parse().ok()?;
     // A JobSet's workers are pods of one Job, so its number does not count.
-    let numbers = NUMBERS.iter().filter(|label| role == Role::Server || **label != super::pod::JOB_INDEX);
+    let numbers = NUMBERS.iter().filter(|label| role == Role::Server || **label != JOB_INDEX);
     let index = numbers.filter_map(|label| labels.get(*label)?.parse().ok()).next();
     let container = status.container_statuses.into_iter().next().unwrap_or_default();
     let mut why = match container.state.into_iter().next() {

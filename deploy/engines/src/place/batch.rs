@@ -4,12 +4,13 @@
 //! does it, or `--hostfile`. PBS's `PBS_NODENUM` and `PBS_TASKNUM` are set in the batch script too, so
 //! they don't tell it from a task of `pbsdsh`.
 
-use super::{DEFAULT_PORT, Env, Place, others::hosts_of, slurm};
+use super::{
+    env::Env,
+    others::hosts_of,
+    slurm,
+    task::{DEFAULT_PORT, Place},
+};
 use crate::error::EngineError;
-
-/// The variables that name a file with the hosts of a job. PBS and Grid Engine have it on the first host
-/// alone.
-pub(super) const HOST_FILES: [&str; 3] = ["PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"];
 
 /// The job of a batch system in which a launcher runs.
 pub(super) struct Allocation {

@@ -1,6 +1,9 @@
 //! A pod of an Indexed Job, also as one of a JobSet's, or of a LeaderWorkerSet.
 
-use super::{DEFAULT_PORT, Env, Place};
+use super::{
+    env::{Env, needs},
+    task::{DEFAULT_PORT, Place},
+};
 use crate::error::EngineError;
 
 pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
@@ -23,7 +26,7 @@ pub(super) fn indexed_job(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let first = env
         .text("MASTER_ADDR")
         .or_else(|| first_pod(&env.text("HOSTNAME")?, pod, &env.around.hosts))
-        .ok_or_else(|| super::needs(engine, "MASTER_ADDR"))?;
+        .ok_or_else(|| needs(engine, "MASTER_ADDR"))?;
     // The pods of one Job have their service's name to themselves.
     let port = env.beside_master()?.unwrap_or(DEFAULT_PORT);
     Ok(Some(Place { attempt, port, first: first.clone(), ..Place::alone(engine, first, pod, tasks) }))

@@ -4,7 +4,7 @@
 //! batch system around the launcher gives it, else the user in `MASTER_ADDR`. Ranks that a batch system
 //! starts without such a launcher are its own (`batch`, `slurm`).
 
-use super::{Env, Place, batch, batch::Allocation, slurm};
+use super::{batch, batch::Allocation, env::Env, slurm, task::Place};
 use crate::error::EngineError;
 
 /// Rank, number of ranks; the same among those of this host.

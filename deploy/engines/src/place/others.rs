@@ -1,7 +1,10 @@
 //! Ray's actors, and engines that give a rank and a list of hosts: `TF_CONFIG`, SkyPilot, dstack, and a
 //! file of hosts.
 
-use super::{DEFAULT_PORT, Env, Place, Role};
+use super::{
+    env::Env,
+    task::{DEFAULT_PORT, Place, Role},
+};
 use crate::error::EngineError;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};

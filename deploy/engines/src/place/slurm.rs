@@ -1,6 +1,6 @@
 //! A task of a Slurm step, or an element of a job array.
 
-use super::{Env, Place};
+use super::{env::Env, task::Place};
 use crate::error::EngineError;
 
 const ENGINE: &str = "Slurm";

@@ -1,13 +1,16 @@
 //! torchrun's worker.
 
-use super::{Env, Place};
+use super::{
+    env::{Env, needs},
+    task::Place,
+};
 use crate::error::EngineError;
 
 pub(super) fn recognise(env: &Env<'_>) -> Result<Option<Place>, EngineError> {
     let engine = "torchrun";
     let Some(id) = env.text("TORCHELASTIC_RUN_ID") else { return Ok(None) };
     let of = |name: &str| env.must_number(engine, name);
-    let port = env.beside_master()?.ok_or_else(|| super::needs(engine, "MASTER_PORT"))?;
+    let port = env.beside_master()?.ok_or_else(|| needs(engine, "MASTER_PORT"))?;
     Ok(Some(Place {
         local_rank: of("LOCAL_RANK")?,
         local_tasks: of("LOCAL_WORLD_SIZE")?,

@@ -2,10 +2,10 @@
 
 use super::{addresses, placed, unreadable};
 use crate::{
-    Role,
     certs::FILES,
     error::EngineError,
     fleet::{Files, Fleet, inside, quoted},
+    place::Role,
 };
 use std::{fs, path::Path};
 

@@ -6,10 +6,10 @@
 mod host;
 
 use crate::{
-    Role,
     engine::{Artifact, Engine, Handle, Member, ProcessOutput, told},
     error::{EngineError, Kind},
     fleet::{Fleet, quoted},
+    place::Role,
 };
 use host::{SCRIPT, carried, put, script, start};
 use std::{

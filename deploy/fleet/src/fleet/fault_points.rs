@@ -1,6 +1,6 @@
 //! The fault points of a fleet.
 
-use super::Extras;
+use super::extras::Extras;
 use crate::{
     failure::Failure,
     faults::{FAULTS_FILE, Faults, link::Links, proxy::Proxies},

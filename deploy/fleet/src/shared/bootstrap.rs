@@ -13,7 +13,7 @@
 //! So no fleet is bootstrapped twice. A bootstrap needs a majority of the list that has never been in a
 //! fleet, and only the folder that took a place first may take it without an identity.
 
-use super::Folder;
+use super::folder::Folder;
 use crate::failure::Failure;
 use crate::files::{put, read, token};
 use paraft_worker::exit;

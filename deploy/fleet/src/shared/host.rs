@@ -1,6 +1,6 @@
 //! The address of this host for other hosts.
 
-use super::{Address, Folder};
+use super::folder::{Address, Folder};
 use crate::failure::Failure;
 use paraft_engines::Place;
 use paraft_worker::exit;

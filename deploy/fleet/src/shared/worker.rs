@@ -4,7 +4,10 @@
 //! If the servers lose the job's state, the worker restarts by itself from the checkpoint that all
 //! workers agree on. For any other end, its exit code tells the engine whether to restart it.
 
-use super::{Folder, JobEnd, host::host_name};
+use super::{
+    folder::{Address, Folder, JobEnd},
+    host::host_name,
+};
 use crate::{
     ask,
     failure::Failure,
@@ -226,7 +229,7 @@ impl Worker<'_> {
         place.tasks = self.job.train.workers;
         let Some(folder) = self.folder else { return Ok(Some(Rendezvous::of(&place, (own, port)))) };
         if place.rank == 0 {
-            folder.publish("worker-0", &super::Address::here(format!("{own}:{port}"), &place))?;
+            folder.publish("worker-0", &Address::here(format!("{own}:{port}"), &place))?;
         }
         let until = Instant::now() + LOG_WAIT_AFTER;
         loop {

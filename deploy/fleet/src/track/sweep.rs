@@ -2,7 +2,7 @@
 
 use super::{
     mlflow::{About, Client, Metric, RequestError, Status},
-    upload::END_TIMEOUT,
+    run,
 };
 use crate::{
     failure::Failure,
@@ -15,6 +15,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+/// How long the end of a run waits for unsent values.
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Shared by the trials; made there with the first of them.
 #[derive(Debug)]
@@ -57,10 +60,10 @@ impl Sweep {
         let name = dir.file_name().map_or_else(|| job.name.clone(), |n| n.to_string_lossy().into_owned());
         let about = About {
             experiment: track.experiment.clone().unwrap_or_else(|| job.name.clone()),
-            id: super::id(what),
+            id: run::id(what),
             name,
             began,
-            tags: super::tags(job, dir),
+            tags: run::tags(job, dir),
             ..About::default()
         };
         Some(Arc::new(Self {
@@ -155,7 +158,7 @@ impl Sweep {
         ended: f64,
         best: Option<&Best>,
     ) -> Result<String, Failure> {
-        let run = self.run(END_TIMEOUT).map_err(super::failed)?;
+        let run = self.run(END_TIMEOUT).map_err(run::failed)?;
         for dir in trials {
             let sent = Job::load(&dir.join(JOB_FILE), &[]).map_err(Failure::from).and_then(|mut trial| {
                 trial.track = job.track.clone();
@@ -163,14 +166,14 @@ impl Sweep {
                     // The fleet may have given it another name.
                     track.experiment = Some(self.about.experiment.clone());
                 }
-                super::send_to(&self.client, dir, &trial, Some((name_of(dir), &run)))
+                run::send_to(&self.client, dir, &trial, Some((name_of(dir), &run)))
             });
             sent.map_err(|e| {
                 Failure::new(e.code(), format!("{}: {}", dir.display(), e.message()))
                     .help("the same command sends what is missing; what is there stays")
             })?;
         }
-        self.tell(&run, status, ended, best, END_TIMEOUT).map_err(super::failed)?;
+        self.tell(&run, status, ended, best, END_TIMEOUT).map_err(run::failed)?;
         Ok(run)
     }
 }

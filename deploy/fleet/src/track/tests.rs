@@ -1,15 +1,16 @@
 //! Against a small server in this process: one that answers, one that fails, one that hangs, one that is not there.
 
 use super::{upload::Upload, *};
-use mlflow::METRICS;
+use mlflow::{About, METRICS, Metric};
 use paraft_common::ServerId;
-use paraft_record::{Eval, Incident, IncidentKind, MetricsWriter, Run, Train};
+use paraft_record::{Eval, Incident, IncidentKind, METRICS_FILE, MetricsWriter, Run, Train};
 use parking_lot::Mutex;
+use run::PARENT;
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    time::Instant,
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 /// What the server does with a request.

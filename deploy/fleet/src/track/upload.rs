@@ -9,7 +9,8 @@
 
 use super::{
     mlflow::{About, Client, METRICS, Metric, RequestError, Status},
-    sweep::Sweep,
+    run::PARENT,
+    sweep::{END_TIMEOUT, Sweep},
 };
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -20,8 +21,6 @@ use std::{
 
 /// The maximal number of queued values, a few megabytes: more than the longest run has lines.
 const MAX_QUEUED: usize = 100_000;
-/// How long the end of a run waits for unsent values.
-pub(super) const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first and the longest pause before a retry.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The pause between retries at the run's end.
@@ -240,7 +239,7 @@ impl Sender {
     fn begin(&self) -> Result<String, RequestError> {
         let mut about = self.about.clone();
         if let Some(sweep) = &self.of {
-            about.tags.push((super::PARENT.into(), sweep.run(self.most())?));
+            about.tags.push((PARENT.into(), sweep.run(self.most())?));
         }
         let run = self.client.begin(&about, self.most())?.id;
         match self.client.params(&run, &about.params, self.most()) {

@@ -1,10 +1,13 @@
 //! One rank: its micro-batches, pulls, pushes and messages.
 
-use super::{Cut, Part, Shared, lost, values};
+use super::{
+    cut::{Cut, Part, values},
+    shared::{Shared, lost},
+};
 use crate::{
-    SimError,
     client::Client,
     clock::nanos,
+    error::SimError,
     lines::{Kind, Message},
     speed::{FORWARD, Speed, TURNS},
     stream::Process,

@@ -1,7 +1,7 @@
 //! State that the ranks of a worker share: current minibatches, the newest weights, and counters.
 
-use super::{Cut, lost};
-use crate::{SimError, client::Client, clock::Moment, lines::Lines, world::World};
+use super::cut::Cut;
+use crate::{client::Client, clock::Moment, error::SimError, lines::Lines, world::World};
 use paraft_common::{Step, WorkerId};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -149,4 +149,9 @@ impl Shared {
         let busy = &mut *self.busy.lock();
         busy.spans += busy.began.take().map_or(0, |began| busy.ended - began);
     }
+}
+
+/// No event of the simulator takes a rank's session away.
+pub(super) fn lost() -> SimError {
+    SimError::Runtime("a rank of a worker's stages is not where the others are".into())
 }

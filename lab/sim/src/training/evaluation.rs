@@ -1,7 +1,7 @@
 //! A worker's evaluations of the held-out samples.
 
 use super::Training;
-use crate::{SimError, recording::Evaluated};
+use crate::{error::SimError, recording::Evaluated};
 use paraft_common::{Share, Step};
 use paraft_server::shard::command::EvalSums;
 use std::borrow::Cow;

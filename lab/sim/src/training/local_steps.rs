@@ -1,7 +1,7 @@
 //! A worker's local steps.
 
 use super::Training;
-use crate::{SimError, clock::nanos};
+use crate::{clock::nanos, error::SimError};
 use paraft_common::{BucketId, Step};
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! PyTorch DDP under torchrun, with restarts.
 
-use super::{Resilience, ResilienceBenchArgs, Run, killer};
-use crate::bench::write;
+use super::{Measured, Resilience, Run};
+use crate::bench::scratch::write;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -12,14 +12,14 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
+    sync::atomic::{AtomicI32, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
 /// A run of PyTorch DDP under torchrun.
 pub(super) fn torchrun(
-    args: &ResilienceBenchArgs,
+    python: &str,
     job: &Job,
     peers: &Path,
     dir: &Path,
@@ -36,7 +36,7 @@ pub(super) fn torchrun(
     let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
     let log = dir.join("stderr");
     let file = || fs::File::options().create(true).append(true).open(&log).map_err(|e| write(&log, e));
-    let mut command = Command::new(&args.python);
+    let mut command = Command::new(python);
     command.args([
         "-m",
         "torch.distributed.run",
@@ -52,55 +52,44 @@ pub(super) fn torchrun(
         .env("OMP_NUM_THREADS", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1");
     command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
-    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
     let began = Instant::now();
-    let mut child =
-        command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
-    let status = thread::scope(|s| {
-        if let Some(Resilience { seed, .. }) = fire {
-            let (stop, kills) = (&stop, &kills);
-            s.spawn(move || {
-                // Each worker writes a file named after its process.
-                let victims = || {
-                    let names = fs::read_dir(dir).into_iter().flatten().flatten();
-                    let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
-                    let pids = names.filter_map(|e| pid(e.file_name().to_str()?));
-                    let lives = |p: &u32| Path::new(&format!("/proc/{p}/cmdline")).exists();
-                    pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
-                };
-                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, victims, tell), Relaxed);
-            });
-        }
-        let status = loop {
-            match child.try_wait() {
-                Ok(Some(status)) => break Ok(Some(status)),
-                Ok(None) if fire.is_some_and(|f| began.elapsed() > f.most) => {
-                    let pid = Pid::from_raw(child.id() as i32);
-                    let _ = kill(pid, Signal::SIGTERM);
-                    let _ = child.wait();
-                    break Ok(None);
-                }
-                Ok(None) if interrupted.load(Relaxed) != 0 => {
-                    let _ = child.kill();
-                    break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
-                }
-                Ok(None) => thread::sleep(Duration::from_millis(20)),
-                Err(e) => break Err(Failure::new(exit::IO, e)),
+    let mut child = command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{python}: {e}")))?;
+    let wait = || loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Ok(Some(status)),
+            Ok(None) if fire.is_some_and(|f| began.elapsed() > f.most) => {
+                let pid = Pid::from_raw(child.id() as i32);
+                let _ = kill(pid, Signal::SIGTERM);
+                let _ = child.wait();
+                break Ok(None);
             }
-        };
-        stop.store(true, Relaxed);
-        status
-    })?;
+            Ok(None) if interrupted.load(Relaxed) != 0 => {
+                let _ = child.kill();
+                break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
+            }
+            Ok(None) => thread::sleep(Duration::from_millis(20)),
+            Err(e) => break Err(Failure::new(exit::IO, e)),
+        }
+    };
+    let Measured { result, seconds, kills } = Measured::of(fire, || victims(dir), || (), wait);
+    let status = result?;
     if let Some(status) = status.filter(|s| !s.success()) {
         let text = fs::read_to_string(&log).unwrap_or_default();
         let last = text.lines().rev().find(|l| l.contains("Error")).unwrap_or_default();
         return Err(Failure::new(exit::FAILED, format!("torchrun ended with {status}: {last}")));
     }
-    let seconds = began.elapsed().as_secs_f64();
     let done = if status.is_some() { steps } else { furthest(dir) };
     let useful = (done * u64::from(workers) * job.train.batch as u64) as f64;
-    Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
+    Ok(Run { seconds, useful, accuracy: None, kills })
+}
+
+/// The workers that live: each writes a file named after its process.
+fn victims(dir: &Path) -> Vec<(String, u32)> {
+    let names = fs::read_dir(dir).into_iter().flatten().flatten();
+    let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
+    let pids = names.filter_map(|e| pid(e.file_name().to_str()?));
+    let lives = |p: &u32| Path::new(&format!("/proc/{p}/cmdline")).exists();
+    pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
 }
 
 /// The furthest step that a torchrun worker has recorded.
