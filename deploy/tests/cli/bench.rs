@@ -36,14 +36,27 @@ fn wire_compares_each_way_with_raw_sockets() {
     for size in ["64 KiB", "1 MiB"] {
         for what in ["wire push", "wire pull", "wire round", "wire push cpu", "wire pull cpu"] {
             value(&figures, what, &format!("tcp, {size}"), "raw tcp");
+            value(&figures, what, &format!("tcp, {size}"), "raw tls");
             value(&figures, what, &format!("unix, {size}"), "raw tcp");
             value(&figures, what, &format!("unix, {size}"), "raw unix");
-            value(&figures, what, &format!("raw unix, {size}"), "-");
+            for way in ["raw tcp", "raw tls", "raw unix"] {
+                value(&figures, what, &format!("{way}, {size}"), "-");
+            }
         }
     }
+    assert!(figures.iter().all(|f| f["reference"] != "raw tls" || f["case"] != "unix, 1 MiB"), "{figures:?}");
     for bad in ["3", "2G", "1T", "M", ""] {
         assert_eq!(run(&["bench", "wire", "--sizes", bad]).status.code(), Some(2), "{bad}");
     }
+}
+
+/// A ratio to sealed bytes would flatter a fleet that sends plain ones.
+#[test]
+fn wire_without_tls_is_not_compared_with_raw_tls() {
+    let few = ["--insecure", "wire", "--sizes", "64K", "--via", "tcp", "--millis", "1", "--repeats", "1"];
+    let figures = figures(&few);
+    value(&figures, "wire push", "tcp, 64 KiB", "raw tcp");
+    assert!(figures.iter().all(|f| !f.to_string().contains("raw tls")), "{figures:?}");
 }
 
 #[test]

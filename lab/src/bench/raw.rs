@@ -1,7 +1,10 @@
 //! What the wire is compared with: plain blocking sockets between two processes, without protocol or framing.
 //!
 //! A push is N bytes one way, in writes of 1 MiB, and one byte back; a pull is a request of nine bytes and N bytes back.
-//! The far side is a process of its own, so that both cores work as they do for a server.
+//! The far side is a process of its own, so that both cores work as they do for a server. It answers the same in the
+//! records of [`tls`]: the reference for what our servers do under TLS.
+
+mod tls;
 
 use super::{
     far::{FarArgs, FarSide, broken},
@@ -15,6 +18,7 @@ use std::{
     os::unix::net::UnixStream,
     thread,
 };
+use tls::Sealed;
 
 /// The hidden command that is the far side.
 pub const COMMAND: &str = "raw-peer";
@@ -32,10 +36,17 @@ pub fn serve(args: &FarArgs) -> Result<i32, Failure> {
         s.spawn(|| unix.incoming().flatten().for_each(|stream| drop(thread::spawn(|| answer(stream)))));
         for stream in tcp.incoming().flatten() {
             let _ = stream.set_nodelay(true);
-            thread::spawn(|| answer(stream));
+            thread::spawn(|| answer_tcp(stream));
         }
     });
     Ok(exit::OK)
+}
+
+/// In records, if the first byte begins one: no operation does.
+fn answer_tcp(stream: TcpStream) -> io::Result<()> {
+    let mut first = [0];
+    stream.peek(&mut first)?;
+    if first == [tls::CONTENT] { answer(Sealed::far(stream)?) } else { answer(stream) }
 }
 
 /// Until the other side closes.
@@ -56,7 +67,7 @@ fn answer(mut stream: impl Read + Write) -> io::Result<()> {
         match op {
             PUSH => {
                 stream.read_exact(&mut buffer[..length])?;
-                stream.write_all(&[1])?;
+                write(&mut stream, &[1])?;
             }
             PULL => write(&mut stream, &buffer[..length])?,
             _ => return Err(io::ErrorKind::InvalidData.into()),
@@ -65,29 +76,59 @@ fn answer(mut stream: impl Read + Write) -> io::Result<()> {
 }
 
 fn write(stream: &mut impl Write, payload: &[u8]) -> io::Result<()> {
-    payload.chunks(WRITE_BYTES).try_for_each(|part| stream.write_all(part))
+    payload.chunks(WRITE_BYTES).try_for_each(|part| stream.write_all(part))?;
+    stream.flush()
 }
 
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
+
+/// The kind of a connection to the far side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    Plain(Via),
+    /// Over TCP, in records.
+    Tls,
+}
+
+impl Way {
+    /// The name in the benchmark's cases.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain(Via::Tcp) => "raw tcp",
+            Self::Plain(Via::Unix) => "raw unix",
+            Self::Tls => "raw tls",
+        }
+    }
+
+    fn via(self) -> Via {
+        match self {
+            Self::Plain(via) => via,
+            Self::Tls => Via::Tcp,
+        }
+    }
+}
 
 /// A connection to the far side.
 pub struct Raw(Via, Box<dyn Stream>);
 
 impl Raw {
     /// Connects.
-    pub fn connect(to: &FarSide, via: Via) -> Result<Self, Failure> {
-        let connect = || -> io::Result<Box<dyn Stream>> {
-            match via {
-                Via::Unix => Ok(Box::new(UnixStream::connect(&to.socket)?)),
-                Via::Tcp => {
-                    let stream = TcpStream::connect(&to.address)?;
-                    stream.set_nodelay(true)?;
-                    Ok(Box::new(stream))
-                }
-            }
+    pub fn connect(to: &FarSide, way: Way) -> Result<Self, Failure> {
+        let tcp = || -> io::Result<TcpStream> {
+            let stream = TcpStream::connect(&to.address)?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
         };
-        Ok(Self(via, connect().map_err(|e| broken(via, e))?))
+        let connect = || -> io::Result<Box<dyn Stream>> {
+            let stream: Box<dyn Stream> = match way {
+                Way::Plain(Via::Unix) => Box::new(UnixStream::connect(&to.socket)?),
+                Way::Plain(Via::Tcp) => Box::new(tcp()?),
+                Way::Tls => Box::new(Sealed::near(tcp()?)?),
+            };
+            Ok(stream)
+        };
+        Ok(Self(way.via(), connect().map_err(|e| broken(way.via(), e))?))
     }
 
     /// Sends the payload and waits for the answer.
@@ -102,10 +143,15 @@ impl Raw {
 
     /// Asks for as many bytes as fit.
     pub fn pull(&mut self, into: &mut [u8]) -> Result<(), Failure> {
-        let pulled = self.ask(PULL, into.len()).and_then(|()| self.1.read_exact(into));
-        pulled.map_err(|e| broken(self.0, e))
+        let mut pull = || {
+            self.ask(PULL, into.len())?;
+            self.1.flush()?;
+            self.1.read_exact(into)
+        };
+        pull().map_err(|e| broken(self.0, e))
     }
 
+    /// Sealed, it waits for a flush, so that it goes out with what follows.
     fn ask(&mut self, op: u8, length: usize) -> io::Result<()> {
         let mut head = [op; 9];
         head[1..].copy_from_slice(&(length as u64).to_le_bytes());

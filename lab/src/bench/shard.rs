@@ -19,7 +19,7 @@ use super::{
     flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
     meter::{Meter, median_of},
-    raw::{self, Raw},
+    raw::{self, Raw, Way},
     scratch,
 };
 use crate::statistics::{median, quantile};
@@ -148,7 +148,8 @@ fn transfers(
 ) -> Result<[(&'static str, f64); 2], Failure> {
     let least = args.link().map_or(0, |_| LINK_BYTES);
     let payload = vec![1; (VALUES * F32_BYTES).max(least)];
-    let mut raws: Vec<Raw> = to.iter().map(|f| Raw::connect(f, Via::Tcp)).collect::<Result<_, _>>()?;
+    let mut raws: Vec<Raw> =
+        to.iter().map(|f| Raw::connect(f, Way::Plain(Via::Tcp))).collect::<Result<_, _>>()?;
     let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
     let rate = |seconds: f64| payload.len() as f64 / seconds / 1e6;

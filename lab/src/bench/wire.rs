@@ -5,6 +5,9 @@
 //! the weights are in the worker's vector, a *round* is a training step's: push the model and pull it. Between timed
 //! pulls the model is pushed, and not timed, so that every pull has something to bring. CPU time is that of all processes
 //! of an operation.
+//!
+//! Over TCP the fleet speaks TLS, and its figures have raw TLS as a second reference. With `--insecure` it speaks plain
+//! text, and raw TLS is left out.
 
 use super::{
     far::FarSide,
@@ -12,12 +15,13 @@ use super::{
     flags::{named, repeats, replicas, size},
     load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, OpTime, median_of},
-    raw::{self, Raw},
+    raw::{self, Raw, Way},
     scratch,
 };
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
 use paraft_fleet::{failure::Failure, launch};
+use paraft_tls::Access;
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
 
@@ -49,7 +53,7 @@ pub struct WireBenchArgs {
     pub json: bool,
 }
 
-/// The measured operations, with the same keys for ours and for the raw sockets.
+/// The measured operations, with the same keys for ours and for the references.
 const MEASURES: [&str; 3] = ["push", "pull", "round"];
 
 /// For each operation its repeats: seconds and CPU seconds of one operation.
@@ -69,6 +73,29 @@ impl Case {
     }
 }
 
+/// All measures of one payload.
+#[derive(Default)]
+struct Cases {
+    ours: BTreeMap<Via, Case>,
+    raw: BTreeMap<Way, Case>,
+}
+
+/// The references that are measured beside a transport.
+fn references(via: Via) -> &'static [Way] {
+    match via {
+        Via::Tcp => &[Way::Plain(Via::Tcp), Way::Tls],
+        Via::Unix => &[Way::Plain(Via::Unix)],
+    }
+}
+
+/// Whether our figures of this transport are compared with this reference: for the Unix socket, plain TCP is a second one.
+fn compares(via: Via, reference: Way) -> bool {
+    match reference {
+        Way::Plain(raw) => raw == via || raw == Via::Tcp,
+        Way::Tls => via == Via::Tcp,
+    }
+}
+
 pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
     let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
@@ -81,13 +108,8 @@ pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// All repeats of one payload: ours and raw, by transport.
-fn one(
-    args: &WireBenchArgs,
-    bytes: usize,
-    dir: &Path,
-    interrupted: &AtomicI32,
-) -> Result<BTreeMap<(Via, bool), Case>, Failure> {
+/// All repeats of one payload.
+fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) -> Result<Cases, Failure> {
     let shape = Shape {
         values: bytes / F32_BYTES,
         workers: args.via.len() as u32,
@@ -99,34 +121,36 @@ fn one(
     let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
     let (ours, raws) = (Meter::new(fleet.servers()), Meter::new([peer.id()]));
+    let insecure = matches!(Access::ours(), Access::Insecure);
     // One worker for each transport; idle workers only send heartbeats.
     let mut ways = Vec::new();
     for (worker, via) in (0u32..).zip(&args.via) {
-        ways.push((*via, fleet.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
+        let measured = references(*via).iter().filter(|way| !(insecure && **way == Way::Tls));
+        let beside = measured.map(|way| Ok((*way, Raw::connect(&peer, *way)?)));
+        let beside: Vec<(Way, Raw)> = beside.collect::<Result<_, Failure>>()?;
+        ways.push((*via, fleet.seat_via(worker, *via).pusher()?, beside));
     }
     let mut payload = vec![1; bytes];
-    for (_, pusher, raw) in &mut ways {
+    for (_, pusher, beside) in &mut ways {
         // Warm-up: connections open their windows, and allocators get their pages.
         for _ in 0..3 {
             pusher.push()?;
             pusher.pull()?;
-            raw.push(&payload)?;
-            raw.pull(&mut payload)?;
+            for (_, raw) in &mut *beside {
+                raw.push(&payload)?;
+                raw.pull(&mut payload)?;
+            }
         }
     }
     let time = Duration::from_millis(args.millis);
-    let mut cases: BTreeMap<(Via, bool), Case> = BTreeMap::new();
+    let mut cases = Cases::default();
     for _ in 0..args.repeats {
-        for (via, pusher, raw) in &mut ways {
-            measure_raw(
-                &raws,
-                raw,
-                &mut payload,
-                time,
-                interrupted,
-                cases.entry((*via, false)).or_default(),
-            )?;
-            measure(&ours, pusher, time, interrupted, cases.entry((*via, true)).or_default())?;
+        for (via, pusher, beside) in &mut ways {
+            for (way, raw) in beside {
+                let case = cases.raw.entry(*way).or_default();
+                measure_raw(&raws, raw, &mut payload, time, interrupted, case)?;
+            }
+            measure(&ours, pusher, time, interrupted, cases.ours.entry(*via).or_default())?;
         }
     }
     Ok(cases)
@@ -174,7 +198,7 @@ fn measure_raw(
     Ok(())
 }
 
-fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Case>) -> Vec<Figure> {
+fn figures(args: &WireBenchArgs, bytes: usize, cases: &Cases) -> Vec<Figure> {
     let (size, mut figures) = (named(bytes), Vec::new());
     let payload = bytes as f64;
     let goodput = |c: &Case, m| c.each(m, |(seconds, _)| seconds.iter().map(|s| payload / s / 1e6).collect());
@@ -189,21 +213,20 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
         ("push cpu", "s/GB, all processes", push, &cpu),
         ("pull cpu", "s/GB, all processes", pull, &cpu),
     ];
+    let raws: Vec<Way> = args.via.iter().flat_map(|via| references(*via)).copied().collect();
     for (what, unit, measure, each) in rows {
-        for via in &args.via {
-            let Some(raw) = cases.get(&(*via, false)) else { continue };
-            let case = format!("raw {}, {size}", via.name());
+        for way in &raws {
+            let Some(raw) = cases.raw.get(way) else { continue };
+            let case = format!("{}, {size}", way.name());
             figures.extend(Figure::alone("wire", &case, what, unit, &each(raw, measure)));
         }
         for via in &args.via {
-            let Some(ours) = cases.get(&(*via, true)) else { continue };
+            let Some(ours) = cases.ours.get(via) else { continue };
             let (case, values) = (format!("{}, {size}", via.name()), each(ours, measure));
-            // For the Unix socket, TCP is a second reference.
-            for reference in args.via.iter().filter(|r| *r == via || **r == Via::Tcp) {
-                let Some(raw) = cases.get(&(*reference, false)) else { continue };
+            for way in raws.iter().filter(|way| compares(*via, **way)) {
+                let Some(raw) = cases.raw.get(way) else { continue };
                 let figure = Figure::alone("wire", &case, what, unit, &values);
-                let reference = format!("raw {}", reference.name());
-                figures.extend(figure.map(|f| f.against(&reference, &values, &each(raw, measure))));
+                figures.extend(figure.map(|f| f.against(way.name(), &values, &each(raw, measure))));
             }
         }
     }
