@@ -130,6 +130,10 @@ impl<S: Kind> Replicated for Hosted<S> {
         S::of(change).map_or(0, |change| self.0.touched(change))
     }
 
+    fn share(&self) -> u32 {
+        self.0.share()
+    }
+
     fn in_term(&self, term: u64) {
         self.0.in_term(term);
     }
@@ -211,5 +215,19 @@ impl Replication for Group {
     fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
         let group = self.clone();
         async move { Group::ensure_awake(&group).await }.boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::room::Room;
+    use paraft_common::JobId;
+
+    #[test]
+    fn a_hosted_shard_works_in_its_jobs_share() {
+        let shard = Shard::within(Room::unlimited(), JobShard::first(JobId(7)), 1);
+        assert_eq!(Hosted(Arc::new(shard)).share(), 7);
+        assert_eq!(Hosted(Arc::new(Agreed::default())).share(), u32::MAX);
     }
 }

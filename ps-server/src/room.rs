@@ -103,7 +103,12 @@ impl Room {
 
     /// Bytes that are reserved for these replicas, and not allocated yet.
     pub fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
-        self.inner.lock().promised_to(which)
+        // Dropped after the lock.
+        let _in_use;
+        let inner = self.inner.lock();
+        let promised = inner.promised_to(which);
+        _in_use = promised.in_use;
+        promised.bytes
     }
 
     /// From now on `bytes` gives the part of a replica's log in memory.
@@ -127,12 +132,15 @@ impl Room {
     /// # Errors
     /// [`ApplyError::NoRoom`] with the numbers.
     pub fn reserve(self: &Arc<Self>, shard: JobShard, need: &Need) -> Result<Reserved, ApplyError> {
+        // Dropped after the lock.
+        let _in_use;
         let mut inner = self.inner.lock();
         if inner.is_expected(shard, need) {
             return Ok(self.set_aside(&mut inner, shard, need));
         }
         let now = (self.look)();
-        let promised = inner.promised_to(|other| other != shard);
+        let Promised { bytes: promised, in_use } = inner.promised_to(|other| other != shard);
+        _in_use = in_use;
         let left = now.free().saturating_sub(now.reserve()).saturating_sub(promised);
         if need.total() - inner.log_in_memory(shard, need) > left {
             let what = now.tightest().map(|p| p.what.as_str()).unwrap_or_default();
@@ -190,14 +198,24 @@ impl Room {
     }
 }
 
+/// What is reserved, and not allocated yet.
+struct Promised {
+    bytes: u64,
+    /// The last owner of one of these ends its reservation, for which it locks the room.
+    in_use: Vec<Arc<dyn Allocated>>,
+}
+
 impl Inner {
-    fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> u64 {
-        let held = |a: &Aside| {
-            let state = a.holds.as_ref().and_then(Weak::upgrade).map_or(0, |c| c.held());
-            state.saturating_add(self.log_in_memory(a.shard, &a.need))
-        };
-        let open = |a: &Aside| a.need.total().saturating_sub(held(a));
-        self.aside.values().filter(|a| which(a.shard) && !a.over).map(open).fold(0, u64::saturating_add)
+    fn promised_to(&self, which: impl Fn(JobShard) -> bool) -> Promised {
+        let mut promised = Promised { bytes: 0, in_use: Vec::new() };
+        for aside in self.aside.values().filter(|a| which(a.shard) && !a.over) {
+            let user = aside.holds.as_ref().and_then(Weak::upgrade);
+            let state = user.as_ref().map_or(0, |user| user.held());
+            let held = state.saturating_add(self.log_in_memory(aside.shard, &aside.need));
+            promised.bytes = promised.bytes.saturating_add(aside.need.total().saturating_sub(held));
+            promised.in_use.extend(user);
+        }
+        promised
     }
 
     /// The taken bytes of this need's part for the log.

@@ -111,3 +111,35 @@ fn without_an_end_everything_fits() {
         .expect("fits");
     Room::unlimited().take(u64::MAX).expect("fits");
 }
+
+/// Something that is released while the room asks what it holds.
+#[derive(Default)]
+struct Released {
+    owner: Mutex<Option<Arc<Released>>>,
+    reserved: std::sync::OnceLock<Reserved>,
+}
+
+impl Allocated for Released {
+    fn held(&self) -> u64 {
+        *self.owner.lock() = None;
+        0
+    }
+}
+
+#[test]
+fn a_user_that_goes_while_it_is_asked_ends_its_reservation() {
+    let room = Room::unlimited();
+    let reserved = room.reserve(JobShard::from_number(0), &need(1)).expect("there is room");
+    let user = Arc::new(Released::default());
+    reserved.for_use_by(&user);
+    let _ = user.reserved.set(reserved);
+    *user.owner.lock() = Some(user.clone());
+    drop(user);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let first = promised(&room, None);
+        let _ = tell.send((first, promised(&room, None)));
+    });
+    let told = told.recv_timeout(Duration::from_secs(60));
+    assert_eq!(told.expect("no thread waits for itself"), (1, 0));
+}

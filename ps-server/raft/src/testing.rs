@@ -96,6 +96,12 @@ impl Replicated for Parts {
         change.payload().len() as u64
     }
 
+    fn share(&self) -> u32 {
+        0
+    }
+
+    fn in_term(&self, _: u64) {}
+
     fn image(&self) -> RawImage {
         let inner = self.inner.lock();
         let writes: Vec<u64> = inner.parts.iter().map(|(n, _)| *n).collect();

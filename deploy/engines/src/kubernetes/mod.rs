@@ -18,7 +18,7 @@ mod tests;
 
 use crate::{
     certs::{Certs, FILES},
-    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run, tail},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, tail},
     error::{EngineError, Kind},
     fleet::Fleet,
     place::Role,

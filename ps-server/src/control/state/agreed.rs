@@ -3,7 +3,7 @@
 use super::{Command, Outcome, State};
 use crate::{
     control::format,
-    raft::{ApplyError, RawImage, Replicated},
+    raft::{ApplyError, OutdatedMemory, RawImage, Replicated},
 };
 use paraft_common::Payload;
 use parking_lot::RwLock;
@@ -113,6 +113,25 @@ impl Replicated for Agreed {
 
     fn bytes(&self) -> u64 {
         0 // no bulk
+    }
+
+    /// A share of its own: jobs do not wait for each other's updates, and the fleet's state for none.
+    fn share(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn in_term(&self, _: u64) {}
+
+    fn room_for(&self, _: &[u8]) -> Result<(), ApplyError> {
+        Ok(())
+    }
+
+    fn order(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn outdated(&self, _: u64) -> OutdatedMemory {
+        OutdatedMemory::default()
     }
 }
 
