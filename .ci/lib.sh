@@ -21,6 +21,13 @@ step() { # what it is for, then the command
     printf '    ok, %d s, %d s of processor time\n' "$((SECONDS - began))" "$(($(processor) - used))"
 }
 
+# Runs a script behind the others; its number is in $!. The kernel weighs sessions before processes, and each server of a test has a
+# session of its own: so has what must not slow it down.
+behind() { # its log, the script
+    setsid bash -c "{ echo 19 >/proc/self/autogroup; renice -n 19 \$\$; } >/dev/null 2>&1; set -e; $2" >"$1" 2>&1 &
+    background+=($!)
+}
+
 skip() {
     say "SKIPPED $*"
     skipped+=("$*")

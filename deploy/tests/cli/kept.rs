@@ -182,7 +182,7 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
 
 #[test]
 fn a_requested_checkpoint_resumes_with_the_same_bits() {
-    let l = Launcher::training(&digits("bsp", 3, 150), 2);
+    let l = Launcher::training(&digits("bsp", 3, 60), 2);
     let (keep, run_dir) = (l.keep(), l.run_dir.clone());
     let dir = run_dir.to_str().expect("utf-8");
     let save = |job: &str| run(&["checkpoint", "save", job, "--fleet", dir]);
