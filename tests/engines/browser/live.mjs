@@ -13,7 +13,7 @@ const startServer = (id) => {
   fleet[id] = start("server-" + id, ["server", "--servers", servers, "--id", String(id), "--shards", "3", "--replicas", "3", "--election-ms", "300",
     "--data", scratch + "/data-" + id, "--dashboard", pages[id]]);
 };
-const train = (job) => start("train-" + job, ["train", "digits.toml", "--set", "name=" + job, "--set", "eval.every_epoch=true", "--to", servers, "--run-dir", "run-" + job]);
+const train = (job) => start("train-" + job, ["train", "digits.toml", "--set", "name=" + job, "--set", "eval.every_epoch=true", "--fleet", servers, "--run-dir", "run-" + job]);
 const status = async () => {
   const lines = (await run("status", "--fleet", servers, "--json")).trim().split("\n").map((l) => JSON.parse(l));
   return { ...lines.find((l) => l.jobs), replies: lines.filter((l) => l.shards && !l.jobs) };
