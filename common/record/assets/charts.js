@@ -266,16 +266,18 @@ const paraftCharts = (data) => {
     });
     const table = tableOf(chart.lines);
     const few = chart.x === "workers" ? [...new Set(table[0])] : null;
+    // Around one value uPlot leaves as much air as the value has; shares have none above 1.
+    const inside = ([lo, hi]) => (chart.percent ? [Math.max(lo, 0), Math.min(hi, 1)] : [lo, hi]);
     const plot = draw(figure, runs, lineSwatch, {
       bands, bandsOf,
       scales: { x: { time: false, distr: few ? 3 : 1, log: 2,
-        range: (u, lo, hi) => few ? [few[0] / 1.15, few[few.length - 1] * 1.15] : [lo === u.data[0][0] ? Math.min(0, lo) : lo, hi || 1] },
+        range: (u, lo, hi) => few ? [few[0] / 1.15, few[few.length - 1] * 1.15] : [lo === u.data[0][0] ? Math.min(0, lo) : Math.max(0, lo), Math.min(hi, u.data[0][u.data[0].length - 1] || hi) || 1] },
         y: { distr: chart.log ? 3 : 1, range: (u, lo, hi) => {
           if (lo == null) return chart.log ? [0.1, 1] : [0, 1];
           if (chart.log) return [lo / 1.15, hi * 1.15];
-          if (chart.zero) return uPlot.rangeNum(0, hi || 1, 0.1, true);
+          if (chart.zero) return inside(uPlot.rangeNum(0, hi || 1, 0.1, true));
           if (chart.target != null) { lo = Math.min(lo, chart.target); hi = Math.max(hi, chart.target); }
-          return uPlot.rangeNum(lo, hi, 0.08, false);
+          return inside(uPlot.rangeNum(lo, hi, 0.08, false));
         } } },
       series: [{}, ...series],
       axes: [axis(Object.assign({ label: chart.x, values: (u, vs) => vs.map(chart.x === "bytes" ? bytes : short), space: 60, size: 30 },
