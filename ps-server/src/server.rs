@@ -21,9 +21,10 @@ use crate::{
     rpc::{
         Lanes,
         audit::Audit,
-        control::{ControlService, GrpcCalls, ask_to_join, shape_of},
+        control::{ControlService, GrpcCalls, ask_to_join},
         peers::PeersService,
         rights::RightsLayer,
+        shape::shape_of,
         shards::{MAX_UNOPENED_STREAMS, ShardsService},
         status::StatusService,
     },

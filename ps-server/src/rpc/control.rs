@@ -1,6 +1,6 @@
 //! The service that forms the fleet, and its wire types.
 //!
-//! - `convert`: reports, directives and settings; `describe`: the fleet's state.
+//! - `convert`: reports and directives; `describe`: the fleet's state.
 //! - `jobs`: submission and end of jobs.
 //! - `calls`, `join`: the client's side, in a server.
 
@@ -10,16 +10,15 @@ mod describe;
 pub mod jobs;
 mod join;
 
-use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor};
+use super::{audit::Audit, groups, jobs as checkpoints, memory, rights::visitor, shape::shape_to};
 use crate::{
     connections::{self, Rank, Visitor},
     control::{Advice, Agent, Command, Order, Outcome, Refused, ReportRefusal},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
-pub(super) use convert::shape_to;
 use convert::to_directive;
-pub use convert::{from_directive, from_report, shape_of, to_report};
+pub use convert::{from_directive, from_report, to_report};
 pub use join::ask_to_join;
 use paraft_common::{JobShard, ServerId, check_address, config::ServerJob};
 use paraft_proto::{

@@ -1,6 +1,6 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
-use super::control::shape_to;
+use super::shape::shape_to;
 use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, is_in};
 use paraft_common::{
     JobId,

@@ -33,6 +33,7 @@ pub mod readers;
 mod reads;
 pub mod rights;
 mod save;
+pub mod shape;
 pub mod shards;
 pub mod status;
 mod switch;

@@ -18,8 +18,9 @@ use paraft_proto::{
 };
 use paraft_server::{
     rpc::{
-        control::{from_directive, from_report, shape_of, to_report},
+        control::{from_directive, from_report, to_report},
         convert, jobs,
+        shape::shape_of,
     },
     shard::{
         Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::BatchedPushes, begin::JOB_FORM,

@@ -1,8 +1,8 @@
 //! Requests to other servers, over gRPC.
 
 use super::{
-    super::memory,
-    convert::{from_directive, shape_of, to_report},
+    super::{memory, shape::shape_of},
+    convert::{from_directive, to_report},
 };
 use crate::{
     admission::Answer,

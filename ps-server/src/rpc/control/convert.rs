@@ -1,27 +1,15 @@
-//! Reports, directives and settings: wire to domain and back.
+//! Reports and directives: wire to domain and back.
 
 use super::super::{auto, jobs};
 use crate::{
-    control::{Action, AsideReport, Directive, ReplicaReport, Report, SentReport, Shape},
+    control::{Action, AsideReport, Directive, ReplicaReport, Report, SentReport},
     raft::{Digest, Membership, ReplicaId},
 };
-use paraft_common::{Durability, JobShard, ServerId};
+use paraft_common::{JobShard, ServerId};
 use paraft_proto::{
-    CheckDigest, Diverged, FleetShape, Found, Host, Remove, Replica, ReportRequest, Retire, Stop, Voters,
-    directive,
+    CheckDigest, Diverged, Found, Host, Remove, Replica, ReportRequest, Retire, Stop, Voters, directive,
 };
 use std::{sync::Arc, time::Duration};
-
-/// A shape from the wire; `None` if it is invalid.
-pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
-    let s = shape?;
-    let durability: Durability = s.durability.parse().ok()?;
-    Some(Shape { shards: s.shards, replicas: s.replicas, durability })
-}
-
-pub fn shape_to(s: Shape) -> FleetShape {
-    FleetShape { shards: s.shards, replicas: s.replicas, durability: s.durability.name().into() }
-}
 
 /// A report for the wire.
 pub fn to_report(fleet: u64, told: &SentReport) -> ReportRequest {

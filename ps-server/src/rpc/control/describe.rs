@@ -1,9 +1,6 @@
 //! The control group's description of its fleet, for `paraft status` and other callers.
 
-use super::{
-    super::{groups, jobs},
-    convert::shape_to,
-};
+use super::super::{groups, jobs, shape::shape_to};
 use crate::{
     control::{Agent, ReplicaReport, Report},
     raft::{Membership, ReplicaId},

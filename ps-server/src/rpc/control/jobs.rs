@@ -1,6 +1,6 @@
 //! Submission and end of jobs, at the leader of the control group.
 
-use super::convert::shape_of;
+use super::super::shape::shape_of;
 use crate::control::{Agent, Done, JobState, Order, Outcome, State, Submission};
 use paraft_common::config::{MAX_NAME_CHARS, check_name};
 use paraft_proto::{EndJobRequest, RefusalKind, SubmitRequest};
