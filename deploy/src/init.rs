@@ -50,6 +50,7 @@ fn job_of(answers: &mut dyn BufRead, file: &Path) -> Result<String, Failure> {
     let data = ask(answers, &format!("Data: {}?", kinds.join(", ")), "digits", one_of(&kinds))?;
     let model = DATA.iter().find(|(kind, _)| *kind == data).map_or("mlp", |(_, model)| model);
     let path = if data == "digits" { None } else { Some(ask_path(answers, &data)?) };
+    let task = if data == "csv" { ask_task(answers)? } else { "" };
     let models = ModelConfig::KINDS;
     let model = ask(answers, &format!("Model: {}?", models.join(", ")), model, one_of(models))?;
     let workers = ask(answers, "Workers, each of them a process?", "2", number)?;
@@ -59,7 +60,7 @@ fn job_of(answers: &mut dyn BufRead, file: &Path) -> Result<String, Failure> {
     })?;
     let epochs = ask(answers, "Epochs?", "10", number)?;
     let path = match path {
-        Some(path) => format!("path = {}\n", toml(path)?),
+        Some(path) => format!("path = {}\n{task}", toml(path)?),
         None => String::new(),
     };
     let hidden = if matches!(&model[..], "mlp" | "autoencoder") { "hidden = [128, 64]\n" } else { "" };
@@ -121,6 +122,13 @@ fn ask_path(answers: &mut dyn BufRead, data: &str) -> Result<String, Failure> {
             (true, Some(text)) => Ok(text.to_string()),
         }
     })
+}
+
+/// What the last column of a table is, as it stands in a job file.
+fn ask_task(answers: &mut dyn BufRead) -> Result<&'static str, Failure> {
+    let question = "The last column: a class, or a number to predict?";
+    let word = ask(answers, question, "class", one_of(&["class", "number"]))?;
+    Ok(if word == "number" { "task = \"regression\"\n" } else { "" })
 }
 
 fn one_of(words: &[&str]) -> impl Fn(&str) -> Result<String, String> {

@@ -2,7 +2,7 @@
 
 use crate::train::tell;
 use clap::Args;
-use paraft_fleet::{failure::Failure, run_dir::held};
+use paraft_fleet::{ended::RecordedEnd, failure::Failure, run_dir::held};
 use paraft_record::{Event, METRICS_FILE, RecordError, RunRecord, read_events};
 use paraft_worker::exit;
 use std::{
@@ -29,8 +29,10 @@ pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
         Event::Diverged(d) => Some(d.reason.clone()),
         _ => None,
     });
-    let record = RunRecord::from_events(events)
+    let recorded = RecordedEnd::of(&events);
+    let mut record = RunRecord::from_events(events)
         .ok_or_else(|| unreadable(RecordError::NoRun { path: file.clone() }, dir))?;
+    recorded.note(dir, &mut record);
     tell(&record, dir, args.json)?;
     if !has_summary {
         let why = match (held(dir), end) {
@@ -54,7 +56,7 @@ fn unreadable(e: RecordError, dir: &Path) -> Failure {
     let help = match &e {
         RecordError::DamagedLine { path, line, .. } => {
             format!(
-                "the other lines are fine: make a copy of the file, then remove the line with sed -i {line}d {}",
+                "make a copy of the file, then remove the line with sed -i {line}d {}; the others may be whole",
                 path.display()
             )
         }

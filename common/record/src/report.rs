@@ -150,8 +150,17 @@ fn title(entries: &[Entry<'_>]) -> String {
     }
 }
 
-/// The result in one or two sentences, from the same numbers as the table.
+/// How the runs ended, if not in order, and the result.
 fn headline(entries: &[Entry<'_>]) -> String {
+    let ends = entries.iter().filter_map(|e| {
+        let end = e.record.end.as_ref()?;
+        Some(if entries.len() > 1 { format!("{}: {end} ", e.label) } else { format!("{end} ") })
+    });
+    ends.chain([result(entries)]).collect()
+}
+
+/// The result in one or two sentences, from the same numbers as the table.
+fn result(entries: &[Entry<'_>]) -> String {
     let with_target: Vec<_> = entries.iter().filter(|e| e.summary.target_accuracy.is_some()).collect();
     let mut reached: Vec<(f64, &Entry<'_>)> =
         with_target.iter().filter_map(|e| Some((e.summary.seconds_to_target?, *e))).collect();

@@ -43,6 +43,8 @@ pub struct RunRecord {
     /// The target accuracy of time-to-accuracy. It starts as the run's own target; a comparison may set
     /// one target for all its runs.
     pub target_accuracy: Option<f64>,
+    /// How the run ended, in a sentence for its report, if it did not finish. Only a launcher knows it.
+    pub end: Option<String>,
 }
 
 impl RunRecord {
@@ -113,6 +115,7 @@ impl RunRecord {
             moments,
             diverged,
             target_accuracy,
+            end: None,
         })
     }
 

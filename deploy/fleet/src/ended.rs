@@ -6,6 +6,7 @@
 use crate::{
     failure::Failure,
     files::{JOB_FILE, REPORT_FILE},
+    run_dir::held,
     shared::JobEnd,
 };
 use paraft_checkpoint::{Folder, MODEL_FILE, Manifest};
@@ -53,6 +54,18 @@ impl EndState {
                 Some(why).filter(|why| !why.is_empty()).map(String::as_str)
             }
             Self::Finished | Self::Stopped | Self::NoEnd => None,
+        }
+    }
+
+    /// What a run of this state did, for people.
+    fn says_of_run(&self) -> String {
+        let why = self.reason().map(|why| format!(" ({why})")).unwrap_or_default();
+        match self {
+            Self::Finished => "finished".into(),
+            Self::Stopped => "was stopped before its end".into(),
+            Self::Failed(_) => format!("failed{why}"),
+            Self::Interrupted(_) => format!("was interrupted{why}"),
+            Self::NoEnd => "has no end".into(),
         }
     }
 
@@ -159,10 +172,11 @@ impl EndedRun {
         };
         let quoted = |path: &Path| paraft_engines::fleet::quoted(&path.to_string_lossy());
         let from = quoted(from);
-        Some(match (self.run.of_script(), &self.job) {
-            (true, _) => format!("paraft launch --resume={from} SCRIPT"),
-            (false, Some(_)) => format!("paraft train {} --resume {from}", quoted(&self.dir.join(JOB_FILE))),
-            (false, None) => format!("paraft train JOB --resume {from}"),
+        // A script and its arguments are in the job file.
+        Some(match (&self.job, self.run.of_script()) {
+            (Some(_), _) => format!("paraft train {} --resume {from}", quoted(&self.dir.join(JOB_FILE))),
+            (None, true) => format!("paraft launch --resume={from} SCRIPT"),
+            (None, false) => format!("paraft train JOB --resume {from}"),
         })
     }
 
@@ -255,6 +269,35 @@ impl RecordedEnd {
     }
 }
 
+impl RecordedEnd {
+    /// Of a run that ends in order, before its record says so.
+    pub fn in_order(record: &RunRecord) -> Self {
+        let trained = record.train.iter().map(|t| t.step.0);
+        let steps = trained.chain(record.workers.iter().map(|w| w.steps)).max().unwrap_or(0);
+        Self { summary: Some(record.summarize()), steps, ..Self::default() }
+    }
+
+    /// Notes in the record how the run in this folder ended, for its report.
+    pub fn note(&self, dir: &Path, record: &mut RunRecord) -> EndState {
+        let total = total_steps_of(dir, &record.run);
+        let state = self.state(dir, record, &record.summarize(), total);
+        let at = match total {
+            Some(total) => format!("at step {} of {total}", self.steps),
+            None => format!("at step {}", self.steps),
+        };
+        record.end = match &state {
+            EndState::Finished => None,
+            EndState::NoEnd if held(dir).is_some() => Some(format!("The run is still going on, {at}.")),
+            EndState::NoEnd if !record.run.founding.is_empty() => {
+                Some(format!("The record has no end, {at}: only a launcher writes one."))
+            }
+            EndState::NoEnd => Some(format!("The record has no end, {at}: the launcher was killed.")),
+            state => Some(format!("The run {}, {at}.", state.says_of_run())),
+        };
+        state
+    }
+}
+
 /// The report of the run in this folder, or of the comparison that the run is a part of, if it was written.
 pub fn report(dir: &Path) -> Option<PathBuf> {
     let exists = |path: PathBuf| Some(path).filter(|path| path.is_file());
@@ -289,10 +332,10 @@ fn unreadable(e: &RecordError, dir: &Path) -> Failure {
     let failure = Failure::new(exit::DATA, e);
     match e {
         RecordError::NoRun { .. } => failure.help(format!(
-            "its launcher ended before the training began; what its processes said is in {}: *.log, *.stderr",
+            "its launcher ended before the training began, or the file is cut; what its processes said is in {}: *.log, *.stderr",
             dir.display()
         )),
-        RecordError::DamagedLine { .. } => failure.help("remove that line; the others can be read"),
+        RecordError::DamagedLine { .. } => failure.help("remove that line; the others may be whole"),
         _ => failure.help("give the folder of a run, as `paraft train` printed it"),
     }
 }

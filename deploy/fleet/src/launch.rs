@@ -259,7 +259,8 @@ impl Begun<'_> {
             progress.note(&why);
         }
         record.end(&after, resolved)?;
-        let all = record.close(dir)?;
+        let mut all = record.close(dir)?;
+        ended::RecordedEnd::in_order(&all).note(dir, &mut all);
         if reports {
             paraft_record::write_report(dir.join(REPORT_FILE), std::slice::from_ref(&all))?;
         }

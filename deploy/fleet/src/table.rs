@@ -43,6 +43,8 @@ pub fn modes(summaries: &[Summary]) -> String {
             (Some(a), Some(b)) => format!("{a} / {b}"),
             _ => "-".into(),
         };
+        // Without the workers' totals nothing is known.
+        let sent = |n: u64| if n == 0 { "-".into() } else { bytes(n) };
         let row = [
             Some(s.switched_to.as_ref().map_or_else(|| s.mode.clone(), |to| format!("{} → {to}", s.mode))),
             accuracy(s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s"))),
@@ -51,8 +53,8 @@ pub fn modes(summaries: &[Summary]) -> String {
             Some(format!("{:.0}", s.samples_per_s)),
             Some(delay),
             Some(format!("{:.2} s", s.wait_seconds)),
-            Some(bytes(s.bytes_pushed)),
-            Some(bytes(s.bytes_pulled)),
+            Some(sent(s.bytes_pushed)),
+            Some(sent(s.bytes_pulled)),
             Some(lost(s)),
         ];
         table.add_row(row.into_iter().flatten());

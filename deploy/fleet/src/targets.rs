@@ -261,6 +261,11 @@ fn found_in(folder: &Path, shows: As) -> Result<Found, Failure> {
             return Err(Failure::new(exit::UNAVAILABLE, why)
                 .help("it is starting, or it is a simulation: ask again in a moment"));
         }
+        Err(e) if e.kind() == ErrorKind::NotFound && !newest_first(folder).is_empty() => {
+            let runs: Vec<_> = newest_first(folder).iter().map(|run| run.display().to_string()).collect();
+            let why = format!("{}: that folder is no run, but holds some", folder.display());
+            return Err(Failure::new(exit::CONFIG, why).help(format!("name one: {}", runs.join(", "))));
+        }
         list => list.map_err(|e| {
             Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
         })?,

@@ -146,6 +146,8 @@ fn a_stopped_run_is_shown_with_the_way_to_go_on() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert_eq!(l.output().0, Some(0));
     asked(at, "stopped", "stopped before its end");
+    let report = fs::read_to_string(dir.join("report.html")).expect("a report");
+    contains(&report, &["The run was stopped before its end, at step "]);
     let goes_on = format!("paraft train {at}/job.toml --resume {at}");
     contains(&printed(&["status", "--fleet", at]), &["report.html", &goes_on]);
     assert_eq!(object(&["status", "--fleet", at, "--json"])["resume"], goes_on.as_str());
@@ -175,6 +177,9 @@ fn a_run_whose_launcher_was_killed_is_shown_without_an_end() {
     });
     asked(at, "no-end", "its launcher is gone and the record has no end");
     contains(&printed(&["status", "--fleet", at]), &[&format!("paraft train {at}/job.toml --resume {at}")]);
+    printed(&["report", at]);
+    let report = fs::read_to_string(dir.join("report.html")).expect("a report");
+    contains(&report, &["The record has no end, at step ", "the launcher was killed"]);
     // Its fleet will never be whole.
     let out = run(&["status", "--fleet", at, "--wait", "whole"]);
     assert_eq!(out.status.code(), Some(69), "{}", text(&out.stderr));
@@ -190,6 +195,9 @@ fn a_folder_without_a_readable_record_is_refused_by_name() {
 
     let dir = finished(scratch.path());
     let (at, record) = (dir.to_str().expect("utf-8"), dir.join("metrics.jsonl"));
+    let out = run(&["status", "--fleet", none]);
+    assert_eq!(out.status.code(), Some(78));
+    contains(&text(&out.stderr), &["is no run, but holds some", at]);
     let whole = fs::read(&record).expect("a record");
     // A last line that was cut is no end.
     fs::write(&record, &whole[..whole.len() - 9]).expect("cut");

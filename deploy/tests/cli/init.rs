@@ -21,7 +21,7 @@ fn init_writes_a_job_that_trains() {
     let rows: String = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 5, ["low", "high"][i % 2])).collect();
     fs::write(folder.join("table.csv"), format!("a,b,class\n{rows}")).expect("written");
     // A wrong answer is asked again, an empty one is the default.
-    let (code, said) = init(folder, &["sub.toml"], "excel\ncsv\nmissing.csv\ntable.csv\n\n0\n1\nasp\n1\n");
+    let (code, said) = init(folder, &["sub.toml"], "excel\ncsv\nmissing.csv\ntable.csv\n\n\n0\n1\nasp\n1\n");
     assert_eq!(code, Some(0), "{said}");
     contains(
         &said,
@@ -56,8 +56,20 @@ fn init_without_all_answers_writes_nothing() {
     contains(&said, &["ended before the last answer; nothing is written"]);
     // Its rows are of unequal length.
     fs::write(scratch.path().join("bad.csv"), "1,2\n3\n").expect("written");
-    let (code, said) = init(scratch.path(), &[], "csv\nbad.csv\n\n\n\n\n");
+    let (code, said) = init(scratch.path(), &[], "csv\nbad.csv\n\n\n\n\n\n");
     assert_eq!(code, Some(65), "{said}");
     contains(&said, &["bad.csv"]);
     assert!(!scratch.path().join("job.toml").exists());
+}
+
+#[test]
+fn init_asks_whether_a_table_has_classes_or_numbers() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let rows: String =
+        (0..40).map(|i| format!("{},{},{:.3}\n", i % 7, i % 5, f64::from(i) * 0.113)).collect();
+    fs::write(scratch.path().join("prices.csv"), format!("a,b,price\n{rows}")).expect("written");
+    let (code, said) = init(scratch.path(), &[], "csv\nprices.csv\nnumber\n\n1\n\n1\n");
+    assert_eq!(code, Some(0), "{said}");
+    let job = fs::read_to_string(scratch.path().join("job.toml")).expect("written");
+    contains(&job, &["task = \"regression\"", "kind = \"mlp\""]);
 }

@@ -166,8 +166,10 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
         Some((format!("{p50} / {p99} / {max}"), p99 as f64))
     }));
     rows.push(row("Waiting, all workers", Best::Low, &|s| Some((seconds(s.wait_seconds), s.wait_seconds))));
-    rows.push(row("Bytes pushed", Best::Neither, &|s| Some((bytes(s.bytes_pushed), s.bytes_pushed as f64))));
-    rows.push(row("Bytes pulled", Best::Neither, &|s| Some((bytes(s.bytes_pulled), s.bytes_pulled as f64))));
+    // Without the workers' totals nothing is known.
+    let sent = |n: u64| if n == 0 { None } else { Some((bytes(n), n as f64)) };
+    rows.push(row("Bytes pushed", Best::Neither, &|s| sent(s.bytes_pushed)));
+    rows.push(row("Bytes pulled", Best::Neither, &|s| sent(s.bytes_pulled)));
     rows.push(row("CPU-s per 1000 samples", Best::Low, &|s| {
         s.cpu_seconds_per_1000_samples.map(|c| (measured(c), c))
     }));
