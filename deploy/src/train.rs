@@ -191,13 +191,8 @@ impl End<'_> {
         if matches!(e.code(), exit::USAGE | exit::CONFIG) {
             return e; // a repetition fails again
         }
-        let is_interrupted = matches!(e.code(), exit::INTERRUPTED | exit::TERMINATED);
-        let e = match self.command() {
-            Some(command) => e.more_help(command),
-            None if is_interrupted => e.more_help(self.no_checkpoint()),
-            None => e,
-        };
-        match is_interrupted && self.dir.join(METRICS_FILE).exists() {
+        let e = e.more_help(self.command().unwrap_or_else(|| self.no_checkpoint().into()));
+        match self.dir.join(METRICS_FILE).exists() {
             true => e.more_help(format!(
                 "for a report of what is recorded: paraft report {}",
                 quoted(&self.dir.display().to_string())

@@ -208,7 +208,14 @@ impl FleetName {
             Found::Ended(run) if run.join(METRICS_FILE).is_file() => {
                 Ok(Target::Ended(Box::new(EndedRun::read(&run)?)))
             }
-            Found::Ended(run) => Err(ended(&run)),
+            Found::Ended(run) if run.file_name().is_some_and(|name| name == "fleet") => Err(ended(&run)),
+            Found::Ended(run) => {
+                let why =
+                    format!("{}: that run has ended, and its record {METRICS_FILE} is gone", run.display());
+                Err(Failure::new(exit::CONFIG, why).help(
+                    "its weights, checkpoints and logs may be there still: `paraft evaluate` and --resume take the folder",
+                ))
+            }
         }
     }
 

@@ -204,6 +204,11 @@ fn a_folder_without_a_readable_record_is_refused_by_name() {
     let one = object(&["status", "--fleet", at, "--json"]);
     assert_eq!((&one["state"], &one["steps"]), (&"no-end".into(), &44.into()), "{one}");
 
+    fs::remove_file(&record).expect("removed");
+    let out = run(&["status", "--fleet", at]);
+    assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
+    contains(&text(&out.stderr), &["its record metrics.jsonl is gone", "--resume"]);
+
     let damaged = [&b"{}\n"[..], &whole[..]].concat();
     for (bytes, words) in
         [(&b""[..], ["no `run` event", "*.log"]), (&damaged[..], ["metrics.jsonl:1", "remove that line"])]
