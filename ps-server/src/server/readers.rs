@@ -4,8 +4,11 @@
 use std::{io, thread::available_parallelism};
 use tokio::runtime::{Builder, Runtime};
 
-/// Against a thread of niceness 0, the kernel gives such a thread about a tenth (`sched(7)`).
+/// So much more niceness than the server's other threads have: the kernel gives such a thread about a tenth of what it
+/// gives one of those (`sched(7)`).
 pub(super) const NICENESS: i32 = 10;
+/// The kernel knows no more.
+const MAX_NICENESS: i32 = 19;
 /// Of the processors, one in so many has a thread for readers.
 const PROCESSORS_PER_THREAD: usize = 4;
 
@@ -15,12 +18,13 @@ pub(super) struct ReaderThreads(Option<Runtime>);
 impl ReaderThreads {
     pub(super) fn start() -> io::Result<Self> {
         let processors = available_parallelism().map_or(1, usize::from);
+        let niceness = reader_niceness();
         Builder::new_multi_thread()
             .worker_threads(processors.div_ceil(PROCESSORS_PER_THREAD))
             .thread_name("paraft-readers")
-            .on_thread_start(|| {
+            .on_thread_start(move || {
                 // Linux takes a thread's number here. Where it refuses, readers are as important as others.
-                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), niceness);
             })
             .enable_all()
             .build()
@@ -43,9 +47,15 @@ impl Drop for ReaderThreads {
     }
 }
 
+/// The process may have been started with a niceness of its own.
+fn reader_niceness() -> i32 {
+    let own = rustix::process::getpriority_process(None).unwrap_or(0);
+    (own + NICENESS).min(MAX_NICENESS)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{NICENESS, ReaderThreads};
+    use super::{MAX_NICENESS, NICENESS, ReaderThreads};
     use std::sync::mpsc;
 
     #[test]
@@ -56,7 +66,7 @@ mod tests {
             let here = rustix::process::getpriority_process(Some(rustix::thread::gettid()));
             tells.send(here.expect("a thread has a priority")).expect("the test waits");
         });
-        assert_eq!(hears.recv().expect("the task runs"), NICENESS);
-        assert_eq!(rustix::process::getpriority_process(None).expect("ours"), 0);
+        let own = rustix::process::getpriority_process(None).expect("ours");
+        assert_eq!(hears.recv().expect("the task runs"), (own + NICENESS).min(MAX_NICENESS));
     }
 }
