@@ -14,7 +14,7 @@
 //!
 //! If the job names no interval, checkpoints have a least distance in time
 //! ([`crate::job::CheckpointConfig::least_distance`]). Then only the worker with the first share of the evaluations asks
-//! for them, by its own clock: other workers' clocks would make images that nobody fetches. The last step's is due on
+//! for them, by its own clock: if others asked by theirs, servers would make images that no worker fetches. The last step's is due on
 //! all workers.
 
 mod author;

@@ -57,18 +57,6 @@ impl EndState {
         }
     }
 
-    /// What a run of this state did, for people.
-    fn says_of_run(&self) -> String {
-        let why = self.reason().map(|why| format!(" ({why})")).unwrap_or_default();
-        match self {
-            Self::Finished => "finished".into(),
-            Self::Stopped => "was stopped before its end".into(),
-            Self::Failed(_) => format!("failed{why}"),
-            Self::Interrupted(_) => format!("was interrupted{why}"),
-            Self::NoEnd => "has no end".into(),
-        }
-    }
-
     /// For people.
     pub fn says(&self) -> String {
         match (self, self.reason()) {
@@ -278,23 +266,25 @@ impl RecordedEnd {
     }
 
     /// Notes in the record how the run in this folder ended, for its report.
-    pub fn note(&self, dir: &Path, record: &mut RunRecord) -> EndState {
+    pub fn note(&self, dir: &Path, record: &mut RunRecord) {
         let total = total_steps_of(dir, &record.run);
         let state = self.state(dir, record, &record.summarize(), total);
         let at = match total {
             Some(total) => format!("at step {} of {total}", self.steps),
             None => format!("at step {}", self.steps),
         };
-        record.end = match &state {
+        let why = state.reason().map(|why| format!(": {why}")).unwrap_or_default();
+        record.end = match state {
             EndState::Finished => None,
+            EndState::Stopped => Some(format!("The run was stopped before its end, {at}.")),
+            EndState::Failed(_) => Some(format!("The run failed {at}{why}.")),
+            EndState::Interrupted(_) => Some(format!("The run was interrupted {at}{why}.")),
             EndState::NoEnd if held(dir).is_some() => Some(format!("The run is still going on, {at}.")),
             EndState::NoEnd if !record.run.founding.is_empty() => {
                 Some(format!("The record has no end, {at}: only a launcher writes one."))
             }
             EndState::NoEnd => Some(format!("The record has no end, {at}: the launcher was killed.")),
-            state => Some(format!("The run {}, {at}.", state.says_of_run())),
         };
-        state
     }
 }
 

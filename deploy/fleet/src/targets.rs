@@ -21,7 +21,7 @@ use paraft_tls::access::As;
 use paraft_worker::{Job, exit};
 use std::{
     env, fs,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -268,20 +268,24 @@ fn found_in(folder: &Path, shows: As) -> Result<Found, Failure> {
             return Err(Failure::new(exit::UNAVAILABLE, why)
                 .help("it is starting, or it is a simulation: ask again in a moment"));
         }
-        Err(e) if e.kind() == ErrorKind::NotFound && !newest_first(folder).is_empty() => {
-            let runs: Vec<_> = newest_first(folder).iter().map(|run| run.display().to_string()).collect();
-            let why = format!("{}: that folder is no run, but holds some", folder.display());
-            return Err(Failure::new(exit::CONFIG, why).help(format!("name one: {}", runs.join(", "))));
-        }
-        list => list.map_err(|e| {
-            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
-        })?,
+        list => list.map_err(|e| no_run(folder, &path, &e))?,
     };
     let servers: Vec<String> = list.trim().split(',').map(str::to_string).collect();
     Ok(match has_ended(run, &servers) {
         true => Found::Ended(run.to_path_buf()),
         false => Found::Servers(servers),
     })
+}
+
+/// A folder without the list of servers: those of a comparison and of a demo hold several runs.
+fn no_run(folder: &Path, list: &Path, e: &io::Error) -> Failure {
+    let runs: Vec<_> = newest_first(folder).iter().map(|run| run.display().to_string()).collect();
+    if runs.is_empty() || e.kind() != ErrorKind::NotFound {
+        let why = format!("{}: {e}", list.display());
+        return Failure::new(exit::CONFIG, why).help("that folder holds no run");
+    }
+    let why = format!("{}: that folder is no run, but holds some", folder.display());
+    Failure::new(exit::CONFIG, why).help(format!("name one: {}", runs.join(", ")))
 }
 
 /// The default of a command that asks.

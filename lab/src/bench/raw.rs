@@ -83,15 +83,15 @@ fn write(stream: &mut impl Write, payload: &[u8]) -> io::Result<()> {
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// The kind of a connection to the far side.
+/// What Paraft is compared with: a connection to the far side of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum Reference {
     Plain(Via),
     /// Over TCP, in records.
     Tls,
 }
 
-impl Way {
+impl Reference {
     /// The name in the benchmark's cases.
     pub fn name(self) -> &'static str {
         match self {
@@ -114,21 +114,21 @@ pub struct Raw(Via, Box<dyn Stream>);
 
 impl Raw {
     /// Connects.
-    pub fn connect(to: &FarSide, way: Way) -> Result<Self, Failure> {
+    pub fn connect(to: &FarSide, reference: Reference) -> Result<Self, Failure> {
         let tcp = || -> io::Result<TcpStream> {
             let stream = TcpStream::connect(&to.address)?;
             stream.set_nodelay(true)?;
             Ok(stream)
         };
         let connect = || -> io::Result<Box<dyn Stream>> {
-            let stream: Box<dyn Stream> = match way {
-                Way::Plain(Via::Unix) => Box::new(UnixStream::connect(&to.socket)?),
-                Way::Plain(Via::Tcp) => Box::new(tcp()?),
-                Way::Tls => Box::new(Sealed::near(tcp()?)?),
+            let stream: Box<dyn Stream> = match reference {
+                Reference::Plain(Via::Unix) => Box::new(UnixStream::connect(&to.socket)?),
+                Reference::Plain(Via::Tcp) => Box::new(tcp()?),
+                Reference::Tls => Box::new(Sealed::near(tcp()?)?),
             };
             Ok(stream)
         };
-        Ok(Self(way.via(), connect().map_err(|e| broken(way.via(), e))?))
+        Ok(Self(reference.via(), connect().map_err(|e| broken(reference.via(), e))?))
     }
 
     /// Sends the payload and waits for the answer.

@@ -19,7 +19,7 @@ use super::{
     flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
     meter::{Meter, median_of},
-    raw::{self, Raw, Way},
+    raw::{self, Raw, Reference},
     scratch,
 };
 use crate::statistics::{median, quantile};
@@ -65,7 +65,7 @@ pub struct ShardBenchArgs {
 const VALUES: usize = 4 << 20;
 /// Bytes of each of the small buckets.
 const SMALL_BYTES: usize = 1 << 10;
-/// Small buckets; as many pushes are under way.
+/// Small buckets; as many pushes are in flight.
 const SMALL_BUCKETS: usize = 512;
 /// Bits per second that a link carries with `--delay-ms`.
 const LINK_BITS_PER_S: f64 = 1e9;
@@ -149,7 +149,7 @@ fn transfers(
     let least = args.link().map_or(0, |_| LINK_BYTES);
     let payload = vec![1; (VALUES * F32_BYTES).max(least)];
     let mut raws: Vec<Raw> =
-        to.iter().map(|f| Raw::connect(f, Way::Plain(Via::Tcp))).collect::<Result<_, _>>()?;
+        to.iter().map(|f| Raw::connect(f, Reference::Plain(Via::Tcp))).collect::<Result<_, _>>()?;
     let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
     let rate = |seconds: f64| payload.len() as f64 / seconds / 1e6;

@@ -15,7 +15,7 @@ use super::{
     flags::{named, repeats, replicas, size},
     load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, OpTime, median_of},
-    raw::{self, Raw, Way},
+    raw::{self, Raw, Reference},
     scratch,
 };
 use clap::Args;
@@ -77,22 +77,22 @@ impl Case {
 #[derive(Default)]
 struct Cases {
     ours: BTreeMap<Via, Case>,
-    raw: BTreeMap<Way, Case>,
+    raw: BTreeMap<Reference, Case>,
 }
 
 /// The references that are measured beside a transport.
-fn references(via: Via) -> &'static [Way] {
+fn references(via: Via) -> &'static [Reference] {
     match via {
-        Via::Tcp => &[Way::Plain(Via::Tcp), Way::Tls],
-        Via::Unix => &[Way::Plain(Via::Unix)],
+        Via::Tcp => &[Reference::Plain(Via::Tcp), Reference::Tls],
+        Via::Unix => &[Reference::Plain(Via::Unix)],
     }
 }
 
 /// Whether our figures of this transport are compared with this reference: for the Unix socket, plain TCP is a second one.
-fn compares(via: Via, reference: Way) -> bool {
+fn compares(via: Via, reference: Reference) -> bool {
     match reference {
-        Way::Plain(raw) => raw == via || raw == Via::Tcp,
-        Way::Tls => via == Via::Tcp,
+        Reference::Plain(raw) => raw == via || raw == Via::Tcp,
+        Reference::Tls => via == Via::Tcp,
     }
 }
 
@@ -125,9 +125,10 @@ fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) 
     // One worker for each transport; idle workers only send heartbeats.
     let mut ways = Vec::new();
     for (worker, via) in (0u32..).zip(&args.via) {
-        let measured = references(*via).iter().filter(|way| !(insecure && **way == Way::Tls));
-        let beside = measured.map(|way| Ok((*way, Raw::connect(&peer, *way)?)));
-        let beside: Vec<(Way, Raw)> = beside.collect::<Result<_, Failure>>()?;
+        let measured =
+            references(*via).iter().filter(|reference| !(insecure && **reference == Reference::Tls));
+        let beside = measured.map(|reference| Ok((*reference, Raw::connect(&peer, *reference)?)));
+        let beside: Vec<(Reference, Raw)> = beside.collect::<Result<_, Failure>>()?;
         ways.push((*via, fleet.seat_via(worker, *via).pusher()?, beside));
     }
     let mut payload = vec![1; bytes];
@@ -146,8 +147,8 @@ fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) 
     let mut cases = Cases::default();
     for _ in 0..args.repeats {
         for (via, pusher, beside) in &mut ways {
-            for (way, raw) in beside {
-                let case = cases.raw.entry(*way).or_default();
+            for (reference, raw) in beside {
+                let case = cases.raw.entry(*reference).or_default();
                 measure_raw(&raws, raw, &mut payload, time, interrupted, case)?;
             }
             measure(&ours, pusher, time, interrupted, cases.ours.entry(*via).or_default())?;
@@ -213,20 +214,20 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &Cases) -> Vec<Figure> {
         ("push cpu", "s/GB, all processes", push, &cpu),
         ("pull cpu", "s/GB, all processes", pull, &cpu),
     ];
-    let raws: Vec<Way> = args.via.iter().flat_map(|via| references(*via)).copied().collect();
+    let raws: Vec<Reference> = args.via.iter().flat_map(|via| references(*via)).copied().collect();
     for (what, unit, measure, each) in rows {
-        for way in &raws {
-            let Some(raw) = cases.raw.get(way) else { continue };
-            let case = format!("{}, {size}", way.name());
+        for reference in &raws {
+            let Some(raw) = cases.raw.get(reference) else { continue };
+            let case = format!("{}, {size}", reference.name());
             figures.extend(Figure::alone("wire", &case, what, unit, &each(raw, measure)));
         }
         for via in &args.via {
             let Some(ours) = cases.ours.get(via) else { continue };
             let (case, values) = (format!("{}, {size}", via.name()), each(ours, measure));
-            for way in raws.iter().filter(|way| compares(*via, **way)) {
-                let Some(raw) = cases.raw.get(way) else { continue };
+            for reference in raws.iter().filter(|reference| compares(*via, **reference)) {
+                let Some(raw) = cases.raw.get(reference) else { continue };
                 let figure = Figure::alone("wire", &case, what, unit, &values);
-                figures.extend(figure.map(|f| f.against(way.name(), &values, &each(raw, measure))));
+                figures.extend(figure.map(|f| f.against(reference.name(), &values, &each(raw, measure))));
             }
         }
     }

@@ -98,7 +98,7 @@ impl Sweep<'_> {
         }
         if let Some(mode) = &summary.switched_to {
             eprintln!(
-                "trial {}: somebody has switched it to {mode}: its settings alone do not come to what it has",
+                "trial {}: its mode was switched to {mode}: with its settings alone the result would be another",
                 ended.trial
             );
         }

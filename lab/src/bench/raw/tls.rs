@@ -72,7 +72,7 @@ pub struct Sealed<S> {
     /// Sealed records, which wait for a write.
     out: Vec<u8>,
     waiting: usize,
-    /// What came: first the opened content that nobody has read yet, then records from `next` to `end`.
+    /// Received bytes: opened content that the caller has not read, then sealed records from `next` to `end`.
     came: Vec<u8>,
     opened: Range<usize>,
     next: usize,

@@ -18,7 +18,7 @@ fn sealed(lengths: &[usize]) -> Vec<u8> {
     near.stream
 }
 
-/// What the far end hears of a message of this length.
+/// What the far end reads of a message of this length.
 fn opened(records: &[u8], length: usize) -> io::Result<Vec<u8>> {
     let mut content = vec![0; length];
     Sealed::far(records)?.read_exact(&mut content)?;

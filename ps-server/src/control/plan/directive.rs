@@ -1,4 +1,4 @@
-//! What should happen: what a server is told to do for a shard, and the whole plan.
+//! What a plan orders: a server's task for a shard, and the whole plan.
 
 use super::health::Health;
 use crate::{
