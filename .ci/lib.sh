@@ -228,6 +228,21 @@ test_wheel() {
     wheel=$(echo "$scratch"/wheel/paraft-*-cp39-abi3-*.whl)
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
     "$python" -c 'import os, sys; print(f"    {os.path.basename(sys.argv[1])}: {os.path.getsize(sys.argv[1])} bytes")' "$wheel"
+    check_wheel "$wheel"
     "$python" -c 'import time, torch; a = time.perf_counter(); import paraft.torch; print(f"    paraft over torch: {(time.perf_counter() - a) * 1e3:.0f} ms")'
     PARAFT_TEST_INSTALLED=1 "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 2 --dist worksteal python/tests
+}
+
+# The wheel where there is no compiler: its name says on which systems extension and program run, and a new environment with nothing else in
+# its PATH trains with it.
+check_wheel() { # the wheel
+    local tag=${1##*-} at=$scratch/bare
+    tag=${tag%.whl}
+    "$PARAFT_TORCH_PYTHON" -m auditwheel show "$1" | grep -F "\"$tag\"" || { echo "$1 is not of $tag" >&2; return 1; }
+    python3 -m venv "$at"
+    local bare=(env -i HOME="$scratch" PATH="$at/bin")
+    "${bare[@]}" pip install --quiet --disable-pip-version-check --only-binary :all: "$1" numpy
+    "${bare[@]}" python -c 'import paraft'
+    "${bare[@]}" paraft --version
+    (cd "$scratch" && "${bare[@]}" paraft launch --workers 2 --run-dir "$scratch/bare-run" "$OLDPWD/python/examples/numpy_digits.py")
 }

@@ -29,11 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Settings = Optional[dict[str, Any]]
 
+#: Named for the oldest manylinux that it runs on, as an index wants it. maturin's default here is a wheel for this machine's Linux.
+NAMED: dict[str, Any] = {"build-args": "--compatibility pypi"}
+
 
 def build_wheel(folder: str, settings: Settings = None, metadata: Optional[str] = None) -> str:
     """The wheel, in ``folder``: its name."""
     paraft = program()
-    return with_program(folder, maturin.build_wheel(folder, settings, metadata), paraft)
+    return with_program(folder, maturin.build_wheel(folder, {**NAMED, **(settings or {})}, metadata), paraft)
 
 
 def build_editable(folder: str, settings: Settings = None, metadata: Optional[str] = None) -> str:

@@ -15,7 +15,8 @@ def train(steps):
     run = paraft.init()
     model = torch.nn.Linear(8, 1)
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for _ in range(steps):
+    # 0, or where an interrupted run continues.
+    for _ in range(run.step, steps):
         x = torch.randn(32, 8)
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()

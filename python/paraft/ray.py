@@ -92,7 +92,8 @@ def fit(
     """Trains in the Ray cluster, and returns when the job has ended.
 
     Every worker is a process that runs ``train``, which calls :func:`paraft.init`. Servers are spread over the nodes. The
-    same call with the folder of a run that was interrupted continues it, as long as it has the servers' data.
+    same call with the folder of a run that was interrupted continues it from its last checkpoint, which Ctrl-C saves; with
+    ``{"cluster.durability": "quorum-disk"}`` from where its servers were.
 
     Args:
         train: a function, or the path of a script, which each node must have.
@@ -143,8 +144,9 @@ def fit(
     try:
         fleet.start(command, [of_server] * servers, [of_worker] * workers, page)
         fleet.wait()
-    except KeyboardInterrupt:
-        _LOG.info("%s is interrupted: the same call with run_dir=%r continues it", name, str(run))
+    except (KeyboardInterrupt, SystemExit):
+        # Ctrl-C; SIGTERM, which `ray job stop` sends.
+        fleet.save()
         raise
     finally:
         fleet.end()
@@ -291,6 +293,16 @@ class _Cluster:
                 raise UnavailableError(f"{who} of {self._job}: {e}; the same call with run_dir={str(self._run)!r} continues") from None
             if code:
                 raise _error(code)(f"{who} of {self._job} failed with code {code}: {said}")
+
+    def save(self) -> None:
+        """Has the job write a checkpoint, from which its workers continue: servers that all end at once lose their memory."""
+        _LOG.info("%s is interrupted: it saves a checkpoint; a second Ctrl-C ends it at once", self._job)
+        order = [program(), "checkpoint", "save", self._job, "--fleet", str(self._run)]
+        asked = subprocess.run(order, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if asked.returncode:
+            _LOG.warning("no checkpoint is saved: %s", asked.stderr.strip())
+        else:
+            _LOG.info("%s: the same call with run_dir=%r continues from there", asked.stdout.strip(), str(self._run))
 
     def end(self) -> None:
         """Ends what still runs, and gives the resources back."""

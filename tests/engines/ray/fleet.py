@@ -1,10 +1,13 @@
 """What is asserted of fleets in a Ray cluster: fleet.py FOLDER, a driver with a cluster of its own."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ import paraft.ray
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.state import list_actors
+from ray.util.state.exception import RayStateApiException
 
 SCRATCH = Path(sys.argv[1])
 BEGAN = time.monotonic()
@@ -26,7 +30,7 @@ def say(text):
     print(f"{time.monotonic() - BEGAN:4.0f} s  {text}", flush=True)
 
 
-def until(what, condition, seconds=180):
+def until(what, condition, seconds=600):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"gave up waiting for {what}"
@@ -36,13 +40,18 @@ def until(what, condition, seconds=180):
 
 def actors(run):
     """The living actors of a run, by their names."""
-    return {a.repr_name: a for a in list_actors(detail=True, limit=1000) if a.state == "ALIVE" and a.repr_name.startswith(run)}
+    # A busy dashboard does not answer in the time that Ray gives it.
+    (all_of_them,) = until("Ray's list of actors", lambda: suppressed(RayStateApiException, lambda: [list_actors(detail=True, limit=1000)]))
+    return {a.repr_name: a for a in all_of_them if a.state == "ALIVE" and a.repr_name.startswith(run)}
+
+
+def record(run):
+    events = SCRATCH / run / "metrics.jsonl"
+    return [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
 
 
 def steps(run):
-    record = SCRATCH / run / "metrics.jsonl"
-    events = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    return max((e["step"] for e in events if e["event"] == "train"), default=0)
+    return max((e["step"] for e in record(run) if e["event"] == "train"), default=0)
 
 
 def steps_on(run):
@@ -54,7 +63,7 @@ def steps_on(run):
 def servers_up(run):
     """Every server answers, and every replica votes."""
     asked = subprocess.run(
-        [os.environ["PARAFT_PROGRAM"], "status", "--fleet", str(SCRATCH / run), "--wait", "whole", "--timeout", "120"], capture_output=True, text=True
+        [os.environ["PARAFT_PROGRAM"], "status", "--fleet", str(SCRATCH / run), "--wait", "whole", "--timeout", "600"], capture_output=True, text=True
     )
     assert asked.returncode == 0, asked.stdout + asked.stderr
 
@@ -73,7 +82,7 @@ def fit(run, train, *args, **more):
     thread.start()
 
     def result():
-        thread.join(300)
+        thread.join(600)
         assert ended, f"{run} does not end"
         return ended[0]
 
@@ -107,8 +116,8 @@ def fails():
 
 
 def patient(*args, ask=ray._private.services.get_node):
-    """Ray gives a node 30 s to start, which is too little on a machine that computes something else."""
-    return until("a node to start", lambda: suppressed(RuntimeError, ask, *args), 180)
+    """Ray gives a node 30 s to start, whatever its settings: too few on a machine that computes something else."""
+    return until("a node to start", lambda: suppressed(RuntimeError, ask, *args))
 
 
 def suppressed(kind, call, *args):
@@ -118,15 +127,28 @@ def suppressed(kind, call, *args):
         return None
 
 
+def node(cpus):
+    """What starts a node. A raylet aborts if its agents have not told it their ports after 30 s, whatever Ray's settings: it is told them."""
+    agents = ["metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"]
+    return {"num_cpus": cpus, "object_store_memory": STORE, **{name: free_port() for name in agents}}
+
+
+def free_port(given=set()):  # noqa: B006
+    """A free port below those that the kernel gives to others."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as at, contextlib.suppress(OSError):
+            at.bind(("", port))
+            if port not in given:
+                given.add(port)
+                return port
+
+
 ray._private.services.get_node = patient
-HEAD = {"num_cpus": 1, "include_dashboard": True, "dashboard_port": 0, "object_store_memory": STORE, "temp_dir": str(SCRATCH / "r")}
-try:
-    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
-    nodes = [cluster.add_node(num_cpus=2, object_store_memory=STORE) for _ in range(2)]
-except Exception as e:  # noqa: BLE001
-    # Ray's own limits on the time that its processes may take to start.
-    print(f"SKIPPED: Ray could not start three nodes: {e}")
-    sys.exit(77)
+# A shell that starts this in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": True, "dashboard_port": 0, **node(1)})
+nodes = [cluster.add_node(**node(2)) for _ in range(2)]
 ray.init(address=cluster.address, log_to_driver=True)
 say(f"Ray {ray.__version__}: three nodes")
 
@@ -159,7 +181,7 @@ say("a worker's actor is killed: Ray starts it again, and the job goes on")
 # A node whose raylet is killed, with all that runs there; a new one has room.
 lost = next(n for n in nodes if n.node_id == placed["line server 1"].node_id or n.node_id == placed["line server 2"].node_id)
 gone = next(name for name in ("line server 1", "line server 2") if placed[name].node_id == lost.node_id)
-cluster.add_node(num_cpus=2, object_store_memory=STORE)
+cluster.add_node(**node(2))
 cluster.remove_node(lost, allow_graceful=False)
 until("another node for " + gone, lambda: actors(gone).get(gone) and actors(gone)[gone].node_id != lost.node_id)
 servers_up("long")
@@ -214,6 +236,8 @@ else:
 threading.Thread(target=lambda: (steps_on("interrupted"), stop.touch()), daemon=True).start()
 ended = paraft.ray.fit(train, str(stop), **call)
 assert ended.metrics["steps"] > trained > 100 and ended.metrics["mode"] == "asp", ended
-say("after Ctrl-C the same call continues with the servers' weights")
+begun = next(event for event in record("interrupted") if event["event"] == "run")
+assert 0 < begun["resumed_step"] <= trained, begun
+say(f"after Ctrl-C at step {trained} the same call continues from step {begun['resumed_step']}")
 ray.shutdown()
 cluster.shutdown()
