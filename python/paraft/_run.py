@@ -186,6 +186,7 @@ class Run:
         settings: Sequence[str] = (),
         data: str = "python",
         state: tuple[Sequence[int], int] = ((), 0),
+        results: int = 0,
         note: str = "",
     ) -> Any:
         self.check_new()
@@ -215,6 +216,7 @@ class Run:
             owner=owner,
             state=list(state[0]),
             updates=state[1],
+            results=results,
             note=note,
             run_dir=self._run_dir,
             resume=self._resume,

@@ -221,12 +221,14 @@ impl Training<'_> {
                 Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
                 Action::Moved { .. } => {}
                 // The simulator refuses jobs with checkpoints or the leased sampler.
+                Action::Apply(_) => trainer.applied(),
                 Action::TakeChunk { .. }
                 | Action::Chunk { .. }
                 | Action::DropChunk
                 | Action::ChunkDone { .. }
                 | Action::WriteAfter { .. }
                 | Action::EpochOver { .. }
+                | Action::WriteResults { .. }
                 | Action::Checkpoint(_) => {}
             }
         }

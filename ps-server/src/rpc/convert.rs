@@ -52,7 +52,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
             let local = check(shard, bucket, &payload, None)?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
                 TensorKind::Param => c.job.slots(),
-                TensorKind::Buffer => 0,
+                TensorKind::Buffer | TensorKind::Result => 0,
             });
             if m.part as usize > slots {
                 return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots }.into());

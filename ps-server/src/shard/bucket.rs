@@ -13,7 +13,7 @@ use paraft_common::{
     codec::value_bytes,
     config::ServerJob,
     need,
-    optim::{Gradient, Hyper, apply_buffer},
+    optim::{Gradient, Hyper, apply_buffer, take_mean, take_result},
 };
 use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
@@ -74,7 +74,7 @@ impl BucketData {
     pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
             TensorKind::Param => job.new_slots(spec.len),
-            TensorKind::Buffer => Vec::new(),
+            TensorKind::Buffer | TensorKind::Result => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
         Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
@@ -101,6 +101,10 @@ impl BucketData {
         let Incoming { gradient, contributions, members, .. } = update;
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
+            TensorKind::Result => take_result(&mut self.weights, gradient),
+            TensorKind::Param if update.job.takes_means() => {
+                take_mean(&mut self.weights, gradient, update.job.clip.value)
+            }
             TensorKind::Param => self.train(spec, update),
         }
         self.skip_update(contributions.len(), members);
@@ -181,7 +185,7 @@ impl BucketData {
     /// The look-ahead weights for a pull; `None` if it gets the weights themselves.
     pub fn look_ahead(&self, job: &ServerJob, spec: BucketSpec) -> Option<Vec<f32>> {
         let algorithm = job.algorithm.algorithm();
-        if spec.kind == TensorKind::Buffer || !algorithm.looks_ahead() {
+        if spec.kind != TensorKind::Param || !algorithm.looks_ahead() {
             return None;
         }
         let optimizer = job.optimizer_of(spec.group);

@@ -77,10 +77,10 @@ fn are_in(meta: &mut Meta, conf: &ShardConfig, b: usize, contributions: &[Contri
     for c in contributions {
         meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
     }
-    if let Some(last) = contributions.iter().map(|c| c.step).max()
-        && conf.job.round.drops_late()
-        && closes
-    {
+    let Some(last) = contributions.iter().map(|c| c.step).max() else { return };
+    if conf.buckets[b].spec.kind == TensorKind::Result {
+        meta.members.is_written(b, last);
+    } else if conf.job.round.drops_late() && closes {
         meta.dropped += meta.members.drop_late(b, last);
     }
 }

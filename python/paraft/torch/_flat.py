@@ -27,6 +27,10 @@ from ._names import Names
 _LOG = logging.getLogger("paraft")
 
 
+#: The names of the mean gradients, before those of their parameters, and of the optimizer's state.
+MEAN = "mean gradient of "
+STATE = "state of the optimizer"
+
 #: The maximum number of parameter classes on the servers, each with its own rate and decay.
 MAX_CLASSES = 1024
 #: With more groups, those of equal rate and decay become one class, because each class has its own buckets.
@@ -36,7 +40,9 @@ _FEW_GROUPS = 32
 class Flat:
     """The trained parameters of a model, class by class, then its running statistics.
 
-    ``group``: the ranks that share the vector's memory.
+    ``group``: the ranks that share the vector's memory. ``state``: only if the workers run the optimizer on the mean
+    gradient: the number of values of its state. Then the vector has the mean of the gradients, the running statistics,
+    and last the results: the parameters, and this state.
 
     Attributes:
         values: the vector, on the CPU.
@@ -44,11 +50,16 @@ class Flat:
         names: names of parameters and statistics.
         classes: the class of each of the optimizer's groups; -1: none of its parameters is trained.
         class_values: number of values of each class.
+        means: the places of the mean gradient, by parameter.
+        state: the place of the optimizer's state.
+        results: number of tensors that are results.
         buffers: the running statistics at ``prepare``: persistent floating-point buffers with only finite values.
             :meth:`statistics` has their present values.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group], state: Optional[int] = None
+    ) -> None:
         self._model = names = Names(model)
         for name, t in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(t):
@@ -115,13 +126,29 @@ class Flat:
         self.sharded = any(is_sharded(p) for p in self.params)
         self._group = group
         self._check_shards()
-        shapes, length = [t.shape for t in tensors], sum(t.numel() for t in tensors)
+        shapes, trained = [t.shape for t in tensors], len(self.params)
+        self.tensors: list[Tensor] = [(name, list(t.shape), i < trained) for i, (name, t) in enumerate(zip(self.names, tensors))]
+        self.results = 0
+        if state is not None:
+            last = [(STATE, [state], True)] if state else []
+            self.results = trained + len(last)
+            results = [*self.tensors[:trained], *last]
+            self.tensors = [(MEAN + name, shape, kind) for name, shape, kind in self.tensors[:trained]] + self.tensors[trained:] + results
+            shapes = [torch.Size(shape) for _, shape, _ in self.tensors]
+        length = sum(shape.numel() for shape in shapes)
         if self._group is None:
             on_gpu = any(t.is_cuda for t in tensors)
             self.values = torch.empty(length, dtype=torch.float32, device="cpu", pin_memory=on_gpu)
         else:
             self.values = self._group.memory(length)
         self.views = apart(self.values, shapes)
+        self.means: list[torch.Tensor] = []
+        self.state = self.values[:0]
+        if state is not None:
+            self.values.zero_()
+            n = len(tensors)
+            self.means, self.state = self.views[:trained], self.views[-1] if state else self.state
+            self.views = self.views[n : n + trained] + self.views[trained:n]
         #: This rank's part of each tensor's place in the vector.
         self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []
@@ -130,9 +157,6 @@ class Flat:
             for into, tensor in zip(self.parts, tensors):
                 if self._group is None or self._group.leads or is_sharded(tensor):
                     into.copy_(own(tensor))
-        self.tensors: list[Tensor] = [
-            (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
-        ]
 
     def _record_places(self) -> None:
         """Records the places of the trained parameters in the model: wrapping changes the modules' places.

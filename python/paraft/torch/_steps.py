@@ -127,12 +127,10 @@ class OnServers:
         settings: list[str],
         constraints: Mapping[str, Constraint],
     ) -> None:
-        flat = Flat(model, optimizer, run._group)
+        self.run = run
+        self.flat = flat = self._flat(model, optimizer)
         settings = [*settings, *_constraints.settings(constraints, flat.known(), flat.frozen)]
         flat.check_ties()
-        self.run = run
-        self.flat = flat
-        self._watch = _optim.Watch(optimizer, flat.classes)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
@@ -143,20 +141,7 @@ class OnServers:
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
-        # The optimizer's state of earlier steps: worker 0's, like its weights.
-        resumes_elsewhere(run, model, flat, optimizer)
-        vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
-        self._session = run._join(
-            flat.tensors,
-            flat.values.data_ptr(),
-            flat.values.numel(),
-            flat.values,
-            groups=_optim.groups(optimizer, flat.classes, flat.class_values),
-            settings=settings,
-            state=([v.data_ptr() for v in vectors], updates),
-            note=note(optimizer, model, flat),
-        )
-        self.forget(optimizer)
+        self._session = self._join(model, optimizer, settings)
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
         # The worker pushes the change of the running statistics by its own forward passes since the pull.
@@ -183,6 +168,28 @@ class OnServers:
         #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
         self._steps = 0
+
+    def _flat(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Flat:
+        return Flat(model, optimizer, self.run._group)
+
+    def _join(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: list[str]) -> Any:
+        run, flat = self.run, self.flat
+        self._watch = _optim.Watch(optimizer, flat.classes)
+        # The optimizer's state of earlier steps: worker 0's, like its weights.
+        resumes_elsewhere(run, model, flat, optimizer)
+        vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
+        session = run._join(
+            flat.tensors,
+            flat.values.data_ptr(),
+            flat.values.numel(),
+            flat.values,
+            groups=_optim.groups(optimizer, flat.classes, flat.class_values),
+            settings=settings,
+            state=([v.data_ptr() for v in vectors], updates),
+            note=note(optimizer, model, flat),
+        )
+        self.forget(optimizer)
+        return session
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         group, params = self.run._group, self.flat.params
@@ -563,9 +570,8 @@ def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return kind.__new__(kind)
 
 
-@functools.lru_cache(maxsize=None)
-def _servers(kind: Any) -> type[torch.optim.Optimizer]:
-    """The class of an optimizer that the servers run."""
+def stepping(kind: Any, **own: Any) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer whose ``step()`` is the run's, with these methods too."""
 
     def step(self: Any, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
@@ -587,6 +593,14 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         # A copy is a plain torch optimizer, and trains its own weights.
         return _blank, (kind,), self.__getstate__()
 
+    own = {"step": step, "__reduce_ex__": __reduce_ex__, **own}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+@functools.lru_cache(maxsize=None)
+def servers(kind: Any) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer that the servers run."""
+
     def state_dict(self: Any) -> Any:
         # The original class creates the copy.
         self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry)
@@ -599,8 +613,7 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         kind.load_state_dict(self, state_dict)
         self._paraft.loaded(self)
 
-    own = {"step": step, "__reduce_ex__": __reduce_ex__, "state_dict": state_dict, "load_state_dict": load_state_dict}
-    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    return stepping(kind, state_dict=state_dict, load_state_dict=load_state_dict)
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
@@ -617,10 +630,11 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def on_servers(optimizer: Any, front: OnServers) -> None:
-    """Makes ``optimizer.step()`` the servers'. The object stays the same for schedulers and scalers."""
+def take_over(optimizer: Any, front: OnServers, kind: Callable[[Any], type[torch.optim.Optimizer]]) -> None:
+    """Makes ``optimizer.step()`` the run's. The object stays the same for schedulers and scalers; ``kind``: makes its
+    new class."""
     by_scheduler = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = _servers(type(optimizer))  # type: ignore[arg-type]
+    optimizer.__class__ = kind(type(optimizer))
     optimizer._patch_step_function()
     optimizer._paraft = front
     # A GradScaler then reports what it found, and does not skip the step on its own.

@@ -163,6 +163,11 @@ impl TrainConfig {
         }
     }
 
+    /// Whether each step is a round of all workers.
+    pub fn in_rounds_of_all(&self) -> bool {
+        self.mode == Mode::Bsp.into() && !self.round().drops_late()
+    }
+
     /// The job of the same fleet that supplies the initial weights.
     pub fn init_job(&self) -> Option<&str> {
         self.init.as_deref()?.to_str()?.strip_prefix(OF_JOB)

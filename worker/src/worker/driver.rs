@@ -6,6 +6,8 @@ mod action;
 mod checkpoints;
 mod landing;
 mod local;
+mod mean;
+mod pulling;
 
 pub(crate) use action::{DriverAction, End};
 pub use landing::Landing;
@@ -24,16 +26,13 @@ use paraft_trainer::{Action, EvaluationSteps, Trainer};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 /// How long a worker that ends waits for the shards' confirmation. It is less than the time that launchers give it.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
-
-/// After this wait for the first weights, a worker logs that it waits.
-const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
 
 /// A worker of a job, without its model and data.
 pub(crate) struct Driver {
@@ -91,6 +90,8 @@ pub(crate) struct Driver {
     pub(super) rate: Option<f64>,
     /// When the norm of a gradient was measured last, and what it cost.
     pub(super) norm: Option<(Instant, Duration)>,
+    /// The step of a worker that runs the optimizer on the mean gradient.
+    mean: mean::MeanStep,
 }
 
 /// The samples behind an evaluation.
@@ -149,6 +150,7 @@ impl Driver {
             descent: None,
             rate: None,
             norm: None,
+            mean: mean::MeanStep::default(),
         }
     }
 
@@ -224,6 +226,7 @@ impl Driver {
                     self.save_as_asked();
                     self.clear_the_way(step);
                     self.begin_norm();
+                    self.begin_mean();
                     return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
                 }
                 Action::Local { step, clock } => {
@@ -231,6 +234,8 @@ impl Driver {
                     self.clear_the_way(step);
                     return Ok(DriverAction::Local { step, clock });
                 }
+                Action::Apply(_) => return Ok(DriverAction::Apply { whole: self.end_mean() }),
+                Action::WriteResults { step, share } => self.write_results(into.weights(), step, share),
                 Action::Push { step, samples, ask_ahead } => {
                     self.copy_from_user(0..self.layout.len());
                     self.push(into.weights(), step, samples, ask_ahead)
@@ -326,6 +331,11 @@ impl Driver {
         self.trainer.rejoined(pulled);
     }
 
+    /// Reports that the optimizer has made its step on the mean gradient.
+    pub fn applied(&mut self) {
+        self.trainer.applied();
+    }
+
     /// Reports a chunk's number of minibatches.
     pub fn prepared(&mut self, minibatches: u64) {
         self.trainer.prepared(minibatches);
@@ -357,39 +367,4 @@ impl Driver {
             self.again = Some(action);
         }
     }
-
-    /// Pulls to the model's own destination.
-    fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
-        let whole = pull.only.is_empty();
-        let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
-        let pulled = match into.pull(&mut self.client, &pull) {
-            Some(pulled) => pulled?,
-            None => {
-                let pulled = self.client.pull_by(pull, into.landing()?)?;
-                into.landed(&pulled, &self.layout)?;
-                pulled
-            }
-        };
-        drop(waits);
-        if let Some(local) = self.local.as_mut().filter(|_| whole) {
-            local.pulled(into.weights());
-            self.copy_to_user(0..self.layout.len())?;
-        }
-        self.note_mode(pulled.done)?;
-        self.save |= pulled.save;
-        Ok(pulled)
-    }
-}
-
-/// Logs once, after a delay, that the worker waits for the first weights, unless dropped before.
-fn warn_waiting(workers: u64) -> mpsc::Sender<()> {
-    let (waits, over) = mpsc::channel::<()>();
-    thread::spawn(move || {
-        if over.recv_timeout(WAIT_WARNING_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!(
-                "no first weights yet: training begins once all {workers} workers of the job have joined"
-            );
-        }
-    });
-    waits
 }

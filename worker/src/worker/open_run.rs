@@ -1,5 +1,6 @@
 //! A worker whose own loop decides what is trained and when it ends, such as a PyTorch script.
 
+mod mean;
 mod next_action;
 
 use super::{
@@ -206,6 +207,7 @@ impl OpenRun {
                 }
                 Ok(*step)
             }
+            NextAction::Apply { .. } => Err(misuse("the mean gradient is to be applied: call applied")),
             NextAction::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
             NextAction::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
             NextAction::Over => Err(misuse("the job is over: nothing is trained any more")),
@@ -301,6 +303,9 @@ impl OpenRun {
         let step = self.driver.done().next();
         match self.asked {
             NextAction::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            NextAction::Apply { .. } => {
+                return Err(misuse("the mean gradient is to be applied: call applied"));
+            }
             NextAction::Local => {}
             NextAction::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
             NextAction::Over if self.waits => {
@@ -359,6 +364,10 @@ impl OpenRun {
     pub fn finish(&mut self) -> Result<(), WorkerError> {
         while self.saved.is_none() {
             match std::mem::replace(&mut self.asked, NextAction::Over) {
+                NextAction::Apply { whole } => {
+                    self.asked = NextAction::Apply { whole };
+                    return Err(misuse("the mean gradient is to be applied: call applied"));
+                }
                 NextAction::Gradient { .. } | NextAction::Local => self.driver.trained(None),
                 NextAction::Chunk => self.driver.prepared(1), // none of which is trained
                 NextAction::Over => {}

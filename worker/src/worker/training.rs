@@ -4,6 +4,7 @@ use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
     driver::{Driver, DriverAction, End, Landing},
     evaluate::{Watch, evaluate},
+    pushes::misuse,
 };
 use crate::{
     engine::{Engine, StepLoss},
@@ -88,6 +89,9 @@ impl Training<'_> {
                 DriverAction::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
+                }
+                DriverAction::Apply { .. } => {
+                    return Err(misuse("this model has no optimizer of its own"));
                 }
                 DriverAction::Evaluate { number, share } => {
                     let share = match self.engine.streams() {

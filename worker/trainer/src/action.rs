@@ -42,6 +42,16 @@ pub enum Action {
         /// start before this gradient is complete.
         goes_on: bool,
     },
+    /// The mean gradient of this step is pulled: run the optimizer on it, unless a round of the step was skipped.
+    /// Answer: [`Trainer::applied`](crate::Trainer::applied).
+    Apply(Step),
+    /// Write this worker's share of the step's results: of weights and the optimizer's state.
+    WriteResults {
+        /// Of this step.
+        step: Step,
+        /// The share.
+        share: Share,
+    },
     /// Train one minibatch at the worker's own weights, which change. Answer:
     /// [`Trainer::trained`](crate::Trainer::trained).
     Local {
@@ -161,6 +171,7 @@ impl Action {
                 | Self::Chunk { .. }
                 | Self::Gradient { .. }
                 | Self::Local { .. }
+                | Self::Apply(_)
         )
     }
 }

@@ -33,7 +33,7 @@ impl Leader {
         };
         let now = self.now.at;
         let Some(conf) = self.shard.configured() else { return };
-        let averages = self.averages(&conf, step, sum_of_squares);
+        let averages = self.averages(&conf, (bucket, step), sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
         if bucket == 0 {
@@ -68,10 +68,11 @@ impl Leader {
 
     /// Whether a push of a step joins a round. If the job clips by the norm of the whole gradient, a push that
     /// carries the norm is applied by itself in every mode. The same holds for all pushes of that worker and step,
-    /// so a switch never splits a step.
-    fn averages(&self, conf: &ShardConfig, step: Step, sum_of_squares: f64) -> bool {
+    /// so a switch never splits a step. One worker writes a result for all.
+    fn averages(&self, conf: &ShardConfig, (unit, step): (usize, Step), sum_of_squares: f64) -> bool {
         let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
-        !alone && self.shard.read(|m| m.in_force.of_push(step)).averages()
+        let result = conf.buckets[unit].spec.kind == TensorKind::Result;
+        !alone && !result && self.shard.read(|m| m.in_force.of_push(step)).averages()
     }
 
     /// Accepts the pushes that wait for room, while there is room.
@@ -94,7 +95,7 @@ impl Leader {
     pub(super) fn take_push(&mut self, push: Push) {
         let now = self.now.at;
         let Some(conf) = self.shard.configured() else { return };
-        let averages = self.averages(&conf, push.contribution.step, push.sum_of_squares);
+        let averages = self.averages(&conf, (push.unit, push.contribution.step), push.sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         if e.broken {
             return; // a retry

@@ -505,3 +505,87 @@ fn workers_beyond_the_bound_of_a_job_are_refused() {
     world.commit();
     assert!(matches!(world.sent(), [(300, Reply::Opened { .. })]), "another one has finished");
 }
+
+/// Two workers whose own optimizer runs on the mean: bucket 0 has the mean, bucket 1 a result.
+fn two_with_results() -> World {
+    let mut world = World::with(Mode::Bsp, |job| (job.workers, job.results_len) = (2, 8));
+    let (worker, job, liveness) = (WorkerId(1), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 2, worker, session: None, job, liveness });
+    world.commit();
+    (0..2).for_each(|bucket| world.init_bucket(bucket));
+    world.sent();
+    world
+}
+
+fn write(world: &mut World, conn: ConnId, step: u64, value: f32) {
+    let payload = Payload::from(value.to_le_bytes().repeat(8));
+    let (seq, step, bucket, pulled) = (Seq(2 * step), Step(step), 1, Version(step - 1));
+    let (samples, arrived, sum_of_squares, rate, skip) = (1, Moment::default(), 0.0, None, false);
+    let push = Message::Push {
+        seq,
+        step,
+        bucket,
+        pulled,
+        samples,
+        sum_of_squares,
+        payload,
+        rate,
+        skip,
+        arrived,
+    };
+    world.hears(Input::Message(conn, push));
+}
+
+fn result(world: &World) -> (Version, f32) {
+    world.shard.configured().expect("a job").buckets[1].peek(|d| (d.version, d.weights[0]))
+}
+
+#[test]
+fn a_result_is_written_once_whoever_writes_it() {
+    let mut world = two_with_results();
+    for conn in [1, 2] {
+        world.push_on(conn, 0, 1, 1.0, None, false);
+    }
+    world.commit();
+    world.sent();
+    // Both write it at once, and one again after a break: each is acknowledged, and one is applied.
+    write(&mut world, 2, 1, -0.0);
+    write(&mut world, 1, 1, 5.0);
+    world.commit();
+    write(&mut world, 2, 1, 7.0);
+    world.commit();
+    assert_eq!(result(&world).0, Version(1));
+    assert_eq!(result(&world).1.to_bits(), (-0.0f32).to_bits(), "bit by bit");
+    assert_eq!(world.acks(), [2, 2, 2]);
+    assert!(is_answered(&mut world, 1), "it is every worker's step");
+}
+
+#[test]
+fn a_result_waits_for_a_writer_and_not_for_all() {
+    let mut world = two_with_results();
+    for conn in [1, 2] {
+        world.push_on(conn, 0, 1, 1.0, None, false);
+    }
+    world.commit();
+    assert!(!is_answered(&mut world, 1), "nobody has written it");
+    // The worker that was to write it is gone; the other one does.
+    world.hears(Input::Message(2, Message::Leave));
+    world.commit();
+    assert!(!is_answered(&mut world, 1));
+    write(&mut world, 1, 1, 3.0);
+    world.commit();
+    assert_eq!(result(&world), (Version(1), 3.0));
+    assert!(world.sent().iter().any(|(_, reply)| matches!(reply, Reply::Weights(w) if w.last)));
+}
+
+#[test]
+fn a_job_with_results_stays_in_lock_step() {
+    let mut world = two_with_results();
+    world.hears(Input::Message(1, Message::SwitchMode { number: 1, mode: Mode::Asp }));
+    world.commit();
+    assert_eq!(world.shard.read(|m| m.in_force.mode), Mode::Bsp);
+    for mode in [Mode::Asp, Mode::Ssp(1)] {
+        let job = ServerJob { results_len: 8, ..ServerJob::new("whole", mode, 8, 8) };
+        assert!(job.validate().is_err(), "{mode}");
+    }
+}

@@ -135,6 +135,17 @@ impl Client {
         self.io.session().skip(io::now(), step);
     }
 
+    /// Marks the result of a bucket as skipped, in place of its push: the step's mean is not whole, so no worker has a
+    /// result.
+    pub fn skip_result(&mut self, bucket: BucketId, step: Step) {
+        self.io.session().skip_result(io::now(), bucket, step);
+    }
+
+    /// The buffer of the last pull has the results of this worker's own step, so the next pull need not bring them.
+    pub fn has_results(&mut self) {
+        self.io.session().has_results();
+    }
+
     /// Sets this worker's encoders. Call it before the first push. `layout` has the model's tensors, in which
     /// powersgd finds its matrices; without this call it finds none.
     ///

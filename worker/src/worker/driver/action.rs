@@ -24,6 +24,9 @@ pub(crate) enum DriverAction {
         /// Minibatches before this one.
         clock: u64,
     },
+    /// Run the optimizer on the pulled mean gradient if it is `whole`; otherwise change nothing. Answer:
+    /// `Driver::applied`.
+    Apply { whole: bool },
     /// Evaluate this share of the held-out data. Answer: `Driver::evaluated`.
     Evaluate {
         /// Of the evaluation.
