@@ -107,7 +107,6 @@ def prepare(
 def _mean(
     run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: State, overlap: Optional[bool], settings: list[str]
 ) -> torch.nn.Module:
-    check_step(optimizer)
     rate = optimizer.param_groups[0].get("lr", 0.0)
     # The servers apply no rule; the rate is for the record.
     settings = [f"optimizer={toml({'kind': 'sgd', 'lr': float(rate)})}", *settings]

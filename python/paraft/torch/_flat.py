@@ -399,6 +399,13 @@ class Flat:
         if given:
             torch._foreach_copy_([self.parts[i] for i in given], [own(self._tensors[i].data) for i in given])
 
+    @torch.no_grad()
+    def round(self) -> None:
+        """Takes the digits from the parameters that the vector does not hold."""
+        for i in self._copied:
+            if i < len(self.params) and self.params[i].dtype is torch.float64:
+                own(self.params[i].data).copy_(self.parts[i])
+
     def _synchronize(self) -> None:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
         if device is not None:

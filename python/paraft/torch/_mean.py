@@ -13,11 +13,11 @@ import torch
 
 from .. import _paraft
 from .._run import Run
-from ..errors import MisuseError
+from ..errors import ConfigError, MisuseError
 from ._checkpoints import note
 from ._flat import Flat
 from ._state import State, Uncarried, own_step
-from ._steps import OnServers, stepping
+from ._steps import OnServers, check_step, stepping
 
 
 def refusal(run: Run, optimizer: torch.optim.Optimizer, constraints: bool) -> Union[str, State]:
@@ -31,7 +31,10 @@ def refusal(run: Run, optimizer: torch.optim.Optimizer, constraints: bool) -> Un
     if not _paraft.in_rounds_of_all(run._job, [*run._settings, *run._leased.get("settings", ())]):
         return "only in mode bsp, without backup workers, is there a mean of all workers' gradients"
     try:
+        check_step(optimizer)
         return State(optimizer, _in_order(optimizer))
+    except ConfigError as why:
+        return str(why)
     except Uncarried as why:
         return f"the servers cannot hold the state of {type(optimizer).__name__}: {why}"
 
@@ -80,6 +83,15 @@ class OnMean(OnServers):
             note=note(None, model, flat),
         )
 
+    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
+        """Pushes the gradients and waits for their mean, on which :meth:`pulled` runs the optimizer."""
+        if not self.run._waits and self.run._joined().applies() is not None:
+            raise MisuseError(
+                "an earlier optimizer.step() was interrupted while it changed the weights, which are no longer the other workers': end this "
+                "process; another one may take its place"
+            )
+        super().step(found_inf, scale)
+
     def tell_rates(self) -> None:
         """Passes on the first group's rate, for the record."""
         rate = self._optimizer.param_groups[0].get("lr")
@@ -107,14 +119,11 @@ class OnMean(OnServers):
                 self.flat.spread()
             super().pulled()
             return
-        # Before anything else can raise: the step counts, and the next one is another.
-        try:
-            if applies:
-                self._apply()
-        finally:
-            self.inside = False
-        self.flat.gather()
-        self._state.gather(self.flat.state)
+        if applies:
+            self._apply()
+            self.flat.gather()
+            self.flat.round()
+            self._state.gather(self.flat.state)
         run._waited(lambda session: session.applied())
 
     @torch.no_grad()
@@ -124,8 +133,11 @@ class OnMean(OnServers):
                 p.grad = torch.empty_like(p)
         torch._foreach_copy_([p.grad for p in self.flat.params], self.flat.means)
         self.inside = True
-        with torch.enable_grad():
-            self._inner(self._optimizer)
+        try:
+            with torch.enable_grad():
+                self._inner(self._optimizer)
+        finally:
+            self.inside = False
 
     def state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """The optimizer has its state itself."""
