@@ -62,8 +62,8 @@ class OnMean(OnServers):
         #: The optimizer is in its own step.
         self.inside = False
         self._rate: Optional[float] = None
-        #: The run's moves to another step so far.
-        self._moves_known = -1
+        #: The run's moves to another step so far, and the step whose results are this worker's own.
+        self._moves_known, self._own = 0, -1
         super().__init__(run, model, optimizer, constraints={}, **options)
 
     def _flat(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Flat:
@@ -113,8 +113,9 @@ class OnMean(OnServers):
         run = self.run
         applies = self._session.applies() if hasattr(self, "_session") and not run._finished and run._session is not None else None
         if applies is None:
-            if self._moves_known != run._moves or run._finished:
-                self._moves_known = run._moves
+            # Otherwise what the pull brought is not what this worker has computed.
+            if self._moves_known != run._moves or self._own != run._step or run._finished:
+                self._moves_known, self._own = run._moves, run._step
                 self._state.restore(self.flat.state)
                 self.flat.spread()
             super().pulled()
@@ -124,6 +125,7 @@ class OnMean(OnServers):
             self.flat.gather()
             self.flat.round()
             self._state.gather(self.flat.state)
+        self._own = run._step + 1
         run._waited(lambda session: session.applied())
 
     @torch.no_grad()

@@ -28,10 +28,15 @@ impl Trainer {
     }
 
     pub(crate) fn pulled_mean(&mut self, step: Step, loss: f32, pulled: Pulled) {
-        if pulled.rejoined || pulled.done != step {
-            return self.stepped(None, pulled);
-        }
         self.stop |= pulled.stop;
+        if pulled.rejoined || pulled.done != step {
+            // It has everything as the servers have it, also if that is the result of this very step.
+            let (done, rejoined) = (pulled.done, pulled.rejoined);
+            (self.done, self.o.share) = (done, pulled.share.unwrap_or(self.o.share));
+            self.queue.push_back(Action::Moved { step, done, rejoined });
+            self.queue.push_back(Action::Begin(done));
+            return self.state = State::Next;
+        }
         self.queue_action(Action::Apply(step), State::Applies { step, loss });
     }
 

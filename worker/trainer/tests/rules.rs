@@ -77,6 +77,7 @@ fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next
                 told.clocks.push(clock);
                 trainer.trained(Some((2.0 * BATCH as f64, BATCH)));
             }
+            Action::Apply(_) | Action::WriteResults { .. } => panic!("the model has no results"),
             Action::Push { step, .. } => pushes(step, 0..BUCKETS),
             Action::PushFragment { step, buckets, .. } => pushes(step, buckets),
             Action::TakeOver(buckets) => assert!(!buckets.is_empty()),

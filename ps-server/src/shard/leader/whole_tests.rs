@@ -521,18 +521,8 @@ fn write(world: &mut World, conn: ConnId, step: u64, value: f32) {
     let payload = Payload::from(value.to_le_bytes().repeat(8));
     let (seq, step, bucket, pulled) = (Seq(2 * step), Step(step), 1, Version(step - 1));
     let (samples, arrived, sum_of_squares, rate, skip) = (1, Moment::default(), 0.0, None, false);
-    let push = Message::Push {
-        seq,
-        step,
-        bucket,
-        pulled,
-        samples,
-        sum_of_squares,
-        payload,
-        rate,
-        skip,
-        arrived,
-    };
+    let push =
+        Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, rate, skip, arrived };
     world.hears(Input::Message(conn, push));
 }
 
