@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -258,9 +259,9 @@ def dies_while_writing(out: str, servers: list[str]) -> None:
     def gathers(into: torch.Tensor) -> None:
         if run.step == 4 and run.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if run.step == 4:
-            print("writes", flush=True)
         gather(into)
+        if run.step == 4:
+            threading.Timer(3.0, lambda: print("has written", flush=True)).start()
 
     front._state.gather = gathers
     while run.step < 10:
@@ -272,9 +273,8 @@ def dies_while_writing(out: str, servers: list[str]) -> None:
 def test_workers_that_all_die_while_they_write_must_resume(start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
     fleet = start_fleet(1)
     workers = start_workers(fleet, dies_while_writing, 2, str(tmp_path), fleet.servers)
-    workers[1].wait_for("writes")
     assert workers[0].wait() != 0
-    time.sleep(1.0)
+    workers[1].wait_for("has written")
     workers[1].kill()
     again = start_workers(fleet, dies_while_writing, 2, str(tmp_path), fleet.servers)
     assert [w.wait() for w in again] != [0, 0]
