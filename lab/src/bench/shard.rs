@@ -13,7 +13,7 @@
 
 use super::{
     copies,
-    far::FarSide,
+    far::{self, FarSide},
     figure::{self, Figure},
     flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
@@ -23,14 +23,7 @@ use super::{
 use crate::statistics::quantile;
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
-use paraft_fleet::{
-    failure::Failure,
-    faults::{
-        link::{Link, Links},
-        proxy::Proxies,
-    },
-    launch,
-};
+use paraft_fleet::{failure::Failure, faults::link::Link, launch};
 use paraft_tls::Access;
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
@@ -66,9 +59,6 @@ const VALUES: usize = 4 << 20;
 const SMALL_BYTES: usize = 1 << 10;
 /// Small buckets; as many pushes are in flight.
 const SMALL_BUCKETS: usize = 512;
-/// Bits per second that a link carries with `--delay-ms`.
-const LINK_BITS_PER_S: f64 = 1e9;
-
 /// The figures of one case by name, with one value per run.
 type Case = BTreeMap<&'static str, Vec<f64>>;
 
@@ -94,7 +84,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
         .map(|i| FarSide::start(raw::COMMAND, &format!("raw-{i}"), scratch.path()))
         .collect::<Result<_, _>>()?;
     let link = args.link();
-    let _proxies = link.map(|link| behind(&mut far, link, scratch.path())).transpose()?;
+    let _proxies = link.map(|link| far::behind(&mut far, link, scratch.path())).transpose()?;
     let mut raws: BTreeMap<(Durability, u32), BTreeMap<String, Vec<f64>>> = BTreeMap::new();
     let mut cases: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
     for repeat in 0..args.repeats {
@@ -121,22 +111,8 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
 
 impl ShardBenchArgs {
     fn link(&self) -> Option<Link> {
-        let delay = Duration::from_millis(self.delay_ms?);
-        Some(Link { delay, bits_per_s: Some(LINK_BITS_PER_S) })
+        self.delay_ms.map(far::link)
     }
-}
-
-/// Puts the far sides of the raw transfers behind simulated links.
-fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failure> {
-    let links = Links { workers: Some(link), servers: Some(link) };
-    let proxies = Proxies::start(far.len() as u32, dir, links);
-    let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
-    for (place, (side, proxy)) in (0..).zip(far.iter_mut().zip(proxies.addresses())) {
-        let target = side.address.parse().map_err(|e| Failure::new(exit::FAILED, e))?;
-        proxies.point(place, target);
-        side.address = proxy.clone();
-    }
-    Ok(proxies)
 }
 
 /// The bytes of a raw transfer over a link: its reply must take a small part of the time.

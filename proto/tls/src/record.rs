@@ -32,8 +32,8 @@ pub(crate) const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
-/// Bytes sealed at a time, which then wait for the socket.
-const MAX_SEALED_BYTES: usize = 256 << 10;
+/// Bytes sealed at a time, which then wait for the socket. The peer opens them while the next ones are sealed.
+const MAX_SEALED_BYTES: usize = 128 << 10;
 /// If less than this was written, the buffer shrinks to this once it is sent.
 const KEPT_BYTES: usize = 64 << 10;
 

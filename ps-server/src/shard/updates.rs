@@ -133,7 +133,7 @@ impl Shard {
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
             Command::Admit { .. } | Command::Delta { .. } => {
-                return compute::SMALL_BYTES;
+                return compute::LARGE_BYTES;
             }
             command => command
                 .pushes()
