@@ -8,7 +8,8 @@
 //! Raft's safety does not depend on time, so sleep costs time only. A sleeping leader may be deposed without its
 //! knowledge, so it confirms its leadership before it acts again ([`Group::ensure_awake`]). A sleeping follower
 //! does not notice that its leader died, so the next request to the group wakes it, and its server checks the
-//! leader.
+//! leader. A group that nobody asks for anything is watched ([`GroupName::watched`](super::GroupName)): if its
+//! leader's process ends, its followers wake at once.
 
 use super::{
     group::{Group, ProposeError},
@@ -47,7 +48,7 @@ impl Group {
         self.sleep.activity.fetch_add(1, SeqCst);
         if self.sleep.asleep.swap(false, SeqCst) {
             tracing::debug!(group = %self.name, replica = %self.me, "the replica wakes");
-            self.raft.runtime_config().tick(true);
+            self.sleep_changed();
             self.sleep.woken.notify_waiters();
         }
     }
@@ -99,17 +100,27 @@ impl Group {
     fn fall_asleep(&self) {
         self.sleep.slept.store(true, SeqCst);
         self.sleep.asleep.store(true, SeqCst);
-        self.raft.runtime_config().tick(false);
-        // A request between the two lines has turned the timers on before they were turned off.
-        match self.is_asleep() {
-            true => {
-                tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
-                // No member needs its entries any more: all have them.
-                if self.log_size().bytes > MAX_ASLEEP_BYTES {
-                    self.sleep.compact.notify_one();
-                }
+        self.sleep_changed();
+        // A request may have woken it meanwhile.
+        if self.is_asleep() {
+            tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
+            // No member needs its entries any more: all have them.
+            if self.log_size().bytes > MAX_ASLEEP_BYTES {
+                self.sleep.compact.notify_one();
             }
-            false => self.raft.runtime_config().tick(true),
+        }
+    }
+
+    /// Returns when this replica is awake; at once if it is.
+    pub(super) async fn until_awake(&self) {
+        loop {
+            // Before the look: a wake in between is not missed.
+            let mut woken = std::pin::pin!(self.sleep.woken.notified());
+            woken.as_mut().enable();
+            if !self.is_asleep() {
+                return;
+            }
+            woken.await;
         }
     }
 
@@ -134,7 +145,7 @@ impl Group {
         let agrees = {
             let m = metrics.borrow_watched();
             let level = m.last_log_index == last.as_ref().map(|l| l.index) && m.last_applied == last;
-            m.vote == vote && level && m.current_leader.is_some() && self.name.may_sleep
+            m.vote == vote && level && m.current_leader.is_some()
         };
         if agrees {
             self.fall_asleep();

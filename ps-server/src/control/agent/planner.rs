@@ -166,12 +166,13 @@ impl Agent {
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = LeaderState { since: Some(Instant::now()), ..LeaderState::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
-            let mut moved = self.agreed.generations();
+            let (mut moved, mut quiet) = (self.agreed.generations(), None);
             while leadership.borrow_and_update().leads {
                 moved.mark_unchanged();
                 let began = Instant::now();
                 let busy = self.step().await;
                 let pause = if busy { self.interval() } else { self.idle_interval(began.elapsed()) };
+                self.sleep_if_quiet(&group, busy, &mut quiet).await;
                 let pause = tokio::time::sleep(pause);
                 tokio::select! {
                     () = pause => {}
