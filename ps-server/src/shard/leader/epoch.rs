@@ -26,6 +26,8 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(2);
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// A group that is idle for this long is put to sleep.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A group that sleeps is checked so much later: a server leads many of them.
+const ASLEEP_CHECK_DELAY: Duration = Duration::from_secs(15);
 
 /// One leadership epoch: all leader-only state. Dropped as a whole.
 pub(super) struct Epoch {
@@ -264,8 +266,9 @@ impl Leader {
         else {
             return;
         };
-        e.quiet = Some(now);
-        if !group.is_asleep() {
+        let asleep = group.is_asleep();
+        e.quiet = Some(if asleep { now + ASLEEP_CHECK_DELAY } else { now });
+        if !asleep {
             self.under_way += 1;
             self.out.push_back(Effect::Sleep);
         }
