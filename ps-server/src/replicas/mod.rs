@@ -162,6 +162,11 @@ impl Replicas {
         self.hosted.len()
     }
 
+    /// Whether all of them sleep.
+    pub fn all_asleep(&self) -> bool {
+        self.hosted.iter().all(|r| r.group.is_asleep())
+    }
+
     /// All of them, by shard.
     pub fn all(&self) -> Vec<(JobShard, Replica)> {
         let mut all: Vec<_> = self.hosted.iter().map(|r| (*r.key(), r.clone())).collect();

@@ -98,8 +98,7 @@ impl Replicas {
 
     /// Until the next check, or the next try of a replica that waits.
     fn pause(&self) -> Duration {
-        let asleep = self.hosted.iter().all(|r| r.group.is_asleep());
-        let check = if asleep { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL };
+        let check = if self.all_asleep() { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL };
         let now = Instant::now();
         let tries = self.waiting.read().values().map(|w| w.again.saturating_duration_since(now)).min();
         tries.map_or(check, |tries| tries.clamp(MIN_PAUSE, check))

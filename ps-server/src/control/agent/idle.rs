@@ -1,14 +1,11 @@
-//! When the control group sleeps: while no job runs and there is nothing to plan.
+//! When the control group sleeps: while the shards do, and there is nothing to plan.
 //!
 //! The servers' reports then take the place of heartbeats. A server that no longer reports wakes the leader; a report
 //! that no leader takes wakes the reporter ([`Agent::report`]). If the leader's process ends, its connections close,
 //! and its followers elect another as when they are awake.
 
 use super::Agent;
-use crate::{
-    control::{jobs::JobState, state::State},
-    replicated::Group,
-};
+use crate::replicated::Group;
 use std::time::{Duration, Instant};
 
 /// A group that is idle for this long is put to sleep.
@@ -32,9 +29,8 @@ impl Agent {
         }
     }
 
-    /// Whether a job runs, or a server is missing.
+    /// Whether workers use a shard that is here too, or a server is missing.
     fn is_needed(&self) -> bool {
-        let runs = |s: &State| s.jobs.iter().any(|(_, job)| job.state == JobState::Running);
-        self.agreed.read(runs) || !self.silent_servers().is_empty()
+        !self.replicas().all_asleep() || !self.silent_servers().is_empty()
     }
 }

@@ -171,7 +171,12 @@ impl Agent {
                 moved.mark_unchanged();
                 let began = Instant::now();
                 let busy = self.step().await;
-                let pause = if busy { self.interval() } else { self.idle_interval(began.elapsed()) };
+                let pause = match busy {
+                    true => self.interval(),
+                    // Only a report that does not come can change anything.
+                    false if group.is_asleep() => self.options.timeouts.silent / 2,
+                    false => self.idle_interval(began.elapsed()),
+                };
                 self.sleep_if_quiet(&group, busy, &mut quiet).await;
                 let pause = tokio::time::sleep(pause);
                 tokio::select! {
