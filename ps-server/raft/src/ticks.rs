@@ -49,7 +49,7 @@ impl Ticks {
         }
         heard.dropped = None;
         heard.at = heard.at.max(Some(at));
-        if std::mem::replace(&mut heard.runs, false) {
+        if std::mem::take(&mut heard.runs) {
             self.changed.notify_one();
         }
     }
