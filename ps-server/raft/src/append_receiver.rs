@@ -20,7 +20,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 pub(super) struct Arrival {
     at: Instant,
     vote: Vote,
-    /// It wakes this replica after its answer. A heartbeat of the leader under which it sleeps does not.
+    /// It wakes this replica after its answer. A last heartbeat of a leader that falls asleep too does not.
     pub wakes: bool,
 }
 
@@ -43,7 +43,8 @@ impl Group {
         let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.message.header)?;
         self.bounded(&rpc.vote)?;
         wire::attach(&mut rpc, request.bulk)?;
-        let (vote, wakes) = (rpc.vote, !rpc.entries.is_empty() || rpc.vote != own);
+        let vote = rpc.vote;
+        let wakes = !rpc.entries.is_empty() || vote != own || self.sleeps_alone();
         Ok((rpc, Arrival { at, vote, wakes }))
     }
 

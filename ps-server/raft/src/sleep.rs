@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  leader    quiet ──asks every member──all have the same last entry──▶ asleep ──it is asked for anything──▶ awake
-//!  follower  awake ──its leader asks──▶ asleep ──an entry, a vote, or its leader is not reached──▶ awake
+//!  follower  awake ──its leader asks──▶ asleep ──its leader's message, a vote, or its leader is not reached──▶ awake
 //! ```
 //!
 //! Raft's safety does not depend on time, so sleep costs time only. A sleeping leader may be deposed without its
@@ -20,10 +20,16 @@ use bytes::Bytes;
 use futures::future::join_all;
 use openraft::async_runtime::WatchReceiver;
 use paraft_proto::PeerCall;
-use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use std::{
+    sync::atomic::Ordering::SeqCst,
+    time::{Duration, Instant},
+};
 
 /// A member that does not answer in this time does not go to sleep, or is down.
 const SLEEP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A leader falls asleep within this time after its followers: a later heartbeat means that it is awake.
+const LAST_HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Bytes that a sleeping replica's log may keep without being needed.
 const MAX_ASLEEP_BYTES: u64 = 64 << 10;
@@ -99,6 +105,7 @@ impl Group {
 
     fn fall_asleep(&self) {
         self.sleep.slept.store(true, SeqCst);
+        *self.sleep.since.lock() = Some(Instant::now());
         self.sleep.asleep.store(true, SeqCst);
         self.sleep_changed();
         // A request may have woken it meanwhile.
@@ -109,6 +116,11 @@ impl Group {
                 self.sleep.compact.notify_one();
             }
         }
+    }
+
+    /// Whether this replica sleeps while its leader, which has sent a heartbeat, is awake.
+    pub(super) fn sleeps_alone(&self) -> bool {
+        self.is_asleep() && self.sleep.since.lock().is_some_and(|since| since.elapsed() > LAST_HEARTBEAT)
     }
 
     /// Returns when this replica is awake; at once if it is.
