@@ -158,6 +158,7 @@ impl Room {
     }
 
     fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: JobShard, need: &Need) -> Reserved {
+        paraft_host::allocator::use_huge_pages();
         inner.next += 1;
         let number = inner.next;
         inner.aside.insert(number, Aside { shard, need: *need, holds: None, over: false });

@@ -205,6 +205,11 @@ impl<C> PendingPushes<C> {
         self.rooms.contains_key(&worker)
     }
 
+    /// Whether every push is proposed, and no command waits behind one.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.behind.is_empty()
+    }
+
     /// Whether any push waits for room.
     pub fn any_waits_for_room(&self) -> bool {
         !self.room.is_empty()
