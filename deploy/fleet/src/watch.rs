@@ -311,7 +311,10 @@ impl<'a> Watch<'a> {
         let start = || Observer::start(fleet.addresses.clone(), self.job.name.clone());
         let seen = self.observer.get_or_insert_with(start).take();
         let started = self.started;
-        let counts = |i: &Incident| started || matches!(i.what, IncidentKind::ServerBack { .. });
+        let of_server = |what: &IncidentKind| {
+            matches!(what, IncidentKind::ServerBack { .. } | IncidentKind::ServerDrained { .. })
+        };
+        let counts = |i: &Incident| started || of_server(&i.what);
         for incident in seen.into_iter().filter(counts) {
             writer.write(&Event::Incident(incident))?;
         }
