@@ -10,13 +10,13 @@ use crate::{
     pages, process,
     progress::Progress,
     scale::Wanted,
-    script, table,
+    script,
     watch::Watch,
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
-use paraft_record::{Event, METRICS_FILE, RunRecord, Summary, Tail, event};
+use paraft_record::{Event, METRICS_FILE, RunRecord, Tail, event};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, Stages, checkpoints, cli, described, exit, job::SamplerKind, start, worker::Plan};
 use std::{
@@ -34,22 +34,6 @@ mod stop;
 
 pub(crate) use record::Record;
 use stop::Stop;
-
-/// Prints the summaries and the path of the report. A run without a step has no table.
-pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
-    if json {
-        for s in summaries {
-            out!("{}", serde_json::to_string(s).map_err(|e| Failure::new(exit::IO, e))?);
-        }
-        eprintln!("report {}", report.display());
-    } else {
-        if summaries.iter().any(|s| s.samples > 0) {
-            out!("{}", table::modes(summaries));
-        }
-        out!("report  {}", report.display());
-    }
-    Ok(())
-}
 
 /// The number of the user's last signal, 0 without one. The handler that finds it was meant for another
 /// process may reset it. A second signal while one is pending acts on slow shutdowns.
