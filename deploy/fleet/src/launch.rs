@@ -183,7 +183,7 @@ impl Begun<'_> {
         let leased = resolved.train.sampler == SamplerKind::Leased;
         // A script prints its own progress.
         let scripts = !resolved.cluster.script.is_empty();
-        let mut progress = Progress::new(&record.run, leased, quiet || scripts);
+        let mut progress = Progress::new(&record.run, leased, quiet || scripts).logged(&record.log);
         let mut tail = Tail::new(dir.join(METRICS_FILE));
         let mut watch = Watch::new(resolved, wanted);
         loop {
@@ -201,7 +201,7 @@ impl Begun<'_> {
             } else if number != 0 {
                 ends_by = Some(number);
             } else if let Some(why) = stop.failed() {
-                progress.note(&format!("warning: {why}; everything ends at once"));
+                progress.warn(&format!("{why}; everything ends at once"));
                 ends_by = Some(Signal::SIGINT as i32);
             }
             if let Some(number) = ends_by {
@@ -225,7 +225,7 @@ impl Begun<'_> {
                     }
                     if stop.has_begun() {
                         // Workers that had not joined yet are refused by a stopped job.
-                        progress.note(&format!("warning: {}", e.message()));
+                        progress.warn(e.message());
                         record.killed();
                         return Err(ended_by(Signal::SIGINT as i32));
                     }

@@ -53,6 +53,7 @@ fn asked(dir: &str, state: &str, words: &str) {
 
     let logs = printed(&["logs", "t", "--fleet", dir, "-n", "0"]);
     contains(&logs, &["==> server-0.log <==", "==> worker-0.log <==", "==> worker-1.log <==", " INFO "]);
+    contains(&logs, &["==> launcher.log <==", "the run begins: workers 2, servers 1, bsp"]);
     assert!(!logs.contains("\"timestamp\""), "lines are for people: {logs}");
     assert_eq!(printed(&["logs", "--fleet", dir, "-n", "0", "--follow"]), logs, "it is of the run's job");
     assert!(printed(&["logs", "--fleet", dir, "--json"]).contains("\"timestamp\""));

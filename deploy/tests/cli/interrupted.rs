@@ -42,6 +42,8 @@ fn the_first_ctrl_c_stops_the_job_and_writes_its_report() {
     for file in ["report.html", "model.safetensors"] {
         assert!(run_dir.join(file).is_file(), "{file}: {err}");
     }
+    let log = fs::read_to_string(run_dir.join("launcher.log")).expect("a log");
+    contains(&log, &["the run begins", "stopping t: workers finish their step", "the run has ended"]);
     let metrics = Launcher::metrics_in(&run_dir);
     assert_eq!(metrics.last().map(|e| &e["event"]), Some(&"summary".into()));
     assert!(!text(&run(&["report", &dir]).stderr).contains("no end"));
