@@ -14,7 +14,7 @@ pub const LAUNCHER_LOG: &str = "launcher.log";
 
 /// The log of one run. By default it writes nothing.
 #[derive(Clone, Debug, Default)]
-pub struct LauncherLog(Option<Dispatch>);
+pub(crate) struct LauncherLog(Option<Dispatch>);
 
 impl LauncherLog {
     /// Appends to the file in this folder, unless standard error goes there, which has the same lines.
