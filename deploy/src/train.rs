@@ -11,6 +11,7 @@ use paraft_fleet::{
     fleet::{Extras, REPORT_FILE},
     launch, out,
     run_dir::RunDir,
+    table,
     targets::StandingArg,
 };
 use paraft_record::{METRICS_FILE, RunRecord};
@@ -156,7 +157,7 @@ pub fn train(
     }
     let end = End { command, job, dir: &dir, resumed };
     let launched = launched.map_err(|e| end.failed(e))?;
-    launch::show(&[launched.record.summarize()], args.json, &dir.join(REPORT_FILE))?;
+    table::show(&launched.record, args.json, &dir.join(REPORT_FILE))?;
     if let Some(told) = told.filter(|_| !args.json) {
         out!("trace   {told}");
     }
@@ -230,7 +231,7 @@ impl End<'_> {
 pub fn tell(record: &RunRecord, dir: &Path, json: bool) -> Result<(), Failure> {
     let report = dir.join(REPORT_FILE);
     paraft_record::write_report(&report, std::slice::from_ref(record))?;
-    launch::show(&[record.summarize()], json, &report)
+    table::show(record, json, &report)
 }
 
 /// The whole checkpoint to resume from.

@@ -185,7 +185,7 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     if args.json {
         eprintln!("{told}");
     }
-    launch::show(&[record.summarize()], args.json, &report)?;
+    table::show(&record, args.json, &report)?;
     if !args.json {
         out!("{told}");
     }

@@ -90,6 +90,11 @@ pub fn describe(servers: &[String]) -> Option<DescribeReply> {
     block_on(described(servers))?
 }
 
+/// As [`describe`], within a time.
+pub(crate) fn describe_within(servers: &[String], time: Duration) -> Option<DescribeReply> {
+    block_on(async { tokio::time::timeout(time, described(servers)).await.ok().flatten() })?
+}
+
 /// As [`describe`], in an async runtime.
 pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
     let answers = control_of(servers, |d| d.fleet != 0 && d.can_agree()).await;

@@ -1,7 +1,40 @@
 //! The table at the end of a run: one row for each mode, every figure from the record.
 
+use crate::failure::Failure;
 use comfy_table::{CellAlignment, Row, Table, presets};
-use paraft_record::{Comparison, Summary, comparison::Spread};
+use paraft_record::{Comparison, RunEnd, RunRecord, Summary, comparison::Spread};
+use paraft_worker::exit;
+use serde::Serialize;
+use std::path::Path;
+
+/// A run as one object, for programs.
+#[derive(Serialize)]
+struct RunObject<'a> {
+    #[serde(flatten)]
+    summary: Summary,
+    #[serde(flatten)]
+    end: Option<&'a RunEnd>,
+}
+
+/// Prints a run's summary, as a table or an object, and the path of its report. A run without a step has no table.
+///
+/// # Errors
+///
+/// The summary cannot be written as JSON.
+pub fn show(record: &RunRecord, json: bool, report: &Path) -> Result<(), Failure> {
+    let summary = record.summarize();
+    if json {
+        let run = RunObject { summary, end: record.end.as_ref() };
+        out!("{}", serde_json::to_string(&run).map_err(|e| Failure::new(exit::IO, e))?);
+        eprintln!("report {}", report.display());
+    } else {
+        if summary.samples > 0 {
+            out!("{}", modes(&[summary]));
+        }
+        out!("report  {}", report.display());
+    }
+    Ok(())
+}
 
 /// A table without lines.
 pub fn plain(header: impl Into<Row>) -> Table {

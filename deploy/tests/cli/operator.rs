@@ -487,3 +487,25 @@ fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
     assert!(!err.contains("all workers are lost"), "{err}");
     drop(keep);
 }
+
+#[test]
+fn a_drain_is_recorded_until_it_is_taken_back() {
+    let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
+    let (keep, dir) = (l.keep(), l.run_dir.clone());
+    let at = dir.to_str().expect("utf-8");
+    for (args, undo) in [(&[][..], false), (&["--undo"], true)] {
+        let out = run(&[&["drain", "2", "--fleet", at][..], args].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        wait("the record to have it", || {
+            let all = Launcher::metrics_in(&dir);
+            let is = |e: &Value| e["what"] == "server_drained" && e["server"] == 2 && e["undo"] == undo;
+            if all.iter().any(is) { Ok(()) } else { Err(format!("{} lines", all.len())) }
+        });
+    }
+    assert!(run(&["report", at]).status.success());
+    let report = fs::read_to_string(dir.join("report.html")).expect("a report");
+    contains(&report, &["S</i>server 2 is drained<", "S</i>server 2 takes part again<"]);
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGTERM).expect("ended");
+    l.output();
+    drop(keep);
+}

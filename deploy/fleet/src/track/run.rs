@@ -2,7 +2,9 @@
 
 use super::mlflow::{About, Client, Metric, OpenRun, RequestError, Status};
 use crate::failure::Failure;
-use paraft_record::{Event, METRICS_FILE, Point, RunRecord, Value, follow, read_events};
+use paraft_record::{
+    Event, Incident, IncidentKind, METRICS_FILE, Point, RunRecord, Value, follow, read_events,
+};
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -149,14 +151,17 @@ fn params(job: &Job) -> Vec<(String, String)> {
     all
 }
 
-/// The tags of an ended run for what failed of its servers; none if nothing did.
+/// The tags of an ended run for servers that failed or were drained; none if none was.
 pub(super) fn failures(record: &RunRecord) -> Vec<(String, String)> {
     let s = record.summarize();
     let tag = |key: &str, value: String| (format!("paraft.{key}"), value);
     let lost = (s.servers_lost > 0).then(|| tag("servers_lost", s.servers_lost.to_string()));
     let elected = (s.leaders_elected > 0).then(|| tag("leaders_elected", s.leaders_elected.to_string()));
     let stall = s.longest_stall_seconds.map(|t| tag("longest_stall_seconds", format!("{t:.3}")));
-    [lost, elected, stall].into_iter().flatten().collect()
+    let is_drain = |i: &&Incident| matches!(i.what, IncidentKind::ServerDrained { undo: false, .. });
+    let drained = record.incidents.iter().filter(is_drain).count();
+    let drained = (drained > 0).then(|| tag("servers_drained", drained.to_string()));
+    [lost, elected, stall, drained].into_iter().flatten().collect()
 }
 
 pub(super) fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {
