@@ -271,8 +271,8 @@ impl Leader {
             return;
         }
         let workers = !e.streams.is_empty() || members();
-        let patience = if workers { SILENT_TIMEOUT } else { IDLE_TIMEOUT };
-        e.quiet = Some((e.quiet.map_or(now, |(since, _)| since), patience));
+        let timeout = if workers { SILENT_TIMEOUT } else { IDLE_TIMEOUT };
+        e.quiet = Some((e.quiet.map_or(now, |(since, _)| since), timeout));
     }
 
     /// Puts an idle group to sleep. It checks a sleeping group too: another replica may wake it without an event
@@ -280,11 +280,11 @@ impl Leader {
     pub(super) fn sleep_if_quiet(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
         let Some(e) = &mut self.epoch else { return };
-        let Some((since, patience)) = e.quiet.filter(|(since, patience)| *since + *patience <= now) else {
+        let Some((since, timeout)) = e.quiet.filter(|(since, timeout)| *since + *timeout <= now) else {
             return;
         };
         let asleep = group.is_asleep();
-        e.quiet = Some((if asleep { now + ASLEEP_CHECK_DELAY } else { now }, patience));
+        e.quiet = Some((if asleep { now + ASLEEP_CHECK_DELAY } else { now }, timeout));
         if !asleep {
             tracing::debug!(shard = self.shard.id().0, idle = ?(now - since), "the group may sleep");
             self.falls_asleep = true;

@@ -215,7 +215,7 @@ impl Leader {
         let own = [
             e.leases.deadline(e.streams.any_attached()),
             if e.deltas.working().is_level() { None } else { of_job() },
-            e.quiet.map(|(since, patience)| since + patience),
+            e.quiet.map(|(since, timeout)| since + timeout),
             e.stalled(),
         ];
         own.into_iter().flatten().min()
