@@ -71,9 +71,9 @@ const FIGURES: [(&str, &str); 5] = [
     ("wire", "bytes/byte pushed"),
 ];
 /// What goodput is compared with; the last one for the record only.
-const RAW_TCP: &str = "raw tcp at once";
-const RAW_TLS: &str = "raw tls at once";
-const FILES: &str = "bare files at once";
+const RAW_TCP: &str = "raw tcp";
+const RAW_TLS: &str = "raw tls";
+const FILES: &str = "bare file";
 const IN_TURN: &str = "raw tcp in turn";
 
 pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
@@ -226,6 +226,12 @@ fn figures(
     figures
 }
 
-fn copies_name(copies: u32, name: &str) -> String {
-    format!("{copies} {name}")
+/// The name of copies, at once unless it says otherwise.
+fn copies_name(copies: u32, of: &str) -> String {
+    match (copies, of) {
+        (1, of) => of.into(),
+        (n, FILES) => format!("{n} {FILES}s at once"),
+        (n, IN_TURN) => format!("{n} {IN_TURN}"),
+        (n, of) => format!("{n} {of} at once"),
+    }
 }
