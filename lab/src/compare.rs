@@ -78,7 +78,7 @@ pub struct CompareArgs {
     pub share_cores: bool,
     #[command(flatten)]
     pub(crate) standing: StandingArg,
-    /// Where the runs' files go. A comparison that was ended goes on in its folder. Default: runs/NAME-compare-N, the first N
+    /// Where the runs' files go. An interrupted comparison continues in its folder. Default: runs/NAME-compare-N, the first N
     /// that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,

@@ -189,8 +189,8 @@ impl Run {
     }
 
     /// Continues a step's interrupted wait.
-    fn go_on(&self, py: Python<'_>) -> PyResult<StepState> {
-        self.on(py, |inner, _| inner.wait(OpenRun::go_on))
+    fn continue_wait(&self, py: Python<'_>) -> PyResult<StepState> {
+        self.on(py, |inner, _| inner.wait(OpenRun::continue_wait))
     }
 
     /// The learning rates for the next gradients, per group. Empty: the job's schedule.

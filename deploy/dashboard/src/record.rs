@@ -138,8 +138,8 @@ impl Recorded {
         recorded.total_steps = total_steps_of(dir, &record.run);
         let summary = said.summary.clone().unwrap_or_else(|| record.summarize());
         let state = said.state(dir, &record, &summary, recorded.total_steps);
-        let goes_on = state == EndState::NoEnd && is_held(dir);
-        recorded.end = (!goes_on).then(|| EndOfRun {
+        let continues = state == EndState::NoEnd && is_held(dir);
+        recorded.end = (!continues).then(|| EndOfRun {
             state: state.name(),
             reason: state.reason().map(str::to_string),
             report: report(dir).map(|path| path.display().to_string()),

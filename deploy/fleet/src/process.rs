@@ -94,7 +94,7 @@ impl Process {
             }
             self.ended = self.child.try_wait().ok().flatten();
             if let Some(script) = self.script.as_mut().filter(|_| self.ended.is_some()) {
-                script.heard();
+                script.finish_output();
             }
         }
         self.ended
@@ -215,8 +215,8 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     }
     let script_timeout = processes.iter().any(|p| p.script.is_some()).then_some(script::END_TIMEOUT);
     let deadline = Instant::now() + script_timeout.unwrap_or(END_TIMEOUT);
-    let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
-    while goes_on(processes) && Instant::now() < deadline {
+    let some_run = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
+    while some_run(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     processes.iter_mut().for_each(Process::kill);

@@ -79,8 +79,8 @@ impl Training<'_> {
                         feed = self.feed(done)?;
                     }
                 }
-                DriverAction::Gradient { step, ask_ahead, goes_on } => {
-                    match self.gradient(step, (ask_ahead, goes_on), &mut feed)? {
+                DriverAction::Gradient { step, ask_ahead, continues } => {
+                    match self.gradient(step, (ask_ahead, continues), &mut feed)? {
                         MinibatchResult::Trained(trained) => self.driver.trained(trained),
                         MinibatchResult::Rejoined(pulled) => self.driver.rejoined(pulled),
                     }
@@ -180,14 +180,14 @@ impl Training<'_> {
     fn gradient(
         &mut self,
         step: Step,
-        (ask_ahead, goes_on): (bool, bool),
+        (ask_ahead, continues): (bool, bool),
         feed: &mut Feed,
     ) -> Result<MinibatchResult, WorkerError> {
         let Some(batch) = feed.next.take().map(Ok).or_else(|| feed.batches.next()) else {
             return Ok(MinibatchResult::Trained(None));
         };
         let batch = batch?;
-        if goes_on && self.engine.goes_on() {
+        if continues && self.engine.overlaps_minibatches() {
             feed.next = feed.batches.next().transpose()?;
         }
         let client = &mut self.driver.client;

@@ -55,16 +55,16 @@ pub(super) struct Script {
     /// Closes with this process.
     _lifeline: PipeWriter,
     /// The threads that copy its output.
-    passing: Vec<JoinHandle<()>>,
+    copiers: Vec<JoinHandle<()>>,
     /// The start of this process's output in the file, which may hold that of a predecessor.
     from: u64,
 }
 
 impl Script {
     /// Waits until all output is copied.
-    pub(super) fn heard(&mut self) {
+    pub(super) fn finish_output(&mut self) {
         let deadline = Instant::now() + OUTPUT_TIMEOUT;
-        while self.passing.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
+        while self.copiers.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -112,14 +112,14 @@ impl Process {
             _ => command.stdin(Stdio::null()).process_group(0),
         };
         let mut child = command.spawn().map_err(fails)?;
-        let mut passing = Vec::new();
+        let mut copiers = Vec::new();
         if let Some(out) = child.stdout.take() {
-            passing.extend(pass_on(out, io::stdout(), keep()?));
+            copiers.extend(pass_on(out, io::stdout(), keep()?));
         }
         if let Some(err) = child.stderr.take() {
-            passing.extend(pass_on(err, io::stderr(), keep()?));
+            copiers.extend(pass_on(err, io::stderr(), keep()?));
         }
-        let script = Script { audience, _lifeline: lifeline, passing, from };
+        let script = Script { audience, _lifeline: lifeline, copiers, from };
         Ok(Self { name, child, said, ended: None, script: Some(script) })
     }
 

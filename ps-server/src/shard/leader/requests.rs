@@ -37,11 +37,11 @@ impl Leader {
         let members = self.shard.read(|m| m.members.active_count()) as u32;
         let Some(e) = self.leading() else { return };
         let (term, counted) = (e.term, e.tally.take());
-        let mut told = self.counters.auto.lock();
-        let lead = told.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
+        let mut auto = self.counters.auto.lock();
+        let lead = auto.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
         let (rule, counted) = (conf.job.auto, Counted { lead, ..counted });
         let (number, mode) = (in_force.number, in_force.mode);
-        *told = Some(Report { term, rule, number, mode, loosest, members, counted });
+        *auto = Some(Report { term, rule, number, mode, loosest, members, counted });
     }
 
     /// Ends the job now. The request is repeated until the job has ended.

@@ -55,8 +55,8 @@ impl Driver {
     }
 
     /// Writes the state at which the job was stopped, if the job makes checkpoints and none has this state: all workers
-    /// have finished, so it is that of the final weights. Not with leased samples: within an epoch nobody could resume
-    /// from it. A failure does not fail the run.
+    /// have finished, so it is that of the final weights. Not with leased samples: no run could resume from it within an
+    /// epoch. A failure does not fail the run.
     fn save_at_stop(&mut self, done: Step) {
         let is_stopped = self.trainer.is_stopped() && self.plan.leased.is_none() && done.0 < self.plan.total;
         let Some(c) = self.checkpoints.as_ref().filter(|c| is_stopped && c.lacks(done)) else { return };
