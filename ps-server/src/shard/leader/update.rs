@@ -40,10 +40,11 @@ impl Leader {
         let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         // Pushes of sessions that are over are not reported.
-        let heard =
-            |c: &&Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
-        let heard: Vec<_> = contributions.iter().filter(heard).copied().collect();
-        for c in &heard {
+        let reported: Vec<Contribution> = self.shard.read(|m| {
+            let in_session = |c: &&Contribution| m.members.in_session(c.worker, c.session).is_some();
+            contributions.iter().filter(in_session).copied().collect()
+        });
+        for c in &reported {
             let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
             if let Some((arrived, pushed)) = waited {
                 self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
