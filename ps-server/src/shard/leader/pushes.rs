@@ -161,7 +161,7 @@ impl Leader {
             }
             Some(Admission::Accept) if averages => {
                 if let Some(e) = &mut self.epoch {
-                    let (arrived, part) = (push.arrived, push.part());
+                    let (arrived, part) = (push.arrived, push.round_push());
                     e.rounds.add(c.step, bucket, c.worker);
                     e.pending.wait_for_round(bucket, part, arrived);
                 }
@@ -176,7 +176,7 @@ impl Leader {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));
                         self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
-                        self.update(&conf, bucket, UpdatePlan::alone(push.part(), factor));
+                        self.update(&conf, bucket, UpdatePlan::alone(push.round_push(), factor));
                     }
                     // Its image would claim that the bucket has its initial weights.
                     Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),

@@ -3,7 +3,7 @@
 use super::{Leader, ProposalSpan, Purpose};
 use crate::shard::{
     command::{Command, Contribution, Proposal, PushEntry},
-    round::{Part, Sum},
+    round::{RoundPush, Sum},
     state::ShardConfig,
 };
 use paraft_common::Payload;
@@ -22,8 +22,8 @@ pub(super) struct UpdatePlan {
 
 impl UpdatePlan {
     /// A push that is an update by itself.
-    pub(super) fn alone(part: Part, factor: f32) -> Self {
-        let Part { contribution, payload, rate, skip } = part;
+    pub(super) fn alone(part: RoundPush, factor: f32) -> Self {
+        let RoundPush { contribution, payload, rate, skip } = part;
         Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
     }
 
