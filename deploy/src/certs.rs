@@ -197,6 +197,7 @@ fn renew(
     show(&folders)
 }
 
+/// Prints each certificate: its folder, what it may do, and when it ends.
 fn show(folders: &[PathBuf]) -> Result<(), Failure> {
     let mut text = String::new();
     for folder in folders {

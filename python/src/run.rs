@@ -7,8 +7,8 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
-    TensorSpec, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
+    TensorSpec, WeightBuffer, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};

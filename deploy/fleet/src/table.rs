@@ -1,4 +1,4 @@
-//! The table at the end of a run: one row for each mode, every figure from the record.
+//! Tables on the terminal. That at the end of a run has one row for each mode, and every figure is from the record.
 
 use comfy_table::{CellAlignment, Row, Table, presets};
 use paraft_record::{Comparison, Summary, comparison::Spread};

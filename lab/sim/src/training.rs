@@ -96,6 +96,7 @@ pub(crate) async fn train(
     }
 }
 
+/// A worker, or the first rank of one, from its session to its end.
 async fn lead(
     world: &Arc<World>,
     process: &Arc<Process>,

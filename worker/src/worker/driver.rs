@@ -4,11 +4,11 @@
 
 mod action;
 mod checkpoints;
-mod landing;
 mod local;
+mod weight_buffer;
 
 pub(crate) use action::{DriverAction, End};
-pub use landing::Landing;
+pub use weight_buffer::WeightBuffer;
 
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
@@ -42,7 +42,7 @@ pub(crate) struct Driver {
     pub local: Option<LocalWeights>,
     /// The user's weights, if the user's loop changes them: `local` copies them before a push, and receives pulled
     /// weights for them.
-    pub user_weights: Option<Box<dyn Landing + Send>>,
+    pub user_weights: Option<Box<dyn WeightBuffer + Send>>,
     /// An action that the next call repeats: its wait was interrupted, or a push was refused.
     to_repeat: Option<Action>,
     /// The layout, with the model's tensor names.
@@ -194,7 +194,7 @@ impl Driver {
     }
 
     /// Continues until the loop has an action.
-    pub fn next(&mut self, into: &mut dyn Landing) -> Result<DriverAction, WorkerError> {
+    pub fn next(&mut self, into: &mut dyn WeightBuffer) -> Result<DriverAction, WorkerError> {
         loop {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
@@ -359,13 +359,13 @@ impl Driver {
     }
 
     /// Pulls to the model's own destination.
-    fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
+    fn pull(&mut self, pull: Pull, into: &mut dyn WeightBuffer) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
         let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
         let pulled = match into.pull(&mut self.client, &pull) {
             Some(pulled) => pulled?,
             None => {
-                let pulled = self.client.pull_by(pull, into.landing()?)?;
+                let pulled = self.client.pull_by(pull, into.buffer()?)?;
                 into.landed(&pulled, &self.layout)?;
                 pulled
             }

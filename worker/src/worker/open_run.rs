@@ -4,7 +4,7 @@ mod next_action;
 
 use super::{
     Plan, Setup, WorkerError, WorkerOptions,
-    driver::{Driver, End, Landing},
+    driver::{Driver, End, WeightBuffer},
     join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
 };
@@ -60,7 +60,7 @@ pub struct StepOutcome {
 pub struct OpenRun {
     driver: Driver,
     /// The weights for the next gradient; with local steps, the servers' weights.
-    into: Box<dyn Landing + Send>,
+    into: Box<dyn WeightBuffer + Send>,
     pushes: Pushes,
     asked: NextAction,
     job: Job,
@@ -92,7 +92,7 @@ impl OpenRun {
         job: &Job,
         options: &WorkerOptions,
         setup: Setup,
-        mut weights: Box<dyn Landing + Send>,
+        mut weights: Box<dyn WeightBuffer + Send>,
     ) -> Result<Self, WorkerError> {
         setup.check(job, options)?;
         if job.eval.every_steps.is_some() {
@@ -370,7 +370,7 @@ impl OpenRun {
             self.next()?;
         }
         if let Some(theirs) = &mut self.driver.user_weights {
-            theirs.landing()?.copy_from_slice(self.into.weights());
+            theirs.buffer()?.copy_from_slice(self.into.weights());
         }
         Ok(())
     }

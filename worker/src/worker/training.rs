@@ -2,7 +2,7 @@
 
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{Driver, DriverAction, End, Landing},
+    driver::{Driver, DriverAction, End, WeightBuffer},
     evaluate::{Watch, evaluate},
 };
 use crate::{
@@ -30,13 +30,13 @@ pub(super) struct Training<'a> {
 }
 
 /// Pulls to the model's own destination.
-impl Landing for Engine<'_> {
+impl WeightBuffer for Engine<'_> {
     fn weights(&mut self) -> &[f32] {
         Engine::weights(self)
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
-        Engine::landing(self)
+    fn buffer(&mut self) -> Result<&mut [f32], WorkerError> {
+        Engine::buffer(self)
     }
 
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {

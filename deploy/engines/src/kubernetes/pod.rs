@@ -166,6 +166,7 @@ fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
     all
 }
 
+/// The pod's volumes; `mounts` says where they are in the container.
 fn volumes(fleet: &Fleet, name: &str, role: Role, container_spec: &ContainerSpec) -> Vec<Value> {
     let empty = |name: &str| json!({"emptyDir": {}, "name": name});
     let mut all = vec![json!({"configMap": {"name": format!("{name}-job")}, "name": "job"})];

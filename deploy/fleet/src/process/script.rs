@@ -70,9 +70,9 @@ impl Script {
     }
 
     /// The end of its output, if it is readable.
-    pub(super) fn last_words(&self, said: &Path) -> String {
+    pub(super) fn last_words(&self, output: &Path) -> String {
         let read = || {
-            let mut file = File::open(said)?;
+            let mut file = File::open(output)?;
             let from = file.metadata()?.len().saturating_sub(BYTES).max(self.from);
             let mut end = Vec::new();
             file.seek(SeekFrom::Start(from))?;
@@ -91,9 +91,9 @@ impl Process {
         run_dir: &Path,
         audience: Audience,
     ) -> Result<Self, Failure> {
-        let said = run_dir.join(format!("{name}.out"));
-        let open = || File::options().create(true).append(true).open(&said);
-        let keep = || open().map_err(|e| Failure::write(&said, e));
+        let output = run_dir.join(format!("{name}.out"));
+        let open = || File::options().create(true).append(true).open(&output);
+        let keep = || open().map_err(|e| Failure::write(&output, e));
         let program = command.get_program().to_string_lossy().into_owned();
         let fails =
             |e: io::Error| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}"));
@@ -120,7 +120,7 @@ impl Process {
             copiers.extend(pass_on(err, io::stderr(), keep()?));
         }
         let script = Script { audience, _lifeline: lifeline, copiers, from };
-        Ok(Self { name, child, said, ended: None, script: Some(script) })
+        Ok(Self { name, child, output, ended: None, script: Some(script) })
     }
 
     /// The signal that ended it. A shell wrapper reports a signal by its exit code.

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// Sends the run in a folder; a trial is nested with its name in its sweep's run.
+/// Sends the run in a folder; returns its id. `parent`: the name of a trial and its sweep's run, in which it is nested.
 pub(super) fn send_to(
     client: &Client,
     dir: &Path,

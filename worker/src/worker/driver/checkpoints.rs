@@ -1,6 +1,6 @@
 //! Checkpoints that the servers or the loop request, and the final weights.
 
-use super::{Driver, End, Landing};
+use super::{Driver, End, WeightBuffer};
 use crate::{
     checkpoints::{Checkpoints, InForce},
     worker::WorkerError,
@@ -41,7 +41,7 @@ impl Driver {
     }
 
     /// Writes the final weights and waits for the remaining checkpoints.
-    pub fn save(&mut self, end: End, into: &mut dyn Landing) -> Result<(), WorkerError> {
+    pub fn save(&mut self, end: End, into: &mut dyn WeightBuffer) -> Result<(), WorkerError> {
         self.note_evaluations()?;
         let own = self.weights.clone();
         let run = self.run_dir.as_ref().filter(|_| end.first).map(|d| d.join(MODEL_FILE));
