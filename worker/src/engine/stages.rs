@@ -69,7 +69,7 @@ impl Engine<'_> {
     /// The leader's other messages are allowed only if no next step is in progress; otherwise this fails.
     pub(super) fn is_between_steps(&self) -> Result<(), StepError> {
         match (&self.memory, &self.ranks) {
-            (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
+            (Memory::Stage(stage), Some(ranks)) if stage.has_begun_next() => {
                 Err(ranks.break_up("its leader does something else than the next step").into())
             }
             _ => Ok(()),

@@ -124,7 +124,7 @@ impl Engine<'_> {
             Memory::Stage(stage) => {
                 let Some(ranks) = &mut self.ranks else { return Err(alone_only().into()) };
                 let mut loss = [stage.step(self.model, ranks.lines()?, step, batches, push)?];
-                if !stage.is_going() {
+                if !stage.has_begun_next() {
                     ranks.sum(&mut loss)?;
                 }
                 stage.made(step);

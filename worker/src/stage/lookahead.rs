@@ -13,6 +13,7 @@ pub(super) enum Lookahead<'b> {
 }
 
 impl<'b> Lookahead<'b> {
+    /// The next minibatch, if it is known to overlap.
     pub fn known(&self) -> Option<&'b Batch> {
         match self {
             Self::Known(next) => *next,
@@ -20,7 +21,8 @@ impl<'b> Lookahead<'b> {
         }
     }
 
-    pub fn hear(
+    /// The next minibatch, if it overlaps. Waits for the leader's decision if this rank does not know it yet.
+    pub fn decide(
         &mut self,
         of: &Stage<'_>,
         lines: &mut Lines,
@@ -42,8 +44,8 @@ impl<'b> Lookahead<'b> {
 }
 
 impl Stage<'_> {
-    /// The leader decides whether the next minibatch overlaps this one.
-    pub(super) fn say<'b>(
+    /// The leader's decision whether the next minibatch overlaps this one, sent to the other ranks.
+    pub(super) fn announce_next<'b>(
         &self,
         lines: &mut Lines,
         round: u64,

@@ -39,7 +39,7 @@ pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
 impl Stage<'_> {
     /// One step of the worker on this rank's stages: micro-batch by micro-batch, then the push of its part of the
     /// gradient. Returns the mean loss if this rank computes it, or if the next step [is in
-    /// progress](Self::is_going). `push`: the leader's; other ranks make their own.
+    /// progress](Self::has_begun_next). `push`: the leader's; other ranks make their own.
     pub fn step(
         &mut self,
         model: &mut dyn Model,
@@ -75,7 +75,7 @@ impl Stage<'_> {
     }
 
     /// Whether a next step is in progress.
-    pub fn is_going(&self) -> bool {
+    pub fn has_begun_next(&self) -> bool {
         self.next_minibatch.is_some()
     }
 
@@ -117,14 +117,14 @@ impl Stage<'_> {
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
         // The leader's decision reaches the later stages before they need it.
         let mut next = match here.beside(at) {
-            0 => Lookahead::Known(self.say(lines, round, next)?),
+            0 => Lookahead::Known(self.announce_next(lines, round, next)?),
             _ => Lookahead::Maybe(next),
         };
         // The mean over the meshes is the mean of their means.
         let meshes = here.meshes as f32;
         let mut loss = 0.0;
         for work in window.works() {
-            if matches!(work, Work::Ahead(_)) && next.hear(self, lines, round)?.is_none() {
+            if matches!(work, Work::Ahead(_)) && next.decide(self, lines, round)?.is_none() {
                 continue;
             }
             let (batch, m, round) = match (work, next.known()) {
@@ -242,7 +242,7 @@ impl Stage<'_> {
         if let Some(push) = &mut push {
             self.share_squares(lines, step, push.client())?;
         }
-        if next.hear(self, lines, round)?.is_none() {
+        if next.decide(self, lines, round)?.is_none() {
             // First receive the pull that is in progress.
             self.receive_weights(push.map(|p| p.client()), lines)?;
             // The losses of all ranks are summed.

@@ -41,7 +41,7 @@ pub(crate) struct Rank {
     versions: Vec<u64>,
     /// The versions of the current minibatch's weights, if newer weights have arrived.
     stash: Option<Vec<u64>>,
-    going: Option<NextMinibatch>,
+    next_minibatch: Option<NextMinibatch>,
     /// Requested weights that are not needed yet.
     asked: Option<Pull>,
     /// Compute seconds of each step.
@@ -69,7 +69,7 @@ impl Rank {
             weights: vec![0.0; values(&world.layout, &cut.stages[at].buckets).len()],
             versions: Vec::new(),
             stash: None,
-            going: None,
+            next_minibatch: None,
             asked: None,
             times: BTreeMap::new(),
             said: 0,
@@ -171,14 +171,14 @@ impl Rank {
 
     /// Whether the next step has started.
     pub fn has_begun(&self, step: Step) -> bool {
-        self.going.as_ref().is_some_and(|g| g.step == step)
+        self.next_minibatch.as_ref().is_some_and(|g| g.step == step)
     }
 
     /// Pulls its stage's weights.
     pub async fn pull_own(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
         let pulled = client.pull(pull, &mut self.weights).await?;
         self.versions = client.versions();
-        if self.going.is_none() {
+        if self.next_minibatch.is_none() {
             let range = self.own();
             self.shared.whole.lock()[range].copy_from_slice(&self.weights);
         }
@@ -233,8 +233,8 @@ impl Rank {
     ) -> Result<f32, SimError> {
         let (at, lines, cut) = (self.at, self.shared.lines.clone(), self.cut.clone());
         let of = cut.ranks();
-        let going = self.going.take().filter(|g| g.step == step);
-        if going.is_none() {
+        let next_minibatch = self.next_minibatch.take().filter(|g| g.step == step);
+        if next_minibatch.is_none() {
             self.shared.begins(step, self.own(), &self.weights);
             self.stash = None;
         }
@@ -249,7 +249,7 @@ impl Rank {
         let mut next = if cut.schedule.overlaps_minibatches() { next } else { Some(false) };
         let window = Window {
             kept: cut.schedule.kept(at, of, cut.micro_batches),
-            ahead: going.map_or(0, |g| g.forward),
+            ahead: next_minibatch.map_or(0, |g| g.forward),
             micro_batches: cut.micro(n),
             next: if next == Some(false) { 0 } else { cut.micro(behind) },
         };
@@ -299,7 +299,7 @@ impl Rank {
             client.ask(pull.clone());
             self.asked = Some(pull);
         }
-        self.going = Some(NextMinibatch { step: step.next(), forward });
+        self.next_minibatch = Some(NextMinibatch { step: step.next(), forward });
     }
 
     /// Whether the next minibatch overlaps with that of this step, as the leader decides.
