@@ -248,7 +248,7 @@ impl Server {
         };
         let own_socket = self.options.socket.as_deref().and_then(|path| Some((path, bind_socket(path)?)));
         let own_path = own_socket.map(|(path, listener)| {
-            // Who reaches it may do everything: no peer of it only reads.
+            // Every peer that can reach this socket has all rights: the file's mode is the check.
             let (incoming, _) = connections::incoming(listener, self.connections.clone(), lanes.clone());
             tokio::spawn(self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone())));
             path

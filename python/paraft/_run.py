@@ -242,7 +242,7 @@ class Run:
         if self._step:
             _LOG.log(
                 logging.INFO if self._resume else logging.WARNING,
-                "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step,
+                "the job is at step %d: this worker continues with the servers' weights, not with its own; run.step says where", self._step,
             )
         return self._session
 
@@ -292,7 +292,7 @@ class Run:
     def _resume_wait(self, *, aside: bool = False) -> None:
         """Finishes a step's wait that Ctrl-C has interrupted. ``aside``: ignore another thread's call."""
         if self._waits and not (aside and self._waiting):
-            self._waited(lambda session: session.go_on())
+            self._waited(lambda session: session.continue_wait())
 
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
         self._not_inside("optimizer.step()")
@@ -474,7 +474,7 @@ class Run:
         """The run was neither finished nor closed. A failed script has reported its own error."""
         if self._session is not None and self._step and os.getpid() == self._owner and not hasattr(sys, "last_type"):
             _LOG.warning(
-                "the run ends at step %d without run.finish(): the other workers go on without this one, and it has not got the final weights",
+                "the run ends at step %d without run.finish(): the other workers continue without this one, and it has not got the final weights",
                 self._step,
             )
 

@@ -176,6 +176,7 @@ impl Recorded {
         recorded
     }
 
+    /// Adds points to the curves. Values of one moment are one point.
     fn add(&mut self, points: Vec<paraft_record::Point>, now: &Now) {
         for point in points {
             let Value::Number(value) = point.value else { continue };

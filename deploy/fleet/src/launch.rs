@@ -120,8 +120,8 @@ pub fn launch_with(
     checkpoints::try_out(&resolved, Some(dir))?;
     // Invalid data and impossible models fail here, before any process starts.
     let mut submitted = None;
-    let (told, of) = (!extras.of_many, extras.of.clone());
-    let mut record = Record::begin(&mut resolved, dir, resume, told, of, |job, run| {
+    let (logs_shards, of) = (!extras.of_many, extras.of.clone());
+    let mut record = Record::begin(&mut resolved, dir, resume, logs_shards, of, |job, run| {
         let Some(on) = &extras.on else { return Ok(()) };
         let s = Submitted::to(on, job, dir)?;
         (job.name, run.servers) = (s.name.clone(), s.servers.len() as u32);

@@ -178,6 +178,7 @@ impl Progress {
         }
     }
 
+    /// Prints a line of progress: there is no bar.
     fn say(&mut self, done: u64, text: &str) {
         self.said = Instant::now();
         if self.budget == 0 {

@@ -1,7 +1,8 @@
-//! The table at the end of a run: one row for each mode, every figure from the record.
+//! Tables on the terminal. That at the end of a run has one row for each mode, and every figure is from the record.
 
 use crate::failure::Failure;
 use comfy_table::{CellAlignment, Row, Table, presets};
+use paraft_common::need::Bytes;
 use paraft_record::{Comparison, RunEnd, RunRecord, Summary, comparison::Spread};
 use paraft_worker::exit;
 use serde::Serialize;
@@ -185,14 +186,7 @@ fn lost(s: &Summary) -> String {
 
 /// Bytes for people: 1.5 MiB.
 pub fn bytes(n: u64) -> String {
-    let mut value = n as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} TiB")
+    Bytes(n).to_string()
 }
 
 #[cfg(test)]

@@ -144,7 +144,7 @@ fn a_control_group_without_majority_is_explained() {
     let lines = BufReader::new(joins.0.stderr.take().expect("stderr")).lines().map_while(Result::ok);
     // Read to its end: a server must not find its standard error closed.
     std::thread::spawn(move || lines.for_each(|l| _ = tell.send(l)));
-    let word = said.iter().find(|l| l.contains("It goes on asking")).expect("it says why it waits");
+    let word = said.iter().find(|l| l.contains("It keeps asking")).expect("it says why it waits");
     contains(&word, &["control group", &answers, &fleet.addresses[1]]);
     // It continues: the fleet restarts, and accepts it.
     fleet.serve(1);

@@ -288,7 +288,7 @@ fn a_stopped_worker_loses_its_lease_and_opens_a_new_session() {
         let log = fs::read_to_string(run_dir.join("worker-1.log")).unwrap_or_default();
         if log.contains("had been taken out") { Ok(log) } else { Err(log) }
     });
-    assert!(log.contains("it goes on with the others"), "{log}");
+    assert!(log.contains("it continues with the others"), "{log}");
     let (code, out, err) = l.output();
     assert_eq!(code, Some(0), "{err}");
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");

@@ -129,11 +129,11 @@ impl BenchFleet {
 
     /// The options of one of its workers, over TCP.
     pub fn slot(&self, worker: u32) -> WorkerSlot {
-        self.seat_via(worker, Via::Tcp)
+        self.slot_via(worker, Via::Tcp)
     }
 
     /// The options of one of its workers, over this transport.
-    pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
+    pub fn slot_via(&self, worker: u32, via: Via) -> WorkerSlot {
         let options = ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
@@ -259,11 +259,11 @@ impl Pusher {
     /// step of this pusher may leave out some buckets.
     pub fn one_by_one(mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
         let (mut seconds, began) = (Vec::new(), Instant::now());
-        let goes_on = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
-        while goes_on() {
+        let continues = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
+        while continues() {
             self.step = self.step.next();
             // If each acknowledgement waits for a disk flush, a step takes a minute.
-            for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
+            for i in (0..self.buckets.len()).rev().take_while(|_| continues()) {
                 let pushed = Instant::now();
                 self.push_bucket(i);
                 self.wait_for_acks()?;

@@ -42,7 +42,7 @@ pub struct ShardBenchArgs {
     /// Runs of each case, interleaved; the median counts.
     #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
-    /// Milliseconds that a byte is under way between two servers.
+    /// One-way delay between two servers, in milliseconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub delay_ms: Option<u64>,
     /// Overrides a key of the job; may be given often.

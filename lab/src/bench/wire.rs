@@ -40,7 +40,7 @@ pub struct WireBenchArgs {
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
-    /// Milliseconds that a byte is under way between worker and server, one way, over a link of 1 Gbit/s; needs
+    /// One-way delay between worker and server, in milliseconds, over a link of 1 Gbit/s; needs
     /// `--via tcp`.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub delay_ms: Option<u64>,
@@ -140,7 +140,7 @@ fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) 
             references(*via).iter().filter(|reference| !(insecure && **reference == Reference::Tls));
         let beside = measured.map(|reference| Ok((*reference, Raw::connect(&peer, *reference)?)));
         let beside: Vec<(Reference, Raw)> = beside.collect::<Result<_, Failure>>()?;
-        ways.push((*via, fleet.seat_via(worker, *via).pusher()?, beside));
+        ways.push((*via, fleet.slot_via(worker, *via).pusher()?, beside));
     }
     let mut payload = vec![1; bytes];
     for (_, pusher, beside) in &mut ways {

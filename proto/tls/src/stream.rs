@@ -82,7 +82,7 @@ fn poll_read(
                 break;
             }
         }
-        // Room that nobody has written to would have to be cleared first.
+        // Memory that was never written would have to be cleared first.
         let room = buf.initialized().len() - buf.filled().len();
         let read = |room: &mut [u8]| inner.socket.try_read(room);
         let came = if incoming.reads_directly(room) {

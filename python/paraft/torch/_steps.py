@@ -41,7 +41,7 @@ class _Push(enum.Enum):
     """When gradients are pushed."""
 
     #: By ``step()``, and then decided: the first step shows whether a script changes gradients before it.
-    LOOK = enum.auto()
+    TRY = enum.auto()
     #: During the backward pass.
     EARLY = enum.auto()
     #: By ``step()``.
@@ -194,7 +194,7 @@ class OnServers:
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
         grouped = run._group is not None
-        self._push = _Push.LATE if overlap is False else _Push.LOOK
+        self._push = _Push.LATE if overlap is False else _Push.TRY
         self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
         #: Whether a gradient arrived twice before the first step, or was thrown away.
@@ -205,10 +205,10 @@ class OnServers:
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         run._hooks.append(_hear_losses(run, flat.params[0]))
         self._hooks: list[Any] = []
-        if self._push is _Push.LOOK and grouped:
+        if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
             run._hooks += self._hooks
-        elif self._push is _Push.LOOK:
+        elif self._push is _Push.TRY:
             self._hook_all()
         #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
@@ -281,9 +281,9 @@ class OnServers:
             self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
-        elif self._thrown and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._thrown and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step("the script threw gradients away between backward() and the first step()")
-        elif self._twice and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._twice and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step(
                 "gradients came more than once in the first step, as those of a layer in several checkpoint(use_reentrant=True), or of several "
                 "backward passes outside of run.no_sync()"
@@ -296,13 +296,13 @@ class OnServers:
         if skips:
             self._session.skip()
         self._pushed.clear()
-        if self._push is _Push.LOOK:
+        if self._push is _Push.TRY:
             self._pushes(self._then)
         self._steps += 1
         if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
             self._looks_in *= 2
             self._hook_all()
-            self._push = _Push.LOOK
+            self._push = _Push.TRY
         self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
@@ -355,7 +355,7 @@ class OnServers:
         if self.forget(optimizer):
             _LOG.warning(
                 "the state that was loaded into the optimizer is passed over: since run.prepare() it is the servers'. Load it before, or "
-                "go on from a checkpoint of the job: paraft.init(resume=...)"
+                "continue from a checkpoint of the job: paraft.init(resume=...)"
             )
 
     def _own_writes(self) -> None:
@@ -371,7 +371,7 @@ class OnServers:
                 "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
                 "undoes it: the weights are the servers'. To have the servers bound weights, "
                 "prepare(..., constraints={\"NAME\": paraft.clamp(...)}); to keep what the script writes, "
-                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
+                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or continue from a checkpoint with paraft.init(resume=...)",
                 name,
             )
 

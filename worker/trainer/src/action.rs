@@ -40,7 +40,7 @@ pub enum Action {
         ask_ahead: bool,
         /// Whether, as far as is known, the next step directly follows this one's pull. Its minibatch may then
         /// start before this gradient is complete.
-        goes_on: bool,
+        continues: bool,
     },
     /// Train one minibatch at the worker's own weights, which change. Answer:
     /// [`Trainer::trained`](crate::Trainer::trained).

@@ -28,20 +28,21 @@ pub(crate) struct Record {
 
 impl Record {
     /// Starts the record and writes the job file beside it. Reduces the job's shards to those with
-    /// buckets, and applies `settle` then; the result is `told`. A trial is `of` a sweep.
+    /// buckets, and applies `settle` then; `logs_shards`: prints their new number.
+    /// `of`: the sweep of a trial.
     pub(crate) fn begin(
         job: &mut Job,
         dir: &Path,
         resume: Option<&Path>,
-        told: bool,
+        logs_shards: bool,
         of: Option<Arc<Sweep>>,
         settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let shards = job.shards();
         let mut run = describe(job, resume)?;
         settle(job, &mut run)?;
-        if told && run.shards < shards {
-            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
+        if logs_shards && run.shards < shards {
+            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: it gets {}", run.shards);
         }
         let file = dir.join(JOB_FILE);
         put(&file, &job.to_toml()).map_err(|e| Failure::write(&file, e))?;

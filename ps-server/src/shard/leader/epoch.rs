@@ -235,7 +235,7 @@ impl Leader {
         self.restart(group);
     }
 
-    pub(super) fn continue_epoch(&mut self, group: &dyn GroupStatus) {
+    pub(super) fn continue_epoch(&mut self, group: &dyn GroupStatus, counts: bool) {
         let now = self.now.at;
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(
@@ -247,7 +247,9 @@ impl Leader {
         if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {
             return self.restart(group);
         }
-        self.tell_counts();
+        if counts {
+            self.tell_counts();
+        }
         self.propose_switch();
     }
 

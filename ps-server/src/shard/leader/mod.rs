@@ -195,7 +195,9 @@ impl Leader {
     }
 
     fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
-        self.after = Some(FollowUp::Epoch);
+        // A push counts when it is applied.
+        let counts = !matches!(input, Input::Message(_, Message::Push { .. }));
+        self.after = Some(FollowUp::Epoch { counts });
         self.input(group, input);
     }
 
