@@ -172,6 +172,7 @@ fn a_second_run_in_a_live_folder_is_refused() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+    wait_for_closed_ports(&run_dir);
     let dir = run_dir.to_str().expect("utf-8");
     for ask in [
         &["stop", "t", "--fleet", dir][..],
