@@ -7,8 +7,8 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
-    TensorSpec, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
+    TensorSpec, WeightBuffer, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -200,8 +200,8 @@ impl Run {
     }
 
     /// Continues a step's interrupted wait.
-    fn go_on(&self, py: Python<'_>) -> PyResult<StepState> {
-        self.on(py, |inner, _| inner.wait(OpenRun::go_on))
+    fn continue_wait(&self, py: Python<'_>) -> PyResult<StepState> {
+        self.on(py, |inner, _| inner.wait(OpenRun::continue_wait))
     }
 
     /// The learning rates for the next gradients, per group. Empty: the job's schedule.

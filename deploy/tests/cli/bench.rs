@@ -98,7 +98,8 @@ fn apply_counts_the_bytes_that_an_optimizer_must_touch() {
 
 #[test]
 fn shard_compares_replicas_with_one_and_with_raw_transfers() {
-    let few = ["shard", "--millis", "50", "--repeats", "1", "--durability", "quorum-memory,leader"];
+    let few =
+        ["shard", "--millis", "50", "--repeats", "1", "--durability", "quorum-memory,quorum-disk,leader"];
     let figures = figures(&few);
     for what in ["goodput", "small pushes", "ack p50", "ack p99", "wire"] {
         for case in ["quorum-memory, replicas 1", "quorum-memory, replicas 3", "leader, replicas 3"] {
@@ -107,6 +108,9 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
     }
     value(&figures, "shard goodput", "quorum-memory, replicas 1", "raw tcp");
     value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tcp at once");
+    value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tls at once");
+    value(&figures, "shard goodput", "quorum-disk, replicas 1", "bare file");
+    value(&figures, "shard goodput", "quorum-disk, replicas 3", "3 bare files at once");
     // Of three servers: where they differ too much it has no value.
     find(&figures, "shard goodput", "3 raw tcp in turn", "-");
     // Every byte goes to a server once, and once to each of the two others unless an image of the weights is smaller.

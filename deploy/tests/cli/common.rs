@@ -6,13 +6,16 @@ pub use nix::{
 };
 pub use paraft_fleet::process::Process;
 pub use serde_json::Value;
-use std::net::TcpListener;
 pub use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
+};
+use std::{
+    io::ErrorKind,
+    net::{TcpListener, TcpStream},
 };
 
 /// Training images of the embedded digits; the others are held out.
@@ -76,6 +79,17 @@ pub fn processes(folder: &Path) -> Vec<(i32, String)> {
         }
     }
     found
+}
+
+/// Waits until these servers' ports are closed: a process that is killed has no command line before that.
+pub fn wait_for_closed_ports(run_dir: &Path) {
+    let servers = fs::read_to_string(run_dir.join("servers")).expect("a list of servers");
+    for address in servers.split([',', '\n']).map(str::trim).filter(|a| !a.is_empty()) {
+        wait("a port to close", || match TcpStream::connect(address) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(()),
+            other => Err(format!("{address}: {other:?}")),
+        });
+    }
 }
 
 pub fn pid_of(folder: &Path, what: &str) -> Pid {

@@ -172,6 +172,7 @@ fn a_second_run_in_a_live_folder_is_refused() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+    wait_for_closed_ports(&run_dir);
     let dir = run_dir.to_str().expect("utf-8");
     for ask in [
         &["stop", "t", "--fleet", dir][..],
@@ -288,7 +289,7 @@ fn a_stopped_worker_loses_its_lease_and_opens_a_new_session() {
         let log = fs::read_to_string(run_dir.join("worker-1.log")).unwrap_or_default();
         if log.contains("had been taken out") { Ok(log) } else { Err(log) }
     });
-    assert!(log.contains("it goes on with the others"), "{log}");
+    assert!(log.contains("it continues with the others"), "{log}");
     let (code, out, err) = l.output();
     assert_eq!(code, Some(0), "{err}");
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");

@@ -39,7 +39,7 @@ pub struct BucketData {
 
 /// One update of a bucket.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a> {
+pub struct BucketUpdate<'a> {
     /// The job.
     pub job: &'a ServerJob,
     /// The gradient, or the mean of several.
@@ -97,8 +97,8 @@ impl BucketData {
 
     /// Applies one update; returns the version that contains it. Every update of every bucket uses this function,
     /// both when a replica applies it from the log and when a leader applies it to its working copy.
-    pub(super) fn update(&mut self, spec: BucketSpec, update: Incoming<'_>) -> Version {
-        let Incoming { gradient, contributions, members, .. } = update;
+    pub(super) fn update(&mut self, spec: BucketSpec, update: BucketUpdate<'_>) -> Version {
+        let BucketUpdate { gradient, contributions, members, .. } = update;
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Result => take_result(&mut self.weights, gradient),
@@ -117,8 +117,8 @@ impl BucketData {
         self.clock += pushes as f64 / members.max(1) as f64;
     }
 
-    fn train(&mut self, spec: BucketSpec, update: Incoming<'_>) {
-        let Incoming { job, gradient, contributions, rate, gone, .. } = update;
+    fn train(&mut self, spec: BucketSpec, update: BucketUpdate<'_>) {
+        let BucketUpdate { job, gradient, contributions, rate, gone, .. } = update;
         gone.iter().for_each(|w| self.forget(job, *w));
         let optimizer = job.optimizer_of(spec.group);
         let rate = match rate {
@@ -333,7 +333,7 @@ impl Bucket {
 
     /// Applies one update; returns the version that contains it. A vector with other readers is copied first; the
     /// readers' vector is tracked in `replaced`.
-    pub(super) fn update(&self, update: Incoming<'_>, conf: &ShardConfig) -> Version {
+    pub(super) fn update(&self, update: BucketUpdate<'_>, conf: &ShardConfig) -> Version {
         let mut data = self.data.write();
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);

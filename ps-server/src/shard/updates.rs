@@ -2,7 +2,7 @@
 
 use super::{
     batched::BatchedPushes,
-    bucket::Incoming,
+    bucket::BucketUpdate,
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
     members::Member,
     shard_config::ShardConfig,
@@ -54,7 +54,7 @@ impl Update<'_> {
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
-        let update = Incoming { job: &conf.job, gradient, contributions, rate, members, gone };
+        let update = BucketUpdate { job: &conf.job, gradient, contributions, rate, members, gone };
         bucket.update(update, conf)
     }
 
@@ -133,7 +133,7 @@ impl Shard {
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
             Command::Admit { .. } | Command::Delta { .. } => {
-                return compute::SMALL_BYTES;
+                return compute::LARGE_BYTES;
             }
             command => command
                 .pushes()

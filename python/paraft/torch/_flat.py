@@ -103,7 +103,7 @@ class Flat:
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in held:
                 raise ConfigError(
-                    f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that nobody would train it, and each worker "
+                    f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that no worker would train it, and each worker "
                     "keep its own: freeze it (requires_grad_(False)), or give it to the optimizer. A run has one optimizer; what another one "
                     "trains (as of a GAN) is another run's model, with servers of its own"
                 )
@@ -249,7 +249,7 @@ class Flat:
         for name, p in zip(self.names, shards):
             if not is_sharded(p):
                 raise ConfigError(
-                    f"`{name}` is not sharded, and others are: nobody averages its gradient over the group's ranks. Call fully_shard(model) "
+                    f"`{name}` is not sharded, and others are: no rank averages its gradient over the group's ranks. Call fully_shard(model) "
                     "for the whole model, too"
                 )
             mesh = sorted(p.device_mesh.mesh.flatten().tolist())
@@ -303,7 +303,7 @@ class Flat:
             if p.requires_grad is not trained:
                 raise MisuseError(
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
-                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
+                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and continue with a new run and resume="
                 )
         if any(place.get(key) is not it for place, key, it in self._expected_places):
             self._record_places()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
 import sys
 import tempfile
 import types
@@ -32,13 +33,15 @@ OVERLAP_BYTES = 4 << 20
 #: nothing of this package.
 _NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
+#: The code of ``loss.backward()``, in whose frame ``self`` is the loss.
+_BACKWARD = getattr(torch.Tensor.backward, "__code__", None)
 
 
 class _Push(enum.Enum):
     """When gradients are pushed."""
 
     #: By ``step()``, and then decided: the first step shows whether a script changes gradients before it.
-    LOOK = enum.auto()
+    TRY = enum.auto()
     #: During the backward pass.
     EARLY = enum.auto()
     #: By ``step()``.
@@ -92,6 +95,32 @@ class _Notes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NOTHING
+
+
+def _hear_losses(run: Run, param: Any) -> Any:
+    """A hook that runs when a backward pass reaches this parameter: it keeps the loss that ``backward()`` was called on, for scripts
+    without ``run.log()``. On the CPU that pass runs in its caller's thread, whose frames lead to the loss. On a GPU it has a thread of its
+    own; to read its loss would be to wait for the GPU."""
+    run_of, param_of = weakref.ref(run), weakref.ref(param)
+    last: Callable[[], Any] = lambda: None
+
+    def hears(_: torch.Tensor) -> None:
+        nonlocal last
+        run, param, frame = run_of(), param_of(), sys._getframe().f_back
+        while frame is not None and frame.f_code is not _BACKWARD:
+            frame = frame.f_back
+        if run is None or param is None or frame is None or frame.f_locals.get("gradient") is not None:
+            return
+        loss = frame.f_locals.get("self")
+        # A parameter in several reentrant checkpoints is reached more than once.
+        if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1 or loss is last():
+            return
+        last = weakref.ref(loss)
+        # Losses add up as their gradients do, of which zero_grad() throws away the earlier ones.
+        earlier = 0.0 if param.grad is None or math.isnan(run._heard) else run._heard
+        run._heard = earlier + loss.item()
+
+    return param.register_hook(hears)
 
 
 def _stamp(gradient: torch.Tensor) -> float:
@@ -150,7 +179,7 @@ class OnServers:
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
         grouped = run._group is not None
-        self._push = _Push.LATE if overlap is False else _Push.LOOK
+        self._push = _Push.LATE if overlap is False else _Push.TRY
         self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
         #: Whether a gradient arrived twice before the first step, or was thrown away.
@@ -159,11 +188,12 @@ class OnServers:
         self._sums: dict[int, int] = {}
         run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
+        run._hooks.append(_hear_losses(run, flat.params[0]))
         self._hooks: list[Any] = []
-        if self._push is _Push.LOOK and grouped:
+        if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
             run._hooks += self._hooks
-        elif self._push is _Push.LOOK:
+        elif self._push is _Push.TRY:
             self._hook_all()
         #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
@@ -201,7 +231,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[2:] = self._hooks  # after those of the model and of other optimizers
+        self.run._hooks[3:] = self._hooks  # after those of the model, of other optimizers and of the loss
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -251,14 +281,16 @@ class OnServers:
         self.flat.check()
         self._own_writes()
         scaled = found_inf is not None
+        if scaled:
+            self.run._heard = math.nan  # it is scaled too
         skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
             self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
-        elif self._thrown and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._thrown and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step("the script threw gradients away between backward() and the first step()")
-        elif self._twice and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._twice and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step(
                 "gradients came more than once in the first step, as those of a layer in several checkpoint(use_reentrant=True), or of several "
                 "backward passes outside of run.no_sync()"
@@ -271,13 +303,13 @@ class OnServers:
         if skips:
             self._session.skip()
         self._pushed.clear()
-        if self._push is _Push.LOOK:
+        if self._push is _Push.TRY:
             self._pushes(self._then)
         self._steps += 1
         if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
             self._looks_in *= 2
             self._hook_all()
-            self._push = _Push.LOOK
+            self._push = _Push.TRY
         self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
@@ -330,7 +362,7 @@ class OnServers:
         if self.forget(optimizer):
             _LOG.warning(
                 "the state that was loaded into the optimizer is passed over: since run.prepare() it is the servers'. Load it before, or "
-                "go on from a checkpoint of the job: paraft.init(resume=...)"
+                "continue from a checkpoint of the job: paraft.init(resume=...)"
             )
 
     def _own_writes(self) -> None:
@@ -346,7 +378,7 @@ class OnServers:
                 "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
                 "undoes it: the weights are the servers'. To have the servers bound weights, "
                 "prepare(..., constraints={\"NAME\": paraft.clamp(...)}); to keep what the script writes, "
-                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
+                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or continue from a checkpoint with paraft.init(resume=...)",
                 name,
             )
 
@@ -494,6 +526,7 @@ class OnWorker:
         #: The prepared optimizer is in its ``step()``, which may step others, as Lookahead's does.
         self.inside = False
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
+        run._hooks.append(_hear_losses(run, self.flat.params[0]))
 
         optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
@@ -547,6 +580,8 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
         found_inf, scale, now = given.get("found_inf"), given.get("grad_scale"), me()
+        if now is not None and found_inf is not None:
+            now.run._heard = math.nan  # it is scaled too
         try:
             if now is not None and found_inf is not None and float(found_inf) != 0.0:
                 return now.step()

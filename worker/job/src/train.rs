@@ -182,7 +182,7 @@ impl TrainConfig {
             return bad("train.backup_workers", why, "use a number below train.workers");
         }
         if self.sampler == SamplerKind::Leased || self.exchange == Exchange::AllReduce {
-            let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
+            let why = "a worker that a round was closed without continues where the others are, which needs train.sampler = \
                        \"static\" and train.exchange = \"servers\"";
             return bad("train.backup_workers", why, "change those, or take it out");
         }

@@ -4,13 +4,13 @@
 
 mod action;
 mod checkpoints;
-mod landing;
 mod local;
 mod mean;
 mod pulling;
+mod weight_buffer;
 
 pub(crate) use action::{DriverAction, End};
-pub use landing::Landing;
+pub use weight_buffer::WeightBuffer;
 
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
@@ -41,9 +41,9 @@ pub(crate) struct Driver {
     pub local: Option<LocalWeights>,
     /// The user's weights, if the user's loop changes them: `local` copies them before a push, and receives pulled
     /// weights for them.
-    pub user_weights: Option<Box<dyn Landing + Send>>,
-    /// An action whose wait was interrupted; the next call repeats it.
-    again: Option<Action>,
+    pub user_weights: Option<Box<dyn WeightBuffer + Send>>,
+    /// An action that the next call repeats: its wait was interrupted, or a push was refused.
+    to_repeat: Option<Action>,
     /// The layout, with the model's tensor names.
     pub layout: Layout,
     pub clock: Clock,
@@ -88,7 +88,7 @@ pub(crate) struct Driver {
     pub(super) descent: Option<Descent>,
     /// The learning rate that the user's loop has set instead.
     pub(super) rate: Option<f64>,
-    /// When the norm of a gradient was measured last, and what it cost.
+    /// When the norm of a gradient was measured last, and how long that took.
     pub(super) norm: Option<(Instant, Duration)>,
     /// The step of a worker that runs the optimizer on the mean gradient.
     mean: mean::MeanStep,
@@ -121,7 +121,7 @@ impl Driver {
             client,
             local,
             user_weights: None,
-            again: None,
+            to_repeat: None,
             layout,
             clock: Clock::default(),
             samples: 0,
@@ -196,12 +196,12 @@ impl Driver {
     }
 
     /// Continues until the loop has an action.
-    pub fn next(&mut self, into: &mut dyn Landing) -> Result<DriverAction, WorkerError> {
+    pub fn next(&mut self, into: &mut dyn WeightBuffer) -> Result<DriverAction, WorkerError> {
         loop {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
             }
-            let next = self.again.take();
+            let next = self.to_repeat.take();
             match next.unwrap_or_else(|| self.trainer.next_action()) {
                 Action::Pull(pull) => {
                     let pulled = self
@@ -222,12 +222,12 @@ impl Driver {
                     self.space_checkpoints();
                     return Ok(DriverAction::Begin(done));
                 }
-                Action::Gradient { step, ask_ahead, goes_on } => {
+                Action::Gradient { step, ask_ahead, continues } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
                     self.begin_norm();
                     self.begin_mean();
-                    return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
+                    return Ok(DriverAction::Gradient { step, ask_ahead, continues });
                 }
                 Action::Local { step, clock } => {
                     self.save_as_asked();
@@ -294,10 +294,10 @@ impl Driver {
                 }
                 Action::EpochOver { epochs, done } => _ = self.ends.insert(epochs, done),
                 Action::Moved { step, done, rejoined: true } => {
-                    tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others");
+                    tracing::warn!(%step, %done, "this worker had been taken out; it continues with the others");
                 }
                 Action::Moved { step, done, rejoined: false } => {
-                    tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others");
+                    tracing::info!(%step, %done, "rounds were closed without this worker; it continues with the others");
                 }
                 Action::Wait(time) => thread::sleep(time),
                 Action::Trained => {
@@ -364,7 +364,7 @@ impl Driver {
     /// skipped.
     fn repeat_later(&mut self, action: Action, e: &WorkerError) {
         if matches!(e, WorkerError::Client(ClientError::Interrupted)) || e.is_not_finite() {
-            self.again = Some(action);
+            self.to_repeat = Some(action);
         }
     }
 }

@@ -40,7 +40,7 @@ pub enum Action {
         ask_ahead: bool,
         /// Whether, as far as is known, the next step directly follows this one's pull. Its minibatch may then
         /// start before this gradient is complete.
-        goes_on: bool,
+        continues: bool,
     },
     /// The mean gradient of this step is pulled: run the optimizer on it, unless a round of the step was skipped.
     /// Answer: [`Trainer::applied`](crate::Trainer::applied).

@@ -145,8 +145,8 @@ impl Trainer {
             return self.begin_local(step);
         }
         let ask_ahead = !self.is_due(step) && !self.takes_means();
-        let goes_on = ask_ahead && !self.evaluates_after(step) && step.0 < self.o.steps.total;
-        self.queue_action(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
+        let continues = ask_ahead && !self.evaluates_after(step) && step.0 < self.o.steps.total;
+        self.queue_action(Action::Gradient { step, ask_ahead, continues }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {

@@ -100,7 +100,7 @@ impl Client {
     }
 
     /// The norm of the parameters' gradient since [`Self::begin_norm`], as it is encoded; NaN if not all of it was pushed
-    /// here. And what it cost.
+    /// here. Second value: the time that measuring it took.
     pub fn end_norm(&mut self) -> Option<(f64, Duration)> {
         let Measured { values, squares, took } = self.measured.take()?;
         let norm = if values == self.layout.params_len() { squares.sqrt() } else { f64::NAN };

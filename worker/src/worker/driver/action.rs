@@ -14,7 +14,7 @@ pub(crate) enum DriverAction {
         /// Call `Client::ask_ahead` before the first push.
         ask_ahead: bool,
         /// The next step follows directly.
-        goes_on: bool,
+        continues: bool,
     },
     /// Train one minibatch at the worker's own weights (`Driver::local`), which change. Answer:
     /// `Driver::trained`.

@@ -1,6 +1,6 @@
 //! Pulls, to where the weights are used.
 
-use super::{Driver, Landing};
+use super::{Driver, WeightBuffer};
 use crate::worker::WorkerError;
 use paraft_client::{Pull, Pulled};
 use std::{sync::mpsc, thread, time::Duration};
@@ -10,15 +10,15 @@ const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
 
 impl Driver {
     /// Pulls to the model's own destination.
-    pub(super) fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
+    pub(super) fn pull(&mut self, pull: Pull, into: &mut dyn WeightBuffer) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
         let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
         let pulled = match into.pull(&mut self.client, &pull) {
             Some(pulled) => pulled?,
             None => {
                 let pulled = match &mut self.mean.rest {
-                    Some(rest) if whole => self.client.pull_results(pull, into.landing()?, rest)?,
-                    _ => self.client.pull_by(pull, into.landing()?)?,
+                    Some(rest) if whole => self.client.pull_results(pull, into.buffer()?, rest)?,
+                    _ => self.client.pull_by(pull, into.buffer()?)?,
                 };
                 if whole {
                     self.have_results(&pulled)?;
