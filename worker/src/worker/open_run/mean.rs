@@ -26,6 +26,6 @@ impl OpenRun {
         }
         self.driver.applied();
         self.waits = true;
-        self.go_on()
+        self.continue_wait()
     }
 }
