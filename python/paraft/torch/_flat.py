@@ -126,14 +126,14 @@ class Flat:
         self.sharded = any(is_sharded(p) for p in self.params)
         self._group = group
         self._check_shards()
-        shapes, trained = [t.shape for t in tensors], len(self.params)
-        self.tensors: list[Tensor] = [(name, list(t.shape), i < trained) for i, (name, t) in enumerate(zip(self.names, tensors))]
+        shapes, count = [t.shape for t in tensors], len(self.params)
+        self.tensors: list[Tensor] = [(name, list(t.shape), i < count) for i, (name, t) in enumerate(zip(self.names, tensors))]
         self.results = 0
         if state is not None:
             last = [(STATE, [state], True)] if state else []
-            self.results = trained + len(last)
-            results = [*self.tensors[:trained], *last]
-            self.tensors = [(MEAN + name, shape, kind) for name, shape, kind in self.tensors[:trained]] + self.tensors[trained:] + results
+            self.results = count + len(last)
+            results = [*self.tensors[:count], *last]
+            self.tensors = [(MEAN + name, shape, kind) for name, shape, kind in self.tensors[:count]] + self.tensors[count:] + results
             shapes = [torch.Size(shape) for _, shape, _ in self.tensors]
         length = sum(shape.numel() for shape in shapes)
         if self._group is None:
@@ -147,8 +147,8 @@ class Flat:
         if state is not None:
             self.values.zero_()
             n = len(tensors)
-            self.means, self.state = self.views[:trained], self.views[-1] if state else self.state
-            self.views = self.views[n : n + trained] + self.views[trained:n]
+            self.means, self.state = self.views[:count], self.views[-1] if state else self.state
+            self.views = self.views[n : n + count] + self.views[count:n]
         #: This rank's part of each tensor's place in the vector.
         self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []

@@ -133,7 +133,7 @@ class OnMean(OnServers):
         for p, mean in zip(self.flat.params, self.flat.means):
             if p.grad is None:
                 p.grad = torch.empty_like(p)
-        torch._foreach_copy_([p.grad for p in self.flat.params], self.flat.means)
+        torch._foreach_copy_([p.grad for p in self.flat.params if p.grad is not None], self.flat.means)
         self.inside = True
         try:
             with torch.enable_grad():
