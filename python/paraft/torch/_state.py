@@ -167,8 +167,8 @@ class State:
             mine["params"] = [twin_of.get(id(p), p) for p in g["params"]]
         run.state = collections.defaultdict(dict)
         if not empty:
-            for held, entry in optimizer.state.items():
-                run.state[twin_of[id(held)]] = copy.deepcopy(dict(entry), copied)
+            for owner, entry in optimizer.state.items():
+                run.state[twin_of[id(owner)]] = copy.deepcopy(dict(entry), copied)
         draw = torch.Generator().manual_seed(0)
         forms: list[list[Form]] = [[_form(run.state.get(t, {}), "")] for t in twins]
         self._templates: list[list[Any]] = [[copy.deepcopy(dict(run.state.get(t, {})))] for t in twins]
