@@ -159,10 +159,7 @@ fn ctrl_c_ends_a_benchmark_and_its_processes() {
         wait("it to end", || child.0.try_wait().expect("status").ok_or_else(|| "it runs".to_string()));
     assert_eq!(status.code(), Some(130));
     assert!(began.elapsed() < Duration::from_secs(30), "it went on for {:?}", began.elapsed());
-    wait("every process to end", || match processes(scratch.path()) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(scratch.path());
 }
 
 #[test]

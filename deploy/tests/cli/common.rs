@@ -81,6 +81,14 @@ pub fn processes(folder: &Path) -> Vec<(i32, String)> {
     found
 }
 
+/// Waits until no process is left whose command line names this folder.
+pub fn wait_for_the_end(folder: &Path) {
+    wait("every process to end", || match processes(folder) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
 /// Waits until these servers' ports are closed: a process that is killed has no command line before that.
 pub fn wait_for_closed_ports(run_dir: &Path) {
     let servers = fs::read_to_string(run_dir.join("servers")).expect("a list of servers");
@@ -152,10 +160,7 @@ impl Launcher {
         });
         let run_dir = self.run_dir.clone();
         let out = self.child.wait_with_output().expect("output");
-        wait("every process to end", || match processes(&run_dir) {
-            left if left.is_empty() => Ok(()),
-            left => Err(format!("{left:?}")),
-        });
+        wait_for_the_end(&run_dir);
         (out.status.code(), text(&out.stdout), text(&out.stderr))
     }
 }

@@ -176,10 +176,8 @@ fn a_run_whose_launcher_was_killed_is_shown_without_an_end() {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // one may have followed its launcher already
     }
     l.child.wait().expect("the launcher is gone");
-    wait("every process to end", || match processes(&dir) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(&dir);
+    wait_for_closed_ports(&dir);
     asked(at, "no-end", "its launcher is gone and the record has no end");
     contains(&printed(&["status", "--fleet", at]), &[&format!("paraft train {at}/job.toml --resume {at}")]);
     printed(&["report", at]);

@@ -124,10 +124,8 @@ fn a_killed_launchers_folder_gives_a_report() {
     let Launcher { mut child, run_dir, scratch } = Launcher::training(&digits("bsp", 1, 100_000), 2);
     child.kill().expect("SIGKILL");
     child.wait().expect("it is gone");
-    wait("every process to end", || match processes(&run_dir) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(&run_dir);
+    wait_for_closed_ports(&run_dir);
     let dir = run_dir.to_str().expect("utf-8");
     let out = run(&["report", dir]);
     let err = text(&out.stderr);
