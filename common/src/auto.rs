@@ -19,7 +19,7 @@
 //! | they waited for less than 5 %, and half the bound would have delayed no worker | half the bound |
 //!
 //! What the rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part
-//! of it, so whoever decides next knows it.
+//! of it, so the next leader knows it.
 
 mod choice;
 pub mod steering;
@@ -163,7 +163,7 @@ impl fmt::Display for SwitchReason {
             SwitchReason::Late => "gradients are late",
             SwitchReason::Stragglers => "stragglers dominate",
             SwitchReason::Waiting => "workers wait",
-            SwitchReason::Unneeded => "nobody needs more",
+            SwitchReason::Unneeded => "no worker needs more",
         })
     }
 }

@@ -3,12 +3,12 @@
 //! A model is one flat vector of `f32`. Its tensors lie in it one after another in the order the model names
 //! them. The vector is cut into *buckets* of a fixed length; a tensor may cross a bucket's edge. Parameters
 //! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
-//! different rules: so all parameters come first and all buffers after them. Parameters may be in *groups*, each with its own
+//! different rules: so all parameters come first, all buffers after them, and last the results that workers write. Parameters may be in *groups*, each with its own
 //! rate and decay; a bucket is of one group. A model may be cut in *stages*, each a range of the flat vector that some process of a worker
 //! holds; a bucket is of one stage. Rows that a constraint holds to a norm are whole in a bucket.
 //!
 //! ```text
-//!  offset 0                                   params_len          len
+//!  offset 0                                   params_len          len (without results)
 //!  | tensor 0 | tensor 1 |  tensor 2 ...     | buffer 0 | buffer 1 |
 //!  |  bucket 0   |  bucket 1   |  bucket 2   |      bucket 3       |
 //! ```
@@ -33,6 +33,9 @@ pub enum TensorKind {
     /// A running statistic: the servers subtract the pushed value as it is (plain SGD with rate 1, no decay,
     /// no clipping, no schedule). See `docs/consistency.md`, "BatchNorm".
     Buffer,
+    /// A result of the workers' own optimizer: one worker writes its value in each step. The parameters of such a
+    /// job take the mean of each round's gradients. See `docs/protocol.md`, "Results".
+    Result,
 }
 
 /// One tensor of a model.
@@ -42,7 +45,7 @@ pub struct TensorSpec {
     pub name: String,
     /// PyTorch's shape, for example `[out, in]` for a linear layer's weight.
     pub shape: Vec<usize>,
-    /// Parameter or buffer.
+    /// What it is to the servers.
     pub kind: TensorKind,
 }
 
@@ -55,6 +58,11 @@ impl TensorSpec {
     /// A running statistic.
     pub fn buffer(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { name: name.into(), shape: shape.to_vec(), kind: TensorKind::Buffer }
+    }
+
+    /// A result.
+    pub fn result(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), kind: TensorKind::Result }
     }
 
     /// Number of values.
@@ -91,9 +99,9 @@ pub struct BucketSpec {
     pub offset: usize,
     /// Number of values.
     pub len: usize,
-    /// Parameters or buffers; never both.
+    /// One kind; never several.
     pub kind: TensorKind,
-    /// The parameter group; 0 without groups and for buffers.
+    /// The parameter group; 0 without groups and for other kinds.
     pub group: u16,
 }
 
@@ -137,6 +145,14 @@ pub struct Cuts<'a> {
     pub constraints: &'a [Constraint],
 }
 
+/// The numbers of values of each kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lengths {
+    pub params: usize,
+    pub buffers: usize,
+    pub results: usize,
+}
+
 /// A part of the flat vector whose edges no bucket crosses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
@@ -155,10 +171,12 @@ impl Part {
     }
 }
 
-/// All of them, in the order of the flat vector: the groups of parameters, cut where stages end, then the buffers.
-pub(crate) fn parts(params_len: usize, buffers_len: usize, cuts: Cuts) -> impl Iterator<Item = Part> {
-    let ends = |lengths: Vec<usize>| {
-        let all = if lengths.is_empty() { vec![params_len] } else { lengths };
+/// All of them, in the order of the flat vector: the groups of parameters, cut where stages end, then the buffers, then
+/// the results.
+pub(crate) fn parts(lengths: Lengths, cuts: Cuts) -> impl Iterator<Item = Part> {
+    let params_len = lengths.params;
+    let ends = |of: Vec<usize>| {
+        let all = if of.is_empty() { vec![params_len] } else { of };
         let sum = |at: &mut usize, n: usize| {
             *at = at.saturating_add(n);
             Some(*at)
@@ -178,18 +196,15 @@ pub(crate) fn parts(params_len: usize, buffers_len: usize, cuts: Cuts) -> impl I
         rows_at += usize::from(rows_end == end);
         Some(part)
     });
-    let buffers = Part { values: buffers_len, kind: TensorKind::Buffer, group: 0, stage: 0, row: 1 };
-    params.chain(Some(buffers))
+    let others = [(lengths.buffers, TensorKind::Buffer), (lengths.results, TensorKind::Result)];
+    let others = others.map(|(values, kind)| Part { values, kind, group: 0, stage: 0, row: 1 });
+    params.chain(others)
 }
 
 /// How many buckets that gives; the error says why it gives none. Lengths and groups may come from anyone.
-pub(crate) fn count(
-    params_len: usize,
-    buffers_len: usize,
-    cuts: Cuts,
-    bucket_len: usize,
-) -> Result<usize, LayoutError> {
+pub(crate) fn count(lengths: Lengths, cuts: Cuts, bucket_len: usize) -> Result<usize, LayoutError> {
     let Cuts { groups, stages, constraints } = cuts;
+    let params_len = lengths.params;
     if bucket_len == 0 {
         return Err(LayoutError::EmptyBucket);
     }
@@ -213,18 +228,17 @@ pub(crate) fn count(
     if !stages.is_empty() && held != params_len as u128 {
         return Err(LayoutError::StagesLength { stages: held, params: params_len });
     }
-    if !stages.is_empty() && buffers_len > 0 {
+    if !stages.is_empty() && lengths.buffers + lengths.results > 0 {
         return Err(LayoutError::StagedBuffers);
     }
     constraint::check(constraints, params_len).map_err(LayoutError::Constraint)?;
     if let Some(long) = constraints.iter().map(|c| c.rule.row()).find(|row| *row > MAX_BUCKET_LEN) {
         return Err(LayoutError::LongRow(long));
     }
-    if let Some(cut) = parts(params_len, buffers_len, cuts).find(|p| !p.values.is_multiple_of(p.row)) {
+    if let Some(cut) = parts(lengths, cuts).find(|p| !p.values.is_multiple_of(p.row)) {
         return Err(LayoutError::CutRow(cut.row));
     }
-    let count =
-        parts(params_len, buffers_len, cuts).map(|p| p.values.div_ceil(p.bucket_len(bucket_len))).sum();
+    let count = parts(lengths, cuts).map(|p| p.values.div_ceil(p.bucket_len(bucket_len))).sum();
     if count > MAX_BUCKETS { Err(LayoutError::TooManyBuckets(count)) } else { Ok(count) }
 }
 
@@ -242,7 +256,7 @@ impl Layout {
     /// They are not all parameters.
     pub fn cut(tensors: Vec<TensorSpec>, cuts: Cuts, bucket_len: usize) -> Result<Self, LayoutError> {
         let mut names = std::collections::BTreeSet::new();
-        let (mut offsets, mut len, mut params_len, mut seen_buffer) = (Vec::new(), 0usize, 0, false);
+        let (mut offsets, mut len, mut lengths) = (Vec::new(), 0usize, Lengths::default());
         for t in &tensors {
             let n = t
                 .shape
@@ -254,23 +268,28 @@ impl Layout {
                 return Err(LayoutError::DuplicateName(t.name.clone()));
             }
             match t.kind {
-                TensorKind::Param if seen_buffer => {
+                TensorKind::Param if lengths.buffers + lengths.results > 0 => {
                     return Err(LayoutError::BufferBeforeParam(t.name.clone()));
                 }
-                TensorKind::Param => params_len += n,
-                TensorKind::Buffer => seen_buffer = true,
+                TensorKind::Buffer if lengths.results > 0 => {
+                    return Err(LayoutError::ResultBeforeBuffer(t.name.clone()));
+                }
+                TensorKind::Param => lengths.params += n,
+                TensorKind::Buffer => lengths.buffers += n,
+                TensorKind::Result => lengths.results += n,
             }
             offsets.push(len);
             len += n;
         }
+        let params_len = lengths.params;
         if params_len == 0 {
             return Err(LayoutError::Empty);
         }
         // Before the list is made: its length may come from anyone.
-        let count = count(params_len, len - params_len, cuts, bucket_len)?;
+        let count = count(lengths, cuts, bucket_len)?;
         let (mut buckets, mut stages) = (Vec::with_capacity(count), Vec::new());
         let mut at = 0;
-        for part in parts(params_len, len - params_len, cuts) {
+        for part in parts(lengths, cuts) {
             let Part { values, kind, group, stage, .. } = part;
             let bucket_len = part.bucket_len(bucket_len);
             if stage == stages.len() {
@@ -323,7 +342,7 @@ impl Layout {
         self.stages.partition_point(|first| *first <= bucket.0) - 1
     }
 
-    /// Values in the flat vector, buffers included.
+    /// Values in the flat vector, of all kinds.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -336,6 +355,11 @@ impl Layout {
     /// Values that are trained; the buffers follow them.
     pub fn params_len(&self) -> usize {
         self.params_len
+    }
+
+    /// The buckets of results, which come last; none unless the workers run the optimizer on the mean gradient.
+    pub fn results(&self) -> Range<usize> {
+        self.buckets.partition_point(|b| b.kind != TensorKind::Result)..self.buckets.len()
     }
 }
 

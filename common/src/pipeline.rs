@@ -59,13 +59,13 @@ pub struct Window {
 impl Window {
     /// Micro-batches of the next step whose forward pass is in this window. Not all of them, so the
     /// first stage starts them one step before the last stage finishes them.
-    pub fn goes_ahead(&self) -> usize {
+    pub fn ahead_forwards(&self) -> usize {
         self.next.min(self.kept).saturating_sub(1)
     }
 
     /// The tasks of a stage in the window.
     pub fn works(&self) -> Vec<Work> {
-        let ahead = (0..self.goes_ahead()).map(Work::Ahead);
+        let ahead = (0..self.ahead_forwards()).map(Work::Ahead);
         let mut forward = (self.ahead..self.micro_batches).map(Work::Forward).chain(ahead);
         let (mut works, mut kept, mut back) = (Vec::new(), self.ahead, 0);
         while back < self.micro_batches {
@@ -96,7 +96,7 @@ impl PipelineSchedule {
     }
 
     /// Whether a step's minibatch starts before the previous one has finished.
-    pub fn goes_on(self) -> bool {
+    pub fn overlaps_minibatches(self) -> bool {
         self == Self::DoubleBuffered
     }
 
@@ -119,10 +119,10 @@ impl PipelineSchedule {
     /// and pulls between steps, take no time here.
     ///
     /// For equal stages it is (P − 1) / (N + P − 1), for P stages and N micro-batches between two
-    /// flushes: one step, or all steps if they [overlap](Self::goes_on).
+    /// flushes: one step, or all steps if they [overlap](Self::overlaps_minibatches).
     pub fn bubble(self, times: &[(f64, f64)], micro_batches: usize, steps: usize) -> f64 {
         // With flushes all steps are equal, so one suffices.
-        let steps = if self.goes_on() { steps.max(1) } else { 1 };
+        let steps = if self.overlaps_minibatches() { steps.max(1) } else { 1 };
         let (stages, all) = (times.len(), steps * micro_batches);
         let works: Vec<Vec<(bool, usize)>> =
             (0..stages).map(|s| self.works(s, stages, micro_batches, steps)).collect();
@@ -180,7 +180,7 @@ impl PipelineSchedule {
                 Work::Ahead(m) => (true, before + micro_batches + m),
                 Work::Backward(m) => (false, before + m),
             }));
-            ahead = window.goes_ahead();
+            ahead = window.ahead_forwards();
         }
         works
     }

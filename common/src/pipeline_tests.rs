@@ -89,7 +89,7 @@ proptest! {
                     prop_assert!(within <= kept);
                 }
                 prop_assert_eq!(works.last(), Some(&Work::Backward(micro_batches - 1)));
-                ahead = window.goes_ahead();
+                ahead = window.ahead_forwards();
                 prop_assert_eq!(within, ahead);
             }
             prop_assert_eq!(within, 0);

@@ -15,7 +15,8 @@ pub struct RetryPolicy {
 
 impl RetryPolicy {
     /// The wait before try number `attempt` (from 1), or `None` when the deadline has passed. `random` is
-    /// uniform in 0..1. No longer than a quarter of what has been waited: who is back soon is found soon.
+    /// uniform in 0..1. It is at most a quarter of `elapsed`, so a server that returns soon is
+    /// found soon.
     pub fn delay(&self, attempt: u32, elapsed: Duration, random: f64) -> Option<Duration> {
         if elapsed >= self.deadline {
             return None;

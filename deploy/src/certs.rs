@@ -25,9 +25,9 @@ pub struct CertsArgs {
 
 #[derive(Subcommand)]
 enum What {
-    /// Make an authority, and certificates for servers (peer), workers of all jobs (worker) and whoever administers (admin).
+    /// Make an authority, and certificates for servers (peer), workers of all jobs (worker) and administrators (admin).
     New {
-        /// A folder that is not there yet. Who reads its ca.key may let anybody in.
+        /// A folder that is not there yet. Whoever can read its ca.key can issue any certificate.
         dir: PathBuf,
         #[command(flatten)]
         lasting: Validity,
@@ -49,7 +49,7 @@ enum What {
         #[command(flatten)]
         lasting: Validity,
     },
-    /// Issue all certificates of an authority's folder anew. Processes take them without a stop.
+    /// Renew all certificates in an authority's folder. Processes load them while they run.
     Renew {
         /// The authority's folder.
         dir: PathBuf,
@@ -121,7 +121,7 @@ pub fn run(args: &CertsArgs) -> Result<i32, Failure> {
             if folder.join(CERT).exists() {
                 let what = format!("{} has a certificate already", folder.display());
                 return Err(Failure::new(exit::USAGE, what)
-                    .help("choose another folder with --out; `paraft certs renew` issues one anew"));
+                    .help("choose another folder with --out; `paraft certs renew` issues another"));
             }
             let said: Vec<String> = roles.iter().map(Role::to_string).collect();
             let name = name.clone().unwrap_or_else(|| said.join("+"));
@@ -197,6 +197,7 @@ fn renew(
     show(&folders)
 }
 
+/// Prints each certificate: its folder, what it may do, and when it ends.
 fn show(folders: &[PathBuf]) -> Result<(), Failure> {
     let mut text = String::new();
     for folder in folders {

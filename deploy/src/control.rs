@@ -38,7 +38,7 @@ pub fn print(fleet: &DescribeReply) {
             out!("s{}: {}", s.server, s.trouble);
         }
         if !s.asides.is_empty() {
-            out!("s{}: put aside: {} (`paraft data list`)", s.server, s.asides.join(", "));
+            out!("s{}: quarantined: {} (`paraft data list`)", s.server, s.asides.join(", "));
         }
     }
     for s in fleet.shards.iter().filter(|s| s.state != "serving") {

@@ -1,4 +1,4 @@
-//! `paraft data`: replicas' files that were put aside, and what a person may do with them. Servers put them there and never
+//! `paraft data`: replicas' files that were quarantined, and what a person may do with them. Servers put them there and never
 //! touch them again.
 
 use crate::drain;
@@ -23,30 +23,30 @@ pub struct DataArgs {
 
 #[derive(Subcommand)]
 enum What {
-    /// Show what was put aside in servers' data folders, and whether it can be read.
+    /// Show what was quarantined in servers' data folders, and whether it can be read.
     List {
         /// Data folders of servers, running or not.
         #[arg(required = true)]
         data: Vec<PathBuf>,
-        /// One JSON object for each folder that was put aside.
+        /// One JSON object for each folder that was quarantined.
         #[arg(long)]
         json: bool,
     },
-    /// Make a folder that was put aside the replica again that it was. Its server must not run.
+    /// Make a folder that was quarantined the replica again that it was. Its server must not run.
     Restore {
         /// The server's data folder.
         data: PathBuf,
         /// The folder in it, as `list` shows it: shard-0.aside-1.
         name: String,
     },
-    /// Delete a folder that was put aside, for good.
+    /// Delete a folder that was quarantined, for good.
     Delete {
         /// The server's data folder.
         data: PathBuf,
         /// The folder in it, as `list` shows it: shard-0.aside-1.
         name: String,
     },
-    /// Give up what a shard held, where too many of its replicas are gone for good: it is founded anew, and its job goes on
+    /// Give up what a shard held, where too many of its replicas are gone for good: it is founded again, and its job continues
     /// from a checkpoint.
     Abandon {
         /// The shard: 2, or of job 7 of the fleet 7.2, as `paraft status` shows it.
@@ -77,7 +77,7 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
         What::Restore { data, name } => {
             quarantine::restore(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
             out!(
-                "{name} is the shard's replica in {} again; start its server. If the shard was founded anew since, the server \
+                "{name} is the shard's replica in {} again; start its server. If the shard was founded again since, the server \
                  puts it aside again, and its log says so",
                 data.display()
             );
@@ -99,7 +99,7 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
 
 fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
     let mut t =
-        table::plain(["data", "put aside", "shard", "founding", "replica", "up to log index", "bytes"]);
+        table::plain(["data", "quarantined", "shard", "founding", "replica", "up to log index", "bytes"]);
     let mut count = 0;
     for data in data {
         if !data.is_dir() {
@@ -133,7 +133,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
     }
     match (as_json, count) {
         (true, _) => {}
-        (false, 0) => out!("nothing was put aside"),
+        (false, 0) => out!("nothing was quarantined"),
         (false, _) => out!("{t}"),
     }
     Ok(exit::OK)

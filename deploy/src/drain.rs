@@ -57,7 +57,7 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
                 return Ok(exit::OK);
             }
             DrainProgress::Goes(what) if Instant::now() > deadline => {
-                return Err(unable(what).help("it goes on; ask again, or see `paraft status`"));
+                return Err(unable(what).help("it continues; ask again, or see `paraft status`"));
             }
             DrainProgress::Needed(what) if Instant::now() > deadline => {
                 return Err(unable(what).help(format!(

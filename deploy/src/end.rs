@@ -37,7 +37,7 @@ pub fn stop(args: &StopArgs) -> Result<i32, Failure> {
         if Instant::now() > deadline {
             let why = format!("{} is told to stop, and some of its workers have not finished", args.job);
             return Err(Failure::new(exit::UNAVAILABLE, why)
-                .help("it goes on; `paraft status` shows who; `paraft delete` does not wait for them"));
+                .help("it continues; `paraft status` shows who; `paraft delete` does not wait for them"));
         }
         std::thread::sleep(Duration::from_millis(50));
         match find(&servers, &args.job) {

@@ -48,7 +48,7 @@ fn print(run: &EndedRun) {
         );
     }
     if let Some(command) = run.resume() {
-        line("to go on", command);
+        line("to continue", command);
     }
     line("logs", format!("paraft logs --fleet {}", run.dir.display()));
 }

@@ -1,12 +1,13 @@
 //! `paraft logs`: what the launcher, the servers and the workers of a job have said, where their folder is in reach.
 
-use crate::{end::find, submit::LAUNCHER_LOG};
+use crate::end::find;
 use clap::Args;
 use paraft_fleet::{
     ask,
     ended::has_end,
     failure::Failure,
     fleet::JOB_FILE,
+    launcher_log::LAUNCHER_LOG,
     out,
     run_dir::held,
     targets::{FleetArg, Target, job_name},

@@ -121,7 +121,7 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Say that a server will not come back: its replicas are replaced now, and it is listed no more.
     Forget(data::ForgetArgs),
-    /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
+    /// Files of replicas that were quarantined: list, restore or delete them; give up what a shard held.
     Data(data::DataArgs),
     /// List the jobs of a fleet, or the job of a run that has ended.
     Jobs(jobs::ListArgs),

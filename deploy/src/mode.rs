@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct ModeArgs {
     /// The job's name, as `paraft status` shows it.
     pub job: String,
-    /// The mode in which it goes on: bsp, ssp:S, asp, or auto (a rule chooses the staleness bound).
+    /// The mode from now on: bsp, ssp:S, asp, or auto (a rule chooses the staleness bound).
     pub mode: ModeChoice,
     #[command(flatten)]
     pub fleet: FleetArg,

@@ -74,7 +74,7 @@ pub struct EngineArgs {
     /// GPUs of each worker.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub worker_gpus: u32,
-    /// A time limit, as the engine writes it. Shortly before it all hand over, and go on in a new one.
+    /// A time limit, as the engine writes it. Shortly before it ends, all processes hand over, and continue in a new one.
     #[arg(long)]
     pub time: Option<String>,
     /// Let several servers share a host: one lost host may then end the job.

@@ -143,7 +143,9 @@ fn ways(job: &Job, of: &dyn Model, parameters: u64, steps: usize) -> (Vec<Way>, 
             (given.parallel.pipeline, given.parallel.tensor) = (stages as u32, slices as u32);
             given.memory.resident = None;
             // `2bw` needs a micro-batch for each stage: no note for each number of stages.
-            let few = stages > 1 && given.parallel.schedule.goes_on() && given.micro_batches() < stages;
+            let few = stages > 1
+                && given.parallel.schedule.overlaps_minibatches()
+                && given.micro_batches() < stages;
             match given.refused() {
                 Some(_) if few => continue,
                 Some(why) => {
@@ -170,7 +172,7 @@ fn mesh(job: &Job, (layers, cut): (&[Layer], &Stages), own: &[Layer], steps: usi
     let of_slice = Stages::given(own, &counts).ok()?;
     let schedule = job.parallel.schedule;
     let part = batch.div_ceil(micro as u64);
-    let versions = if schedule.goes_on() { 2 } else { 1 };
+    let versions = if schedule.overlaps_minibatches() { 2 } else { 1 };
     // For each stage: weights, gradient, activations.
     let of = |stage: usize| {
         let own = &own[cut.layers()[stage].clone()];

@@ -190,11 +190,11 @@ fn print(rows: &[(JobShard, &Replica, Option<u64>)]) {
         ]);
     }
     out!("{t}");
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (id, _, differs) in rows {
-        if let Some(index) = differs.filter(|_| !told.contains(id)) {
+        if let Some(index) = differs.filter(|_| !reported.contains(id)) {
             out!("{id}: the replicas DIFFER at log index {index}");
-            told.push(*id);
+            reported.push(*id);
         }
     }
 }

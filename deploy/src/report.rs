@@ -2,8 +2,8 @@
 
 use crate::train::tell;
 use clap::Args;
-use paraft_fleet::{ended::RecordedEnd, failure::Failure, run_dir::held};
-use paraft_record::{Event, METRICS_FILE, RecordError, RunRecord, read_events};
+use paraft_fleet::{ended::RecordedEnd, failure::Failure};
+use paraft_record::{METRICS_FILE, RecordError, RunRecord, read_events};
 use paraft_worker::exit;
 use std::{
     fs,
@@ -23,30 +23,16 @@ pub fn run(args: &ReportArgs) -> Result<i32, Failure> {
     let dir = &args.run_dir;
     let file = dir.join(METRICS_FILE);
     let events = read_events(&file).map_err(|e| unreadable(e, dir))?;
-    let has_summary = events.iter().any(|e| matches!(e, Event::Summary(_)));
-    let end = events.iter().rev().find_map(|e| match e {
-        Event::End(end) => Some(end.reason.clone()),
-        Event::Diverged(d) => Some(d.reason.clone()),
-        _ => None,
-    });
     let recorded = RecordedEnd::of(&events);
     let mut record = RunRecord::from_events(events)
         .ok_or_else(|| unreadable(RecordError::NoRun { path: file.clone() }, dir))?;
     recorded.note(dir, &mut record);
     tell(&record, dir, args.json)?;
-    if !has_summary {
-        let why = match (held(dir), end) {
-            (Some(_), _) => "no end: the run is still going on; ask again after its end".into(),
-            (None, Some(reason)) => format!("no summary: the run was ended by: {reason}"),
-            (None, None) if !record.run.founding.is_empty() => {
-                "no end: only a launcher writes one, and this run had none".into()
-            }
-            (None, None) => "no end: the launcher was killed, or the run has not ended".to_string(),
-        };
-        eprintln!("note: {}: the record has {why}", file.display());
-        if record.shards.is_empty() {
-            eprintln!("      what the servers count (delays, bytes, processor time) is missing");
-        }
+    if let Some(sentence) = record.end.as_ref().and_then(|end| end.sentence.as_ref()) {
+        eprintln!("note: {sentence}");
+    }
+    if recorded.summary.is_none() && record.shards.is_empty() {
+        eprintln!("note: what the servers count (delays, bytes, processor time) is missing");
     }
     Ok(exit::OK)
 }

@@ -93,7 +93,7 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
     let data = args.data.clone().unwrap_or_else(|| args.run_dir.join(format!("server-{me}")));
     let _lock = Lock::of(&data, LOCK_TIMEOUT)?;
     if let Some(ended) = folder.as_ref().map_or(Ok(None), Folder::ended)? {
-        eprintln!("the job has ended: {}", told(&ended));
+        eprintln!("the job has ended: {}", end_of(&ended));
         return Ok(exit::OK);
     }
     let mut listen = match (&args.listen, args.place.servers.get(me as usize)) {
@@ -132,7 +132,8 @@ fn run_server(args: &RoleArgs<'_>, folder: Option<Folder>) -> Result<i32, Failur
     }
 }
 
-fn told(ended: &JobEnd) -> String {
+/// How the job has ended, for people.
+fn end_of(ended: &JobEnd) -> String {
     match ended {
         JobEnd::Done => "it is done".into(),
         JobEnd::Failed { worker, node, code, said } => {
@@ -171,11 +172,11 @@ fn meets(
         let peer = others.iter().find(|(n, _)| **n != me).map(|(_, at)| at.address.clone());
         let own = Address::here(advertised(advertise.as_deref(), at, peer.as_deref()), &place);
         folder.publish(&format!("server-{me}"), &own)?;
-        let (mut since, mut told) = (Instant::now(), String::new());
+        let (mut since, mut logged) = (Instant::now(), String::new());
         loop {
             folder.can_meet(&own)?;
             if let Some(ended) = folder.ended()? {
-                return Err(Failure::new(exit::OK, format!("the job has ended: {}", self::told(&ended))));
+                return Err(Failure::new(exit::OK, format!("the job has ended: {}", end_of(&ended))));
             }
             let identity = data.join(IDENTITY).exists();
             let why = match folder.way(me, servers, &data, identity, answering)? {
@@ -199,9 +200,9 @@ fn meets(
                 return Err(Failure::new(exit::UNAVAILABLE, format!("s{me}: {why}"))
                     .help("start the servers that are down, each with its own data folder; where these are lost, begin a new run with --resume"));
             }
-            if why != told {
+            if why != logged {
                 eprintln!("s{me} waits: {why}");
-                told = why;
+                logged = why;
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -255,7 +256,7 @@ fn watches(args: &RoleArgs<'_>, folder: Option<Folder>, begun_with: BegunWith) -
                     let all = folder.workers_done() >= workers;
                     let since = *finished.lock().get_or_insert_with(Instant::now);
                     if matches!(ended, JobEnd::Failed { .. }) || all || since.elapsed() > LAST_FILES_TIME {
-                        eprintln!("the job has ended: {}", told(&ended));
+                        eprintln!("the job has ended: {}", end_of(&ended));
                         return Some(exit::OK);
                     }
                     return None;

@@ -66,6 +66,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
+    paraft_host::allocator::spare_huge_pages();
     memory::enough_to_start()?;
     // A run's folder has certificates too.
     let fleet = match args.join {

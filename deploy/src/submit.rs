@@ -14,6 +14,7 @@ use paraft_fleet::{
     existing::KeepTime,
     failure::Failure,
     fleet::JOB_FILE,
+    launcher_log::LAUNCHER_LOG,
     out,
     run_dir::RunDir,
     targets::{self, StandingArg},
@@ -55,9 +56,6 @@ pub struct SubmitArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
 }
-
-/// The launcher's log, in the run's folder.
-pub const LAUNCHER_LOG: &str = "launcher.log";
 
 /// In the run's folder: exists while [`submit_to`] waits for the launcher, which hands over a failure in it.
 const FAILURE_FILE: &str = "launcher-failure.json";

@@ -24,12 +24,12 @@ pub fn run(args: &TraceArgs) -> Result<i32, Failure> {
         return Ok(exit::OK);
     }
     let merged = paraft_trace::merge(&args.folder, args.to.as_deref())?;
-    out!("{}", told(&merged));
+    out!("{}", summary(&merged));
     Ok(exit::OK)
 }
 
 /// A line about it, for people.
-pub fn told(merged: &Merged) -> String {
+pub fn summary(merged: &Merged) -> String {
     let Merged { path, processes, spans, missing } = merged;
     let missing = match missing {
         0 => String::new(),

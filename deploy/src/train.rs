@@ -11,6 +11,7 @@ use paraft_fleet::{
     fleet::{Extras, REPORT_FILE},
     launch, out,
     run_dir::RunDir,
+    table,
     targets::StandingArg,
 };
 use paraft_record::{METRICS_FILE, RunRecord};
@@ -150,15 +151,15 @@ pub fn train(
     let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also for a failed run: the trace may show the cause.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
-    let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
-    if let Some(told) = told.as_ref().filter(|_| launched.is_err() || args.json) {
-        eprintln!("trace {told}");
+    let trace_line = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::summary(&t)));
+    if let Some(trace_line) = trace_line.as_ref().filter(|_| launched.is_err() || args.json) {
+        eprintln!("trace {trace_line}");
     }
     let end = End { command, job, dir: &dir, resumed };
     let launched = launched.map_err(|e| end.failed(e))?;
-    launch::show(&[launched.record.summarize()], args.json, &dir.join(REPORT_FILE))?;
-    if let Some(told) = told.filter(|_| !args.json) {
-        out!("trace   {told}");
+    table::show(&launched.record, args.json, &dir.join(REPORT_FILE))?;
+    if let Some(trace_line) = trace_line.filter(|_| !args.json) {
+        out!("trace   {trace_line}");
     }
     match launched.interrupted {
         true => Err(end.stopped()),
@@ -208,7 +209,7 @@ impl End<'_> {
         let own = self.job.checkpoint.as_ref().is_some_and(|c| c.dir.is_some());
         let from: &Path = if own { &folder } else { self.dir };
         Some(format!(
-            "go on from the last checkpoint: {}",
+            "continue from the last checkpoint: {}",
             again::command(self.command, "--resume", self.resumed, from)
         ))
     }
@@ -216,11 +217,11 @@ impl End<'_> {
     fn no_checkpoint(&self) -> &'static str {
         match (&self.job.checkpoint, self.job.checkpoints()) {
             (_, Some(_)) => {
-                "there is no checkpoint to go on from yet; checkpoint.every_steps or checkpoint.every_epochs makes them more often"
+                "there is no checkpoint to continue from yet; checkpoint.every_steps or checkpoint.every_epochs makes them more often"
             }
-            (Some(_), None) => "there is no checkpoint to go on from; checkpoint.keep = 0 turns them off",
+            (Some(_), None) => "there is no checkpoint to continue from; checkpoint.keep = 0 turns them off",
             (None, None) => {
-                "there is no checkpoint to go on from; checkpoint.every_epochs = 1 in the job file makes one each epoch"
+                "there is no checkpoint to continue from; checkpoint.every_epochs = 1 in the job file makes one each epoch"
             }
         }
     }
@@ -230,7 +231,7 @@ impl End<'_> {
 pub fn tell(record: &RunRecord, dir: &Path, json: bool) -> Result<(), Failure> {
     let report = dir.join(REPORT_FILE);
     paraft_record::write_report(&report, std::slice::from_ref(record))?;
-    launch::show(&[record.summarize()], json, &report)
+    table::show(record, json, &report)
 }
 
 /// The whole checkpoint to resume from.

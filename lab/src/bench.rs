@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use paraft_fleet::failure::Failure;
 
 mod apply;
+mod copies;
 mod failover;
 mod far;
 mod figure;

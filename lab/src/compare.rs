@@ -78,7 +78,7 @@ pub struct CompareArgs {
     pub share_cores: bool,
     #[command(flatten)]
     pub(crate) standing: StandingArg,
-    /// Where the runs' files go. A comparison that was ended goes on in its folder. Default: runs/NAME-compare-N, the first N
+    /// Where the runs' files go. An interrupted comparison continues in its folder. Default: runs/NAME-compare-N, the first N
     /// that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -98,7 +98,7 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
         args.algorithms.iter().map(|a| Algorithm::named(a)).collect::<Result<Vec<_>, _>>()?;
     algorithms.extend(args.algorithm.iter().map(|a| Algorithm::own(a)).collect::<Result<Vec<_>, _>>()?);
     if algorithms.is_empty() {
-        algorithms.push(Algorithm::as_it_is());
+        algorithms.push(Algorithm::unchanged());
     }
     let axes = Axes {
         modes: args.modes.clone(),
@@ -139,7 +139,7 @@ pub fn compare_modes(
     json: bool,
     interrupted: &AtomicI32,
 ) -> Result<i32, Failure> {
-    let axes = Axes { modes: modes.to_vec(), algorithms: vec![Algorithm::as_it_is()], ..Axes::default() };
+    let axes = Axes { modes: modes.to_vec(), algorithms: vec![Algorithm::unchanged()], ..Axes::default() };
     let how = How::Real { slow: Default::default(), straggle: None, link: None, on: None };
     let (planned, left_out) = matrix::expand(&axes, load, &|job| how.fits(job))?;
     let cells = run_all(&planned, dir, &how, 1, json, interrupted)?;

@@ -40,7 +40,7 @@ pub fn look(servers: &[String]) -> Result<(DescribeReply, Replies), String> {
 }
 
 /// What is missing of a fleet, if anything is, by what its servers say; and then by what its control group knows, which has
-/// to hear every server and to see no change of membership under way: in the middle of one, a server that lost its memory still
+/// to receive every server's reports and to see no change of membership in progress: during one, a server that lost its memory still
 /// counts among those whose majority is needed.
 pub fn whole(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> Result<(), String> {
     if fleet.servers.len() != replies.len() {

@@ -181,13 +181,13 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     let took = began.elapsed().as_secs_f64();
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(&record))?;
-    let told = said(&job, &outcome, took);
+    let lines = said(&job, &outcome, took);
     if args.json {
-        eprintln!("{told}");
+        eprintln!("{lines}");
     }
-    launch::show(&[record.summarize()], args.json, &report)?;
+    table::show(&record, args.json, &report)?;
     if !args.json {
-        out!("{told}");
+        out!("{lines}");
     }
     if !outcome.stages.is_empty() {
         show_stages(&job, &outcome, args.json)?;

@@ -372,7 +372,7 @@ impl Sweep<'_> {
                 Err(Failure::new(exit::FAILED, format!("trial {trial} ended in a panic: please report it")))
             });
             all = lock();
-            let told = ended.and_then(|ended| {
+            let written = ended.and_then(|ended| {
                 let ended = TrialEnd { ended_ms: paraft_host::clock::unix_ms(), ..ended };
                 all.search.ended(trial, rung, self.score(&ended));
                 all.log.end(&ended)?;
@@ -380,7 +380,7 @@ impl Sweep<'_> {
                 self.show(&all.search, &all.log);
                 Ok(())
             });
-            if let Err(e) = told {
+            if let Err(e) = written {
                 if interrupted.load(Relaxed) == 0 {
                     eprintln!("trial {trial}: {}; nothing new begins", e.message());
                 }

@@ -11,7 +11,7 @@ struct Voters<'a> {
 
 impl Voters<'_> {
     /// Whether the answering voters are a majority even if the servers `without` stop.
-    fn go_on(&self, without: &[u64]) -> bool {
+    fn have_majority(&self, without: &[u64]) -> bool {
         let answers = |s: &&u64| !self.silent.contains(s) && !without.contains(s);
         self.all.iter().filter(answers).count() * 2 > self.all.len()
     }
@@ -36,7 +36,7 @@ impl DescribeReply {
 
     /// Whether the control group has a majority: a leader that has lost it may not know yet.
     pub fn can_agree(&self) -> bool {
-        self.control().go_on(&[])
+        self.control().have_majority(&[])
     }
 
     /// Marks a server as silent, whatever it last reported: the fleet notices a crash only after a while.
@@ -67,12 +67,12 @@ impl DescribeReply {
     pub fn depend_on(&self, server: u64, with: &[u64]) -> Vec<String> {
         let mut groups = Vec::new();
         let without = [&[server], with].concat();
-        if self.control_voters.contains(&server) && !self.control().go_on(&without) {
+        if self.control_voters.contains(&server) && !self.control().have_majority(&without) {
             groups.push("the control group".to_string());
         }
         for shard in &self.shards {
             let voters = Voters { all: &shard.voters, silent: &shard.silent };
-            let votes = shard.voters.contains(&server) && !voters.go_on(&without);
+            let votes = shard.voters.contains(&server) && !voters.have_majority(&without);
             if votes || shard.voters.is_empty() {
                 groups.push(shard.name().to_string());
             }

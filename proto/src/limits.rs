@@ -32,9 +32,12 @@ pub const PUSH_WINDOW_BYTES: usize = 64 << 20;
 pub const PULL_AHEAD_BYTES: usize = 64 << 20;
 /// Send buffer of a Unix socket: a bucket and a half.
 pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
-/// A silent connection is sent a ping this often...
+/// A client sends a ping on a silent connection this often...
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// ...and given up after this long without an answer.
+/// ...and gives it up after this long without an answer.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A server does so this often. It only frees what a vanished client has left: a lease finds a silent member, a
+/// timer a silent server, and each server has three connections from each other one.
+pub const SERVER_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest job text a session may open with: as many groups of parameters as a job may have take 100 KiB.
 pub const MAX_JOB_BYTES: usize = 128 << 10;

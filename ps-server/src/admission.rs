@@ -36,8 +36,8 @@ pub fn judge(answers: &[Answer]) -> Result<(), String> {
     let over = |a: &&Answer| a.quota.is_some_and(|quota| a.need.total() > quota);
     if let Some(Answer { server, need, quota, .. }) = answers.iter().find(over) {
         return Err(format!(
-            "the job needs {need} on server {}, where a job may have {} (--job-memory). Make the job smaller, or ask whoever runs the \
-             fleet; more servers than replicas share it among them",
+            "the job needs {need} on server {}, where a job may have {} (--job-memory). Make the job smaller, or ask the fleet's \
+             administrator; more servers than replicas share it among them",
             server.0,
             Bytes(quota.unwrap_or_default()),
         ));

@@ -55,8 +55,8 @@ impl fmt::Display for GroupId {
 impl From<GroupId> for GroupName {
     fn from(id: GroupId) -> Self {
         // Workers wake a shard; nothing would wake the control group.
-        let may_sleep = id != GroupId::Control;
-        GroupName { number: id.to_wire(), text: id.to_string().into(), may_sleep }
+        let watched = id == GroupId::Control;
+        GroupName { number: id.to_wire(), text: id.to_string().into(), watched }
     }
 }
 

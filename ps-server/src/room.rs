@@ -158,6 +158,7 @@ impl Room {
     }
 
     fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: JobShard, need: &Need) -> Reserved {
+        paraft_host::allocator::use_huge_pages();
         inner.next += 1;
         let number = inner.next;
         inner.aside.insert(number, Aside { shard, need: *need, holds: None, over: false });
@@ -168,7 +169,7 @@ impl Room {
     /// may have taken memory since.
     ///
     /// # Errors
-    /// [`ApplyError::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
+    /// [`ApplyError::NoRoom`] where it would leave less than half the reserve: an admitted replica may use the rest.
     pub fn take(&self, bytes: u64) -> Result<(), ApplyError> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);

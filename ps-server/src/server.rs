@@ -12,7 +12,7 @@ pub(crate) use identity::remembered;
 pub use options::{Place, ServerOptions};
 
 use crate::{
-    connections::{self, Connections, STALL_CHECK_INTERVAL, TAKE_TIMEOUT},
+    connections::{self, Connections, TAKE_TIMEOUT},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity},
     metrics,
     raft::{Folder, GroupOptions, Logs, Peers, ReplicaId},
@@ -248,7 +248,7 @@ impl Server {
         };
         let own_socket = self.options.socket.as_deref().and_then(|path| Some((path, bind_socket(path)?)));
         let own_path = own_socket.map(|(path, listener)| {
-            // Who reaches it may do everything: no peer of it only reads.
+            // Every peer that can reach this socket has all rights: the file's mode is the check.
             let (incoming, _) = connections::incoming(listener, self.connections.clone(), lanes.clone());
             tokio::spawn(self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone())));
             path
@@ -287,7 +287,7 @@ impl Server {
             .max_frame_size(limits::FRAME_BYTES)
             .max_concurrent_streams(limits::MAX_STREAMS)
             .http2_max_header_list_size(limits::HEADER_BYTES)
-            .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
+            .http2_keepalive_interval(Some(limits::SERVER_KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
             .layer(RightsLayer(self.audit.clone()))
             .add_service(ControlServer::new(ControlService {
@@ -360,8 +360,9 @@ async fn expire(connections: Arc<Connections>, access: Access, mut stopped: watc
 }
 
 async fn close_stalled(connections: Arc<Connections>, mut stopped: watch::Receiver<()>) {
-    while tokio::time::timeout(STALL_CHECK_INTERVAL, stopped.changed()).await.is_err() {
-        connections.close_stalled(TAKE_TIMEOUT);
+    let mut pause = TAKE_TIMEOUT;
+    while tokio::time::timeout(pause, stopped.changed()).await.is_err() {
+        pause = connections.close_stalled(TAKE_TIMEOUT);
     }
 }
 

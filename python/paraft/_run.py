@@ -145,6 +145,8 @@ class Run:
         self._call: Optional[tuple[str, int]] = None
         self._leased: dict[str, Any] = {}
         self._loss = math.nan
+        #: The loss of this step that ``backward()`` was called on.
+        self._heard = math.nan
         self._samples = 0
         #: Samples passed to the model since the last step.
         self._seen = 0
@@ -186,6 +188,7 @@ class Run:
         settings: Sequence[str] = (),
         data: str = "python",
         state: tuple[Sequence[int], int] = ((), 0),
+        results: int = 0,
         note: str = "",
     ) -> Any:
         self.check_new()
@@ -215,6 +218,7 @@ class Run:
             owner=owner,
             state=list(state[0]),
             updates=state[1],
+            results=results,
             note=note,
             run_dir=self._run_dir,
             resume=self._resume,
@@ -240,7 +244,7 @@ class Run:
         if self._step:
             _LOG.log(
                 logging.INFO if self._resume else logging.WARNING,
-                "the job is at step %d: this worker goes on with the servers' weights, not with its own; run.step says where", self._step,
+                "the job is at step %d: this worker continues with the servers' weights, not with its own; run.step says where", self._step,
             )
         return self._session
 
@@ -281,7 +285,7 @@ class Run:
 
     def _trained_on(self) -> tuple[float, int]:
         """The loss and the samples of the current step, if known."""
-        return self._loss, self._samples or self._seen
+        return self._heard if math.isnan(self._loss) else self._loss, self._samples or self._seen
 
     def _finish_step(self, gradients: list[tuple[int, int]]) -> None:
         """Waits for a step and pulls: gradients by tensor and address."""
@@ -290,7 +294,7 @@ class Run:
     def _resume_wait(self, *, aside: bool = False) -> None:
         """Finishes a step's wait that Ctrl-C has interrupted. ``aside``: ignore another thread's call."""
         if self._waits and not (aside and self._waiting):
-            self._waited(lambda session: session.go_on())
+            self._waited(lambda session: session.continue_wait())
 
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
         self._not_inside("optimizer.step()")
@@ -324,7 +328,7 @@ class Run:
     def _update(self, state: tuple[int, bool, bool]) -> None:
         self._step, moved, self._over = state
         self._moves += moved
-        self._loss, self._samples, self._seen = math.nan, 0, 0
+        self._loss, self._heard, self._samples, self._seen = math.nan, math.nan, 0, 0
 
     # ---- what a loop asks and says ----
 
@@ -363,8 +367,9 @@ class Run:
         return dict(self._last)
 
     def log(self, loss: Union[float, torch.Tensor, None] = None, samples: int = 0, **values: Union[float, torch.Tensor]) -> None:
-        """Records the mean loss of the current step; call it before ``optimizer.step()``. Without it the run's report
-        has no loss. (It reads the loss from its device, like ``loss.item()``.)
+        """Records the mean loss of the current step; call it before ``optimizer.step()``. Without it a PyTorch script's
+        loss is what ``backward()`` was called on, if that is on the CPU: several in a step add up, as their gradients do.
+        (It reads the loss from its device, like ``loss.item()``.)
 
         ``samples``: the number of samples behind it. Default: the first dimension of the model's first argument.
         ``values``: further numbers of this step, under names of your own: ``run.log(loss, perplexity=8.1)``. Report and
@@ -471,7 +476,7 @@ class Run:
         """The run was neither finished nor closed. A failed script has reported its own error."""
         if self._session is not None and self._step and os.getpid() == self._owner and not hasattr(sys, "last_type"):
             _LOG.warning(
-                "the run ends at step %d without run.finish(): the other workers go on without this one, and it has not got the final weights",
+                "the run ends at step %d without run.finish(): the other workers continue without this one, and it has not got the final weights",
                 self._step,
             )
 

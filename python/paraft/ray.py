@@ -55,7 +55,7 @@ _LOG_WAIT_AFTER = 10.0
 #: How long servers may take to end after the workers; those of a script that has trained nothing do not.
 _END_SECONDS = 15.0
 #: The interval at which the page waits for the fleet, and how long it tries to reach one.
-_PAGE_SECONDS, _PAGE_PATIENCE = 0.5, 60.0
+_PAGE_SECONDS, _PAGE_TIMEOUT = 0.5, 60.0
 
 #: Starts a program that ends with this actor. Ray 2.60 ends an actor's children with it, but not if its node's raylet was killed.
 _TIED = """
@@ -380,7 +380,7 @@ class Page:
         self._address = ""
         while not Path(run, _SERVERS).exists():
             time.sleep(_PAGE_SECONDS)
-        until = time.monotonic() + _PAGE_PATIENCE
+        until = time.monotonic() + _PAGE_TIMEOUT
         while True:
             self._child = _tied([program(), "dashboard", "--fleet", run, "--at", at])
             lines = iter(self._child.stdout or [])

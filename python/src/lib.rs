@@ -20,6 +20,7 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("WHOLE_BYTES", digest::WHOLE_BYTES)?;
     m.add_function(wrap_pyfunction!(digest::digest, m)?)?;
     m.add_function(wrap_pyfunction!(end_with, m)?)?;
+    m.add_function(wrap_pyfunction!(run::in_rounds_of_all, m)?)?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Memory of the interpreter: a tensor's values, by address.
 
-use paraft_worker::{Landing, Layout, Pulled, WorkerError};
+use paraft_worker::{Layout, Pulled, WeightBuffer, WorkerError};
 use pyo3::{Py, PyAny};
 
 /// `f32` values that a Python object owns.
@@ -35,12 +35,12 @@ impl Memory {
     }
 }
 
-impl Landing for Memory {
+impl WeightBuffer for Memory {
     fn weights(&mut self) -> &[f32] {
         self.values()
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], paraft_worker::WorkerError> {
+    fn buffer(&mut self) -> Result<&mut [f32], paraft_worker::WorkerError> {
         Ok(self.values())
     }
 

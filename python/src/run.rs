@@ -7,8 +7,8 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, Landing, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
-    TensorSpec, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
+    TensorSpec, WeightBuffer, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
@@ -56,10 +56,11 @@ impl Run {
     /// `job`: a job file, or None; `set`: assignments over it, as for `--set`. `tensors`: name, shape and whether
     /// it is trained, in the order of the `values` float32 at `address`, which `owner` keeps alive. `groups`:
     /// values, rate and decay of each. `brings`: these are a new job's initial weights; `state`: the addresses of
-    /// the optimizer's state vectors, each as long as the trained part, after this many `updates`. `note`: the
+    /// the optimizer's state vectors, each as long as the trained part, after this many `updates`. `results`: so many of
+    /// the last tensors are results of the script's own optimizer. `note`: the
     /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, results=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -77,6 +78,7 @@ impl Run {
         owner: Py<PyAny>,
         state: Vec<usize>,
         updates: u64,
+        results: usize,
         note: String,
         run_dir: Option<PathBuf>,
         resume: Option<PathBuf>,
@@ -87,11 +89,7 @@ impl Run {
         straggle: Option<String>,
         certs: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let job = match job {
-            Some(path) => Job::load(&path, &set),
-            None => Job::parse("", Path::new("paraft.init"), &set),
-        };
-        let job = job.map_err(|e| errors::config(py, &e.to_string()))?;
+        let job = job_of(py, job, &set)?;
         if servers.len() as u32 != job.servers() {
             let (named, has) = (servers.len(), job.servers());
             let why = format!(
@@ -119,8 +117,10 @@ impl Run {
             interrupt: signals.clone() as Arc<dyn Interrupt>,
             ..WorkerOptions::new(rank, servers)
         };
-        let specs: Vec<TensorSpec> = (tensors.iter())
-            .map(|(name, shape, trained)| match trained {
+        let first_result = tensors.len().saturating_sub(results);
+        let specs: Vec<TensorSpec> = (tensors.iter().enumerate())
+            .map(|(i, (name, shape, trained))| match trained {
+                _ if i >= first_result => TensorSpec::result(name, shape),
                 true => TensorSpec::param(name, shape),
                 false => TensorSpec::buffer(name, shape),
             })
@@ -188,9 +188,20 @@ impl Run {
         })
     }
 
+    /// Whether the script's optimizer is to run on the pulled mean gradient; `False`: all workers skip the step; None:
+    /// there is none.
+    fn applies(&self, py: Python<'_>) -> PyResult<Option<bool>> {
+        self.on(py, |inner, _| Ok(inner.run()?.applies()))
+    }
+
+    /// The optimizer has run: writes its results. Waits as `step` does.
+    fn applied(&self, py: Python<'_>) -> PyResult<StepState> {
+        self.on(py, |inner, _| inner.wait(OpenRun::applied))
+    }
+
     /// Continues a step's interrupted wait.
-    fn go_on(&self, py: Python<'_>) -> PyResult<StepState> {
-        self.on(py, |inner, _| inner.wait(OpenRun::go_on))
+    fn continue_wait(&self, py: Python<'_>) -> PyResult<StepState> {
+        self.on(py, |inner, _| inner.wait(OpenRun::continue_wait))
     }
 
     /// The learning rates for the next gradients, per group. Empty: the job's schedule.
@@ -353,6 +364,20 @@ impl Run {
         // The waiting caller receives the exception of the signal handler.
         self.signals.take().unwrap_or_else(|| errors::raised(py, e))
     }
+}
+
+fn job_of(py: Python<'_>, job: Option<PathBuf>, set: &[String]) -> PyResult<Job> {
+    let job = match job {
+        Some(path) => Job::load(&path, set),
+        None => Job::parse("", Path::new("paraft.init"), set),
+    };
+    job.map_err(|e| errors::config(py, &e.to_string()))
+}
+
+/// Whether each step of a job is a round of all its workers.
+#[pyfunction]
+pub fn in_rounds_of_all(py: Python<'_>, job: Option<PathBuf>, set: Vec<String>) -> PyResult<bool> {
+    Ok(job_of(py, job, &set)?.train.in_rounds_of_all())
 }
 
 /// A thread's identity: the address of its copy of a thread-local variable.

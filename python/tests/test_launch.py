@@ -58,16 +58,24 @@ run.finish()
 """
 
 
-@pytest.mark.parametrize("says", [False, True])
-def test_a_loss_that_no_script_has_said_is_none(says: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backward", "says", "known"),
+    [
+        ("loss.backward()", "run.log(loss, len(batch[1]))", True),
+        ("loss.backward()", "pass", True),
+        ("torch.autograd.backward(loss)", "pass", False),
+        ("loss.backward(torch.tensor(0.5))", "pass", False),
+    ],
+)
+def test_a_loss_is_recorded_where_it_can_be_known(backward: str, says: str, known: bool, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TRAINS.replace("LOG", "run.log(loss, len(batch[1]))" if says else "pass"))
+    script.write_text("import torch\n" + TRAINS.replace("loss.backward()", backward).replace("LOG", says))
     ended = launch(script, "--servers", "1", "--run-dir", str(tmp_path / "run"))
     assert ended.returncode == 0, ended.stderr
     assert "final loss" in ended.stdout and "NaN" not in ended.stdout, ended.stdout
     events = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     (summary,) = (e for e in events if e["event"] == "summary")
-    assert (summary["final_loss"] is not None) == says, summary
+    assert (summary["final_loss"] is not None) == known, summary
 
 
 def test_values_under_names_of_ones_own_have_curves(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_model_is_plain_behind_its_run(ends: str, apply: str, start_fleet: Any) 
     getattr(run, ends)()
     assert {k: type(v) for k, v in vars(m).items()} == before
     assert not m._forward_pre_hooks and not m._forward_hooks and not m._forward_pre_hooks_with_kwargs
-    assert not any(p._post_accumulate_grad_hooks for p in m.parameters())
+    assert not any(p._post_accumulate_grad_hooks or p._backward_hooks for p in m.parameters())
     x = torch.ones(2, 20)
     kept = io.BytesIO()
     torch.save(m, kept)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import models  # noqa: E402
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
+from conftest import recorded_loss  # noqa: E402
 from torch import nn  # noqa: E402
 
 STEPS = 50
@@ -132,6 +133,28 @@ def alone(fleet: Any, optimizer: Any, prepare: Callable[..., Any], steps: int = 
 
 def same(m: nn.Module, plain: nn.Module, within: float) -> None:
     assert apart(m.state_dict(), plain.state_dict()) <= within
+
+
+@pytest.mark.parametrize("apply", ["servers", "worker"])
+def test_loss_without_a_call_is_the_sum_that_a_step_uses(apply: str, fleet: Any, tmp_path: Path) -> None:
+    run = paraft.init(fleet, run_dir=str(tmp_path))
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o, apply=apply)
+    losses = []
+    for x, y in models.batches("mlp", 0, 12):
+        models.loss(m, (x, y)).backward()
+        o.zero_grad()  # throws it away
+        halves = [models.loss(m, (x[half], y[half])) / 2 for half in (slice(8), slice(8, 16))]
+        with run.no_sync():
+            halves[0].backward()
+        halves[1].backward()
+        losses.append(sum(half.item() for half in halves))
+        o.step()
+        o.zero_grad()
+    run.finish()
+    loss, steps = recorded_loss(tmp_path)
+    assert steps > 0 and loss == pytest.approx(sum(losses[:steps]) / steps, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD])

@@ -318,7 +318,7 @@ def test_step_of_another_optimizer_is_refused(fleet: Any) -> None:
     train(m, o, 1)
 
 
-def test_write_after_the_optimizer_is_dropped_is_undone_by_finish(fleet: Any, caplog: Any) -> None:
+def test_write_after_the_optimizer_is_gone_is_undone_by_finish(fleet: Any, caplog: Any) -> None:
     run = paraft.init(fleet)
     m = models.model("mlp")
 

@@ -153,7 +153,7 @@ impl Checkpoints {
         self.due.at(step) && (self.due.is_last(step) || self.spacing.allows(Instant::now()))
     }
 
-    /// The training goes on. Returns whether this worker asks for no checkpoint for now. `share`: its share of the
+    /// The training continues. Returns whether this worker asks for no checkpoint for now. `share`: its share of the
     /// evaluations; `None`: a server says who asks.
     pub(crate) fn rests(&mut self, share: Option<Share>) -> bool {
         let now = Instant::now();

@@ -94,7 +94,7 @@ pub struct AccessArgs {
     /// three on standard input.
     #[arg(long, global = true, value_name = "FOLDER", env = access::CERTS, help_heading = "Certificates", display_order = 1000)]
     pub certs: Option<PathBuf>,
-    /// Speak plain text over TCP: whoever reaches a port may read and change everything.
+    /// Speak plain text over TCP: anybody who reaches a port may read and change everything.
     #[arg(long, global = true, env = access::INSECURE, conflicts_with = "certs", value_parser = FalseyValueParser::new(),
         help_heading = "Certificates", display_order = 1001)]
     pub insecure: bool,
@@ -306,7 +306,7 @@ fn keep(job: &Job, layers: &[Layer]) -> Keep {
             Keep::Values(resident.values(layers.iter().map(values).max().unwrap_or_default()))
         }
         // Includes the editions at which minibatches in progress started.
-        None => Keep::Editions(if job.parallel.schedule.goes_on() { 2 } else { 1 }),
+        None => Keep::Editions(if job.parallel.schedule.overlaps_minibatches() { 2 } else { 1 }),
     }
 }
 

@@ -43,6 +43,6 @@ pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
 pub use recorder::described;
 pub use worker::{
-    ErrorKind, Landing, LoopAction, Minibatch, OpenRun, OptimizerState, Run, Setup, StepOutcome, WorkerError,
-    WorkerOptions, WorkerReport, run,
+    ErrorKind, LoopAction, Minibatch, OpenRun, OptimizerState, Run, Setup, StepOutcome, WeightBuffer,
+    WorkerError, WorkerOptions, WorkerReport, run,
 };

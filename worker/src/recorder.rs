@@ -13,7 +13,7 @@ use std::{
 /// The minimum time between training lines: a line costs a system call, and a step may take 0.1 ms.
 pub const LINE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The most names of values, and their bytes: a script that names a value anew in each step would fill the memory.
+/// The most names of values, and their bytes: a script that invents a new name in each step would fill the memory.
 pub const MAX_VALUES: usize = 64;
 /// See [`MAX_VALUES`].
 pub const MAX_NAME: usize = 64;

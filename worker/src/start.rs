@@ -107,7 +107,7 @@ fn from_checkpoint(
     })
 }
 
-/// The number in this job, which goes on at `step`, of an evaluation of the checkpoint's job: a step if
+/// The number in this job, which continues at `step`, of an evaluation of the checkpoint's job: a step if
 /// `eval.every_steps` is set, else an epoch. A number of the other kind would hide evaluations of this job.
 fn number_here(job: &Job, step: u64, from: &Manifest, number: u64) -> u64 {
     let is_by_steps = |job: &Job| job.eval.every_steps.is_some();

@@ -168,7 +168,7 @@ impl Streamed {
     }
 
     /// The memory that a pull of everything writes; then call [`Self::landed`].
-    pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
+    pub fn buffer(&mut self) -> Result<&mut [f32], WorkerError> {
         let whole = match self.whole.take() {
             Some(whole) => whole,
             None => scratch(&self.folder, self.weights.len())?,
@@ -190,7 +190,7 @@ impl Streamed {
             return Ok(None);
         }
         let done = self.done;
-        let pulled = client.pull_by(Pull::of(done), self.landing()?)?;
+        let pulled = client.pull_by(Pull::of(done), self.buffer()?)?;
         self.whole_of = Some(pulled.done);
         Ok(pulled.share)
     }

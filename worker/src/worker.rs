@@ -23,7 +23,7 @@ mod setup;
 mod shared;
 mod training;
 
-pub use driver::Landing;
+pub use driver::WeightBuffer;
 pub use error::{ErrorKind, WorkerError};
 pub use open_run::{OpenRun, StepOutcome};
 pub use options::{WorkerOptions, WorkerReport};

@@ -11,7 +11,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 use tracing::{
-    Event, Subscriber,
+    Dispatch, Event, Subscriber,
+    dispatcher::set_global_default,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
@@ -40,14 +41,18 @@ fn kept() -> MutexGuard<'static, RecentLines> {
 /// files and `warn` on the terminal. A second call changes nothing.
 pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     match file {
-        Some(path) => {
-            let file = File::options().create(true).append(true).open(path)?;
-            let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
-            let _ = all(filter("info")).with(layer).with(RecentLayer).try_init();
-        }
+        Some(path) => _ = set_global_default(in_file(path)?),
         None => on_terminal("warn"),
     }
     Ok(())
+}
+
+/// A log in this file, as [`start`] writes one, for what is said within
+/// [`with_default`](tracing::dispatcher::with_default) of it.
+pub fn in_file(path: &Path) -> std::io::Result<Dispatch> {
+    let file = File::options().create(true).append(true).open(path)?;
+    let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
+    Ok(Dispatch::new(all(filter("info")).with(layer).with(RecentLayer)))
 }
 
 /// Starts logging on the terminal, from this level on where `PARAFT_LOG` says nothing else.

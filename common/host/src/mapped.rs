@@ -4,8 +4,8 @@ use std::{fs::File, io, ops::Deref};
 
 /// The bytes of a file that this program wrote, whole, and writes no more.
 ///
-/// What is cut off it while it is mapped ends the process with SIGBUS when it is read: a worker that dies so is one that was
-/// killed, and the job goes on. For files of others, which somebody may edit, read instead.
+/// If the file is truncated while it is mapped, a read of the missing part ends the process with SIGBUS. For a worker that is the
+/// same as being killed: the job continues. Read other programs' files instead of mapping them: those may change.
 #[derive(Debug)]
 pub struct Mapped(memmap2::Mmap);
 

@@ -32,7 +32,7 @@ pub enum RecordError {
         reason: String,
     },
     /// The file got shorter while it was followed; read it again from the start.
-    #[error("{}: was {read} bytes long and is now {now}: somebody rewrote it", path.display())]
+    #[error("{}: was {read} bytes long and is now {now}: another process rewrote it", path.display())]
     Shrunk {
         /// The file concerned.
         path: PathBuf,

@@ -86,7 +86,7 @@ pub struct End {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndKind {
-    /// A process failed, and the others could not go on.
+    /// A process failed, and the others could not continue.
     #[default]
     Failed,
     /// A user or a scheduler sent the launcher a signal.

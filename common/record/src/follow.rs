@@ -51,9 +51,9 @@ impl Follow {
         let (stop, stopped) = channel();
         let work = move || {
             loop {
-                let goes_on = stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout);
-                following.look(!goes_on);
-                if !goes_on {
+                let continues = stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout);
+                following.look(!continues);
+                if !continues {
                     return;
                 }
             }

@@ -41,7 +41,7 @@ pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use partial::{read_ends, read_sampled_events};
 pub use report::{live_page, render_comparison, render_report, sweep, write_comparison, write_report};
-pub use run::RunRecord;
+pub use run::{RunEnd, RunRecord};
 pub use series::{Point, Series, Value};
 
 /// A sum of counts. They come from a file: the largest number rather than an overflow.

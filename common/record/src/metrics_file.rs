@@ -64,8 +64,8 @@ impl Tail {
     }
 
     /// The events of all newly completed lines; none when the file is not there yet. A last line without its
-    /// line end waits for the next poll. A damaged line is an error, once: the poll after it goes on with the
-    /// line behind it (events between the last poll and the damaged line are not returned).
+    /// line end waits for the next poll. A damaged line is an error, once: the next poll continues with the
+    /// next line (events between the last poll and the damaged line are not returned).
     pub fn poll(&mut self) -> Result<Vec<Event>, RecordError> {
         match File::open(&self.path) {
             Ok(file) => self.read_from(file),

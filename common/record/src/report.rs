@@ -153,7 +153,7 @@ fn title(entries: &[Entry<'_>]) -> String {
 /// How the runs ended, if not in order, and the result.
 fn headline(entries: &[Entry<'_>]) -> String {
     let ends = entries.iter().filter_map(|e| {
-        let end = e.record.end.as_ref()?;
+        let end = e.record.end.as_ref()?.sentence.as_ref()?;
         Some(if entries.len() > 1 { format!("{}: {end} ", e.label) } else { format!("{end} ") })
     });
     ends.chain([result(entries)]).collect()

@@ -12,8 +12,21 @@ use crate::{
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// How a run ended. Its record alone doesn't say it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RunEnd {
+    /// `finished`, `stopped`, `failed`, `interrupted`, `running`, `no-end`.
+    pub state: &'static str,
+    /// The recorded reason.
+    pub reason: Option<String>,
+    /// A sentence for people; `None` if it finished.
+    #[serde(skip)]
+    pub sentence: Option<String>,
+}
 
 /// The lines of one run, sorted by kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,8 +56,8 @@ pub struct RunRecord {
     /// The target accuracy of time-to-accuracy. It starts as the run's own target; a comparison may set
     /// one target for all its runs.
     pub target_accuracy: Option<f64>,
-    /// How the run ended, in a sentence for its report, if it did not finish. Only a launcher knows it.
-    pub end: Option<String>,
+    /// How the run ended, as who reads its folder has noted it.
+    pub end: Option<RunEnd>,
 }
 
 impl RunRecord {

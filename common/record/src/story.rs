@@ -6,7 +6,7 @@ use crate::event::{Event, IncidentKind, SwitchedBy};
 /// The kind of a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MomentKind {
-    /// A server ended or came back.
+    /// A server ended, came back, is drained or takes part again.
     Server,
     /// A shard got a new leader.
     Leader,
@@ -110,6 +110,10 @@ fn incident(what: &IncidentKind) -> Option<(MomentKind, String, String)> {
         }
         IncidentKind::ServerBack { server, seconds } => {
             (MomentKind::Server, format!("server {} is back", server.0), format!("away for {seconds:.1} s"))
+        }
+        IncidentKind::ServerDrained { server, undo } => {
+            let now = if *undo { "takes part again" } else { "is drained" };
+            (MomentKind::Server, format!("server {} {now}", server.0), none())
         }
         IncidentKind::LeaderChanged { shard, from, to, stall_seconds, handed_over, .. } => {
             let (shard, from, to) = (shard.0, from.0, to.0);

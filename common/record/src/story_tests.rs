@@ -25,6 +25,9 @@ fn each_kind_of_incident_is_said_in_words() {
     assert_eq!(of(ended(true)).unwrap(), "server 0 was ended by SIGKILL; it is started again");
     let back = IncidentKind::ServerBack { server, seconds: 1.25 };
     assert!(of(back).unwrap().starts_with("server 0 is back (away for 1.2"));
+    let drained = |undo| IncidentKind::ServerDrained { server, undo };
+    assert_eq!(of(drained(false)).unwrap(), "server 0 is drained");
+    assert_eq!(of(drained(true)).unwrap(), "server 0 takes part again");
     let elected = |to, stall_seconds| IncidentKind::LeaderChanged {
         shard: ShardId(2),
         from: server,

@@ -9,7 +9,7 @@ use crate::{
     constraint::{self, Constraint},
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, BucketSpec, Cuts, Layout, MAX_BUCKET_LEN, ParamGroup, TensorKind, TensorSpec},
+    layout::{self, BucketSpec, Cuts, Layout, Lengths, MAX_BUCKET_LEN, ParamGroup, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
 };
@@ -39,6 +39,10 @@ pub struct ServerJob {
     pub params_len: usize,
     /// Number of running statistics, which lie after the trained values.
     pub buffers_len: usize,
+    /// Number of results of the workers' own optimizer, which lie last. With any, the trained values take the mean of
+    /// each round's pushes, and `optimizer` and `schedule` apply to nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub results_len: usize,
     /// Values in a bucket.
     pub bucket_len: usize,
     /// The lease of a member in milliseconds: a member that is silent for this long is removed. See
@@ -118,6 +122,7 @@ impl ServerJob {
             all_reduce: false,
             params_len,
             buffers_len: 0,
+            results_len: 0,
             bucket_len,
             grace_ms: 1000,
             durability: Durability::default(),
@@ -152,14 +157,14 @@ impl ServerJob {
     pub fn decode(text: &str) -> Result<Self, ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
         let job: ServerJob = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
-        let total = job.params_len.saturating_add(job.buffers_len);
+        let total = job.params_len.saturating_add(job.buffers_len).saturating_add(job.results_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return bad(format!("{total} values; a job has from 1 to {MAX_VALUES}"));
         }
         if job.bucket_len == 0 || job.bucket_len > MAX_BUCKET_LEN {
             return bad(format!("bucket_len {} is not within 1 to {MAX_BUCKET_LEN}", job.bucket_len));
         }
-        layout::count(job.params_len, job.buffers_len, job.cuts(), job.bucket_len)
+        layout::count(job.lengths(), job.cuts(), job.bucket_len)
             .map_err(|e| ServerJobError(e.to_string()))?;
         if job.workers == 0 || job.workers > 65_536 {
             return bad(format!("{} workers; a job has from 1 to 65536", job.workers));
@@ -215,6 +220,17 @@ impl ServerJob {
             });
             optimizer.validate().map_err(|e| of(&e))?;
         }
+        if self.takes_means()
+            && (self.first_mode() != Mode::Bsp
+                || self.round.drops_late()
+                || self.all_reduce
+                || self.chunks.is_some()
+                || self.algorithm != AlgorithmConfig::default()
+                || !self.groups.is_empty()
+                || !self.constraints.is_empty())
+        {
+            return bad("workers that run the optimizer on the mean gradient train in mode bsp, without backup workers, all-reduce, leased chunks, an algorithm, groups and constraints".into());
+        }
         if self.all_reduce && !self.constraints.is_empty() {
             return bad("an all-reduce job's ranks apply their gradients themselves, and the servers hold its weights to nothing".into());
         }
@@ -237,7 +253,7 @@ impl ServerJob {
     pub fn encoding(&self, kind: TensorKind) -> Encoding {
         match kind {
             TensorKind::Param => self.encoding,
-            TensorKind::Buffer => Encoding::F32,
+            TensorKind::Buffer | TensorKind::Result => Encoding::F32,
         }
     }
 
@@ -263,6 +279,14 @@ impl ServerJob {
         if self.all_reduce {
             let message = "an all-reduce job's ranks apply their gradients themselves, in lock-step".into();
             let (key, remedy) = ("exchange", "set train.exchange = \"servers\"");
+            return Err(durability::DurabilityError { key, message, remedy });
+        }
+        if self.takes_means() && mode != Mode::Bsp {
+            let message =
+                "this job's workers run the optimizer on the mean gradient of each round, in lock-step"
+                    .into();
+            let (key, remedy) =
+                ("mode", "prepare(..., apply=\"worker\") runs it on each worker's own gradients");
             return Err(durability::DurabilityError { key, message, remedy });
         }
         durability::check(mode, self.durability, self.leader_window)
@@ -309,7 +333,16 @@ impl ServerJob {
 
     /// The parts of the flat vector. No bucket crosses the edge of a part.
     pub(crate) fn parts(&self) -> impl Iterator<Item = layout::Part> {
-        layout::parts(self.params_len, self.buffers_len, self.cuts())
+        layout::parts(self.lengths(), self.cuts())
+    }
+
+    fn lengths(&self) -> Lengths {
+        Lengths { params: self.params_len, buffers: self.buffers_len, results: self.results_len }
+    }
+
+    /// Whether the workers run the optimizer, each on the mean gradient, and write its results.
+    pub fn takes_means(&self) -> bool {
+        self.results_len > 0
     }
 
     /// The number of buckets.
@@ -342,8 +375,15 @@ impl ServerJob {
         if self.buffers_len > 0 {
             tensors.push(TensorSpec::buffer("buffers", &[self.buffers_len]));
         }
+        if self.results_len > 0 {
+            tensors.push(TensorSpec::result("results", &[self.results_len]));
+        }
         Layout::cut(tensors, self.cuts(), self.bucket_len).expect("from_toml has checked the lengths")
     }
+}
+
+fn is_zero(len: &usize) -> bool {
+    *len == 0
 }
 
 /// The largest step of any job: `f64` holds step numbers exactly up to here.

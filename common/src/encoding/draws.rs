@@ -1,5 +1,5 @@
-//! Random numbers by counting: number `i` of a seed is a hash of both, so that who knows the seed knows them all, on any host
-//! and in any order.
+//! Random numbers by counting: number `i` of a seed is a hash of both, so that the seed gives them all, on any host and in
+//! any order.
 //!
 //! SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014): whole numbers, shifts and
 //! products that wrap. Not for secrets.

@@ -17,6 +17,9 @@ pub enum LayoutError {
     /// A parameter after a buffer.
     #[error("parameter `{0}` comes after a buffer; name all parameters first, then the buffers")]
     BufferBeforeParam(String),
+    /// A buffer after a result.
+    #[error("buffer `{0}` comes after a result; name the results last")]
+    ResultBeforeBuffer(String),
     /// More buckets than [`MAX_BUCKETS`].
     #[error("{0} buckets; a layout has at most {MAX_BUCKETS}: make them longer (cluster.bucket_bytes)")]
     TooManyBuckets(usize),
@@ -49,7 +52,9 @@ pub enum LayoutError {
         params: usize,
     },
     /// Running statistics are of no stage.
-    #[error("a model with running statistics (BatchNorm) can't be cut in stages")]
+    #[error(
+        "a model with running statistics (BatchNorm), or with results of the workers' own optimizer, can't be cut in stages"
+    )]
     StagedBuffers,
     /// The bucket length is zero.
     #[error("a bucket must hold at least one value")]

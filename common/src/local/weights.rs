@@ -86,7 +86,7 @@ impl LocalWeights {
     /// When the gradient is not as long as the weights.
     pub fn step(&mut self, clock: u64, gradient: &[f32]) -> Result<(), NotFinite> {
         assert_eq!(gradient.len(), self.weights.len(), "a gradient of another model");
-        self.gradient.resize(gradient.len() * F32_BYTES, 0); // where somebody else moves them there is none
+        self.gradient.resize(gradient.len() * F32_BYTES, 0); // Allocated at the first step: a loop that changes the weights itself never needs it.
         let bytes = self.gradient.as_chunks_mut::<F32_BYTES>().0;
         bytes.iter_mut().zip(gradient).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
         let bytes = Bytes::from(std::mem::take(&mut self.gradient));

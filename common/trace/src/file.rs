@@ -96,7 +96,7 @@ impl Tracing {
         writeln!(out)?; // ends a line that an earlier incarnation may have written in part
         line(&mut out, &Line::Process(process))?;
         out.flush()?;
-        let writer = Writer { out, path, messages, missing: missing.clone(), told: 0, spans: 0 };
+        let writer = Writer { out, path, messages, missing: missing.clone(), reported: 0, spans: 0 };
         thread::Builder::new().name("trace".into()).spawn(move || writer.run())?;
         Ok(Self { queue, missing, first: AtomicU64::new(NONE), steps: steps.clamp(1, MAX_STEPS) })
     }
@@ -146,7 +146,7 @@ struct Writer {
     messages: Receiver<Message>,
     missing: Arc<AtomicU64>,
     /// The number of dropped spans that the file reports.
-    told: u64,
+    reported: u64,
     spans: u64,
 }
 
@@ -181,8 +181,8 @@ impl Writer {
 
     fn flush(&mut self) -> io::Result<()> {
         let missing = self.missing.load(Relaxed);
-        if missing > self.told {
-            self.told = missing;
+        if missing > self.reported {
+            self.reported = missing;
             line(&mut self.out, &Line::Missing(missing))?;
         }
         self.out.flush()

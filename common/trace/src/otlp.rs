@@ -74,7 +74,8 @@ fn of<E>(
         let of_step = steps.range((step, 0)..=(step, usize::MAX)).next();
         of_step.map(|((step, process), _)| step_id(*process, *step))
     };
-    // What a server did for somebody lies in what that one waited for; of an update of several workers, in one of their pushes.
+    // A server's span is a child of the worker's span that waited for it. An update of several workers is a child of one of their
+    // pushes.
     let served = |s: &Span| {
         let trips = if s.stage == Stage::Publish { &pulls } else { &pushes };
         let trips = trips.get(&(s.step, s.shard, s.bucket?))?;

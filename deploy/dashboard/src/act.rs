@@ -169,7 +169,7 @@ async fn switch(facts: &Facts, job: &str, mode: &str) -> Result<String, String> 
     let now = orders::switch(&servers(facts), job, choice, REPLY_TIMEOUT)
         .await
         .map_err(|refused| refused.message)?;
-    Ok(format!("{job} goes on in {} (switch {})", now.mode, now.number))
+    Ok(format!("{job} continues in {} (switch {})", now.mode, now.number))
 }
 
 fn servers(facts: &Facts) -> Vec<String> {

@@ -2,9 +2,7 @@
 
 use paraft_fleet::ended::{EndState, RecordedEnd, report, total_steps_of};
 use paraft_record::{
-    Event, METRICS_FILE, RunRecord, Series, Summary, Value,
-    begin::is_held,
-    read_sampled_events,
+    Event, METRICS_FILE, RunRecord, Series, Summary, Value, read_sampled_events,
     story::{MomentKind, moment},
 };
 use serde::Serialize;
@@ -138,8 +136,7 @@ impl Recorded {
         recorded.total_steps = total_steps_of(dir, &record.run);
         let summary = said.summary.clone().unwrap_or_else(|| record.summarize());
         let state = said.state(dir, &record, &summary, recorded.total_steps);
-        let goes_on = state == EndState::NoEnd && is_held(dir);
-        recorded.end = (!goes_on).then(|| EndOfRun {
+        recorded.end = (state != EndState::Running).then(|| EndOfRun {
             state: state.name(),
             reason: state.reason().map(str::to_string),
             report: report(dir).map(|path| path.display().to_string()),
@@ -179,6 +176,7 @@ impl Recorded {
         recorded
     }
 
+    /// Adds points to the curves. Values of one moment are one point.
     fn add(&mut self, points: Vec<paraft_record::Point>, now: &Now) {
         for point in points {
             let Value::Number(value) = point.value else { continue };

@@ -2,8 +2,8 @@
 //! jobs.
 
 use crate::record::Recorded;
-use paraft_fleet::ended::{EndState, RecordedEnd, total_steps_of};
-use paraft_record::{METRICS_FILE, RunRecord, begin::is_held, read_ends};
+use paraft_fleet::ended::{RecordedEnd, total_steps_of};
+use paraft_record::{METRICS_FILE, RunRecord, read_ends};
 use serde::Serialize;
 use std::{
     fs,
@@ -107,15 +107,12 @@ fn row(dir: &Path) -> Option<Row> {
     let record = RunRecord::from_events(events)?;
     // Without its middle, a record gives no totals of its own.
     let summary = end.summary.clone().unwrap_or_default();
-    let state = match end.state(dir, &record, &summary, total_steps_of(dir, &record.run)) {
-        EndState::NoEnd if is_held(dir) => None,
-        ended => Some(ended),
-    };
+    let state = end.state(dir, &record, &summary, total_steps_of(dir, &record.run));
     let measured = |number: f64| Some(number).filter(|n| *n > 0.0);
     let run = &record.run;
     Some(Row {
-        state: state.as_ref().map_or("running", EndState::name),
-        reason: state.as_ref().and_then(EndState::reason).map(str::to_string),
+        state: state.name(),
+        reason: state.reason().map(str::to_string),
         mode: match &summary.switched_to {
             Some(last) => format!("{} → {last}", run.mode),
             None => run.mode.clone(),

@@ -86,11 +86,11 @@ pub trait Engine {
 
 /// Runs a user's command and returns its output.
 pub(crate) fn run(program: &str, args: &[&str]) -> Result<String, EngineError> {
-    told(program, args, "")
+    run_with_input(program, args, "")
 }
 
 /// Runs a user's command with this input and returns its output.
-pub(crate) fn told(program: &str, args: &[&str], input: &str) -> Result<String, EngineError> {
+pub(crate) fn run_with_input(program: &str, args: &[&str], input: &str) -> Result<String, EngineError> {
     let out = output(program, args, input).map_err(|e| {
         EngineError::new(Kind::Unavailable, format!("`{program}` does not start: {e}"))
             .help(format!("run this where `{program}` works, for example on a login node"))

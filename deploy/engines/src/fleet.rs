@@ -110,7 +110,10 @@ impl Fleet {
     /// # Errors
     ///
     /// The value.
-    pub(crate) fn one_line<'a>(&'a self, more: impl IntoIterator<Item = &'a str>) -> Result<(), EngineError> {
+    pub(crate) fn refuse_line_breaks<'a>(
+        &'a self,
+        more: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), EngineError> {
         let memory = [&self.servers.memory, &self.workers.memory];
         let own = memory.into_iter().chain([&self.time, &self.image, &self.disk]).flatten();
         match more.into_iter().chain(own.map(String::as_str)).find(|v| v.contains(char::is_control)) {

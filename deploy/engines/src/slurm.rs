@@ -45,8 +45,9 @@ impl Engine for Slurm {
                 .help("choose a --run-dir without backslashes"));
         }
         let one = |role| {
-            fleet
-                .one_line([&*dir, &fleet.program].into_iter().chain(fleet.args.iter().map(String::as_str)))?;
+            fleet.refuse_line_breaks(
+                [&*dir, &fleet.program].into_iter().chain(fleet.args.iter().map(String::as_str)),
+            )?;
             Ok(Artifact { name: script(role), text: batch(fleet, role, fleet.part(role)) })
         };
         fleet.roles().map(one).collect()

@@ -26,7 +26,7 @@ impl Engine for Systemd {
 
     fn render(&self, fleet: &Fleet) -> Result<Vec<Artifact>, EngineError> {
         let dir = fleet.run_dir.to_string_lossy();
-        fleet.one_line([&*dir, &fleet.program])?;
+        fleet.refuse_line_breaks([&*dir, &fleet.program])?;
         // systemd itself refuses such a name, however it is quoted.
         if fleet.program.contains(['"', '\'', '\\']) {
             return Err(EngineError::usage(format!("`{}`: systemd starts no such program", fleet.program))

@@ -90,6 +90,11 @@ pub fn describe(servers: &[String]) -> Option<DescribeReply> {
     block_on(described(servers))?
 }
 
+/// As [`describe`], within a time.
+pub(crate) fn describe_within(servers: &[String], time: Duration) -> Option<DescribeReply> {
+    block_on(async { tokio::time::timeout(time, described(servers)).await.ok().flatten() })?
+}
+
 /// As [`describe`], in an async runtime.
 pub(crate) async fn described(servers: &[String]) -> Option<DescribeReply> {
     let answers = control_of(servers, |d| d.fleet != 0 && d.can_agree()).await;
@@ -120,7 +125,7 @@ pub struct NoMajority {
     pub fleet: Option<Box<DescribeReply>>,
     /// The jobs, as far as a server knows that answers.
     pub jobs: Vec<JobInfo>,
-    /// Who does not answer, and what to do.
+    /// Which servers do not answer, and what to do.
     pub why: String,
 }
 
@@ -147,7 +152,7 @@ pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
     }
 }
 
-/// Asks these servers, and those of their fleet that are not among them. Who does not answer is noted as silent.
+/// Asks these servers, and those of their fleet that are not among them. A server that does not answer is noted as silent.
 pub(crate) async fn everyone(servers: &[String]) -> Answers {
     let mut answers = control_of(servers, |_| false).await;
     let answered: BTreeSet<String> =

@@ -1,8 +1,9 @@
 //! Tests of `ended`.
 
 use super::*;
+use crate::{run_dir::RunDir, shared::JobEnd};
 use paraft_common::{Step, WorkerId};
-use paraft_record::{Diverged, End, Eval, MetricsWriter, Train};
+use paraft_record::{Diverged, End, EndKind, Eval, MetricsWriter, Train};
 
 /// A run of 100 steps with two workers, of which this many are trained, with these last lines.
 fn run_of(steps: u64, last: &[Event]) -> tempfile::TempDir {
@@ -52,6 +53,46 @@ fn the_end_of_the_record_decides_how_a_run_ended() {
         assert_eq!(run.state, state);
         assert!(run.resume().is_none(), "there is no checkpoint");
     }
+}
+
+#[test]
+fn a_report_has_the_state_and_a_sentence_for_people() {
+    let end = |how| Event::End(End { wall: 0.0, how, reason: "why".into() });
+    let noted = |scratch: &tempfile::TempDir| {
+        let events = read_events(scratch.path().join(METRICS_FILE)).expect("a record");
+        let recorded = RecordedEnd::of(&events);
+        let mut record = RunRecord::from_events(events).expect("a run");
+        recorded.note(scratch.path(), &mut record);
+        let end = record.end.expect("noted");
+        (end.state, end.reason, end.sentence)
+    };
+    let why = || Some("why".to_string());
+    for (steps, last, state, reason, sentence) in [
+        (100, Some(Event::Summary(Summary::default())), "finished", None, ""),
+        (
+            40,
+            Some(Event::Summary(Summary::default())),
+            "stopped",
+            None,
+            "The run was stopped before its end, at step 40 of 100.",
+        ),
+        (40, Some(end(EndKind::Failed)), "failed", why(), "The run failed at step 40 of 100: why."),
+        (
+            40,
+            Some(end(EndKind::Interrupted)),
+            "interrupted",
+            why(),
+            "The run was interrupted at step 40 of 100: why.",
+        ),
+        (40, None, "no-end", None, "The record has no end, at step 40 of 100: the launcher was killed."),
+    ] {
+        let scratch = run_of(steps, last.as_slice());
+        assert_eq!(noted(&scratch), (state, reason, Some(sentence.to_string()).filter(|s| !s.is_empty())));
+    }
+    let scratch = run_of(40, &[]);
+    let _held = RunDir::for_another(Some(scratch.path()), "t", true).expect("a folder");
+    let says = "The run is still going on, at step 40 of 100.".to_string();
+    assert_eq!(noted(&scratch), ("running", None, Some(says)));
 }
 
 #[test]

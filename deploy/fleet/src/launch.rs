@@ -10,13 +10,13 @@ use crate::{
     pages, process,
     progress::Progress,
     scale::Wanted,
-    script, table,
+    script,
     watch::Watch,
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
 use paraft_common::layout::Cuts;
-use paraft_record::{Event, METRICS_FILE, RunRecord, Summary, Tail, event};
+use paraft_record::{Event, METRICS_FILE, RunRecord, Tail, event};
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, Stages, checkpoints, cli, described, exit, job::SamplerKind, start, worker::Plan};
 use std::{
@@ -34,22 +34,6 @@ mod stop;
 
 pub(crate) use record::Record;
 use stop::Stop;
-
-/// Prints the summaries and the path of the report. A run without a step has no table.
-pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
-    if json {
-        for s in summaries {
-            out!("{}", serde_json::to_string(s).map_err(|e| Failure::new(exit::IO, e))?);
-        }
-        eprintln!("report {}", report.display());
-    } else {
-        if summaries.iter().any(|s| s.samples > 0) {
-            out!("{}", table::modes(summaries));
-        }
-        out!("report  {}", report.display());
-    }
-    Ok(())
-}
 
 /// The number of the user's last signal, 0 without one. The handler that finds it was meant for another
 /// process may reset it. A second signal while one is pending acts on slow shutdowns.
@@ -136,8 +120,8 @@ pub fn launch_with(
     checkpoints::try_out(&resolved, Some(dir))?;
     // Invalid data and impossible models fail here, before any process starts.
     let mut submitted = None;
-    let (told, of) = (!extras.of_many, extras.of.clone());
-    let mut record = Record::begin(&mut resolved, dir, resume, told, of, |job, run| {
+    let (logs_shards, of) = (!extras.of_many, extras.of.clone());
+    let mut record = Record::begin(&mut resolved, dir, resume, logs_shards, of, |job, run| {
         let Some(on) = &extras.on else { return Ok(()) };
         let s = Submitted::to(on, job, dir)?;
         (job.name, run.servers) = (s.name.clone(), s.servers.len() as u32);
@@ -199,7 +183,7 @@ impl Begun<'_> {
         let leased = resolved.train.sampler == SamplerKind::Leased;
         // A script prints its own progress.
         let scripts = !resolved.cluster.script.is_empty();
-        let mut progress = Progress::new(&record.run, leased, quiet || scripts);
+        let mut progress = Progress::new(&record.run, leased, quiet || scripts).logged(&record.log);
         let mut tail = Tail::new(dir.join(METRICS_FILE));
         let mut watch = Watch::new(resolved, wanted);
         loop {
@@ -217,7 +201,7 @@ impl Begun<'_> {
             } else if number != 0 {
                 ends_by = Some(number);
             } else if let Some(why) = stop.failed() {
-                progress.note(&format!("warning: {why}; everything ends at once"));
+                progress.warn(&format!("{why}; everything ends at once"));
                 ends_by = Some(Signal::SIGINT as i32);
             }
             if let Some(number) = ends_by {
@@ -241,7 +225,7 @@ impl Begun<'_> {
                     }
                     if stop.has_begun() {
                         // Workers that had not joined yet are refused by a stopped job.
-                        progress.note(&format!("warning: {}", e.message()));
+                        progress.warn(e.message());
                         record.killed();
                         return Err(ended_by(Signal::SIGINT as i32));
                     }

@@ -4,8 +4,9 @@
 //! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such
 //!   processes. [`script`]: a user's script as a worker.
 //! - [`launch`]: a job on its own fleet, from its start to its record; `watch`: handles the end of its
-//!   processes; `observe`: elections and other events of its servers. [`run_dir`]: the folder of a run; `files`: its files. [`track`]: exports the run to
-//!   TensorBoard and MLflow during training.
+//!   processes; `observe`: elections and other events of its servers; [`launcher_log`]: what it notes.
+//!   [`run_dir`]: the folder of a run; `files`: its files. [`track`]: exports the run to TensorBoard and
+//!   MLflow during training.
 //! - [`pages`]: the addresses of the servers' live pages.
 //! - [`scale`]: the number of workers that train in a run.
 //! - [`task`]: one of an engine's tasks, which together form a fleet; `gather`: their bootstrap.
@@ -43,6 +44,7 @@ mod files;
 pub mod fleet;
 mod gather;
 pub mod launch;
+pub mod launcher_log;
 pub mod notice;
 mod observe;
 pub mod orders;

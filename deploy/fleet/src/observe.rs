@@ -1,11 +1,11 @@
-//! Watches a running job's servers, for the record: elections, servers that are back, switches of the mode.
+//! Watches a running job's servers, for the record: elections, servers that are back or drained, switches of the mode.
 //!
 //! It asks the servers once a second, on its own thread. After the end of a server's process it asks every
 //! 20 ms until each of its shards has a new leader, so that the stall is known to about that.
 
 use crate::{ask, files::wall};
 use paraft_common::{ServerId, ShardId};
-use paraft_proto::{ShardStatus, StatusReply};
+use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use paraft_record::{Incident, IncidentKind, SwitchedBy};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,14 +41,22 @@ impl Observer {
         let work = move || {
             let mut view = View::new(job);
             loop {
-                match ends.recv_timeout(view.pause(Instant::now())) {
+                let pause = view.pause(Instant::now());
+                match ends.recv_timeout(pause) {
                     Ok((server, at)) => view.ended(server, at),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
                 let replies = ask::ask_within(&addresses, false, REPLY_TIMEOUT);
                 let replies: Vec<_> = replies.into_iter().flatten().collect();
-                for what in view.see(&replies, Instant::now()) {
+                let mut happened = view.see(&replies, Instant::now());
+                // A stall is measured without this question, which may take its time.
+                if pause == SLOW
+                    && let Some(fleet) = ask::describe_within(&addresses, REPLY_TIMEOUT)
+                {
+                    happened.extend(view.drained(&fleet));
+                }
+                for what in happened {
                     if says.send(Incident { wall: wall(), what }).is_err() {
                         return;
                     }
@@ -89,13 +97,16 @@ struct View {
     away: BTreeMap<ServerId, Instant>,
     /// Number, name and rule of the mode; the rule is empty if none is in force.
     mode: Option<(u64, String, String)>,
+    /// Servers that are drained.
+    drained: BTreeSet<u64>,
 }
 
 impl View {
     fn new(job: String) -> Self {
         let (leaders, mourned, away) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (began, newest, doubted) = (Instant::now(), None, None);
-        Self { job, leaders, began, newest, doubted, mourned, away, mode: None }
+        let drained = BTreeSet::new();
+        Self { job, leaders, began, newest, doubted, mourned, away, mode: None, drained }
     }
 
     /// The time until the next query.
@@ -181,6 +192,24 @@ impl View {
         }
         self.mourned.retain(|_, (_, shards)| !shards.is_empty());
         happened.extend(led.get(&0).and_then(|(_, s)| self.switched(s)));
+        happened
+    }
+
+    /// Servers that are drained, or take part again, since the last reply of the control group's leader.
+    fn drained(&mut self, fleet: &DescribeReply) -> Vec<IncidentKind> {
+        let mut happened = Vec::new();
+        for s in &fleet.servers {
+            let changed = match s.state.as_str() {
+                "draining" => self.drained.insert(s.server),
+                "up" => self.drained.remove(&s.server),
+                // A server that doesn't answer may be drained or not.
+                _ => false,
+            };
+            if changed {
+                let (server, undo) = (ServerId(s.server), s.state == "up");
+                happened.push(IncidentKind::ServerDrained { server, undo });
+            }
+        }
         happened
     }
 

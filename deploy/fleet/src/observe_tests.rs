@@ -1,6 +1,7 @@
 //! Tests of `observe`.
 
 use super::*;
+use paraft_proto::ServerInfo;
 
 fn shard(shard: u32, term: u64, leads: bool) -> ShardStatus {
     ShardStatus {
@@ -67,6 +68,27 @@ fn an_ended_servers_shards_and_return_are_seen() {
     let moved = [reply(0, vec![]), reply(1, vec![shard(0, 4, true)])];
     let moved = view.see(&moved, at + SLOW);
     assert!(matches!(moved[..], [IncidentKind::LeaderChanged { handed_over: true, .. }]), "{moved:?}");
+}
+
+#[test]
+fn a_drained_server_is_told_once_until_it_takes_part_again() {
+    let mut view = View::new("t".into());
+    let mut states = |states: [&str; 2]| {
+        let info = |(server, state): (u64, &str)| ServerInfo {
+            server,
+            state: state.into(),
+            ..ServerInfo::default()
+        };
+        let servers = (0..).zip(states).map(info).collect();
+        view.drained(&DescribeReply { servers, ..DescribeReply::default() })
+    };
+    let now = |undo| vec![IncidentKind::ServerDrained { server: ServerId(1), undo }];
+    assert_eq!(states(["up", "up"]), []);
+    assert_eq!(states(["up", "draining"]), now(false));
+    assert_eq!(states(["silent", "draining"]), []);
+    assert_eq!(states(["up", "silent"]), [], "it may be drained still");
+    assert_eq!(states(["up", "draining"]), []);
+    assert_eq!(states(["up", "up"]), now(true));
 }
 
 #[test]

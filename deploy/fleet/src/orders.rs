@@ -155,7 +155,7 @@ pub async fn switch(
     .await
     .map(|((mode, number), seen)| (mode, number, seen))?;
     if choice != ModeChoice::Auto && mode != choice.to_string() {
-        return Err(Refused::unheard(format!("{job} goes on in {mode}: another switch came between")));
+        return Err(Refused::unheard(format!("{job} continues in {mode}: another switch came between")));
     }
     for shard in seen.shards.iter().copied().filter(|s| *s > 0) {
         at_leader(servers, job, shard, deadline, async |address: String| {

@@ -50,7 +50,7 @@ pub struct Process {
     pub name: String,
     child: Child,
     /// The file with its output.
-    said: PathBuf,
+    output: PathBuf,
     ended: Option<ExitStatus>,
     /// Set for a user's script.
     script: Option<Script>,
@@ -59,9 +59,9 @@ pub struct Process {
 impl Process {
     /// Starts it; its standard error is appended to a file in `run_dir`.
     pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
-        let said = run_dir.join(format!("{name}.stderr"));
-        let file = File::options().create(true).append(true).open(&said);
-        let file = file.map_err(|e| Failure::write(&said, e))?;
+        let output = run_dir.join(format!("{name}.stderr"));
+        let file = File::options().create(true).append(true).open(&output);
+        let file = file.map_err(|e| Failure::write(&output, e))?;
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command
             .stdin(Stdio::piped())
@@ -70,12 +70,12 @@ impl Process {
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}")))?;
-        Ok(Self { name, child, said, ended: None, script: None })
+        Ok(Self { name, child, output, ended: None, script: None })
     }
 
     /// The file with its output.
-    pub fn said(&self) -> &Path {
-        &self.said
+    pub fn output(&self) -> &Path {
+        &self.output
     }
 
     /// Its process id.
@@ -94,7 +94,7 @@ impl Process {
             }
             self.ended = self.child.try_wait().ok().flatten();
             if let Some(script) = self.script.as_mut().filter(|_| self.ended.is_some()) {
-                script.heard();
+                script.finish_output();
             }
         }
         self.ended
@@ -154,9 +154,9 @@ impl Process {
     /// The last line of its output.
     pub fn last_words(&self) -> String {
         if let Some(script) = &self.script {
-            return script.last_words(&self.said);
+            return script.last_words(&self.output);
         }
-        let text = std::fs::read_to_string(&self.said).unwrap_or_default();
+        let text = std::fs::read_to_string(&self.output).unwrap_or_default();
         let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
         text.get(from..).unwrap_or("").trim().to_string()
     }
@@ -215,8 +215,8 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     }
     let script_timeout = processes.iter().any(|p| p.script.is_some()).then_some(script::END_TIMEOUT);
     let deadline = Instant::now() + script_timeout.unwrap_or(END_TIMEOUT);
-    let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
-    while goes_on(processes) && Instant::now() < deadline {
+    let some_run = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
+    while some_run(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     processes.iter_mut().for_each(Process::kill);

@@ -1,5 +1,6 @@
 //! The progress of a run for the user: a bar on a terminal, otherwise occasional lines.
 
+use crate::launcher_log::LauncherLog;
 use indicatif::{ProgressBar, ProgressStyle};
 use paraft_record::{Event, Incarnations, Run, total};
 use std::{
@@ -33,6 +34,8 @@ pub struct Progress {
     unmade: BTreeMap<String, u64>,
     leased: bool,
     quiet: bool,
+    /// What is noted goes there too.
+    log: LauncherLog,
 }
 
 impl Progress {
@@ -63,7 +66,13 @@ impl Progress {
             unmade: BTreeMap::new(),
             leased,
             quiet,
+            log: LauncherLog::default(),
         }
+    }
+
+    /// Writes its notes into this log too.
+    pub(crate) fn logged(self, log: &LauncherLog) -> Self {
+        Self { log: log.clone(), ..self }
     }
 
     /// Takes new events and updates the display.
@@ -105,7 +114,7 @@ impl Progress {
                         let times = self.unmade.entry(why.clone()).or_default();
                         *times += 1;
                         if *times == 1 {
-                            self.note(&format!("warning: no checkpoint of step {}: {why}", c.step.0));
+                            self.warn(&format!("no checkpoint of step {}: {why}", c.step.0));
                         }
                     }
                 }
@@ -129,7 +138,7 @@ impl Progress {
     /// Prints the last lines of a run.
     pub fn finish(&mut self) {
         for (why, times) in self.unmade.iter().filter(|(_, times)| **times > 1) {
-            self.note(&format!("warning: {times} checkpoints in all were not made: {why}"));
+            self.warn(&format!("{times} checkpoints in all were not made: {why}"));
         }
         let (done, mut text) = self.text(Duration::ZERO);
         if !self.left.is_empty() {
@@ -149,14 +158,27 @@ impl Progress {
         }
     }
 
-    /// Prints a line without breaking the bar.
+    /// Notes something for the user and the log.
     pub fn note(&self, line: &str) {
+        self.print(line);
+        self.log.info(line);
+    }
+
+    /// Likewise, as a warning.
+    pub fn warn(&self, line: &str) {
+        self.print(&format!("warning: {line}"));
+        self.log.warn(line);
+    }
+
+    /// Prints a line without breaking the bar.
+    fn print(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
             None => eprintln!("{line}"),
         }
     }
 
+    /// Prints a line of progress: there is no bar.
     fn say(&mut self, done: u64, text: &str) {
         self.said = Instant::now();
         if self.budget == 0 {

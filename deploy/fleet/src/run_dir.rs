@@ -61,8 +61,8 @@ impl Deref for RunDir {
 
 impl RunDir {
     /// A folder for a new run, or for a resumed one.
-    pub fn of(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
-        match given.filter(|_| goes_on) {
+    pub fn of(given: Option<&Path>, name: &str, resumed: bool) -> Result<Self, Failure> {
+        match given.filter(|_| resumed) {
             Some(dir) => Self::again(dir),
             None => Self::new(given, name),
         }
@@ -125,8 +125,8 @@ impl RunDir {
     }
 
     /// As [`Self::of`], for another launcher that takes it soon: its content stays unchanged.
-    pub fn for_another(given: Option<&Path>, name: &str, goes_on: bool) -> Result<Self, Failure> {
-        match given.filter(|_| goes_on) {
+    pub fn for_another(given: Option<&Path>, name: &str, resumed: bool) -> Result<Self, Failure> {
+        match given.filter(|_| resumed) {
             Some(dir) => Self::hold(dir),
             None => Self::new(given, name),
         }

@@ -33,9 +33,9 @@ fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
     let why = RunDir::new(Some(scratch.path()), "t").expect_err("a comparison");
     assert!(why.message().contains("holds a comparison"), "{}", why.message());
     let aside = dir.join("metrics.1.jsonl");
-    let goes_on = RunDir::again(&dir).expect("the lock file alone takes nothing");
+    let resumed = RunDir::again(&dir).expect("the lock file alone takes nothing");
     assert!(aside.exists() && !dir.join(METRICS_FILE).exists());
-    drop(goes_on);
+    drop(resumed);
     assert!(!aside.exists() && dir.join(METRICS_FILE).exists(), "nothing has begun");
     let killed = [
         Event::Run(Default::default()),
@@ -48,9 +48,9 @@ fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
     drop(RunDir::again(&dir).expect("it was killed"));
     let files = fs::read_dir(dir.join(TENSORBOARD_FOLDER)).expect("event files").count();
     assert_eq!(files, 1, "TensorBoard hears what it had not");
-    let goes_on = RunDir::again(&dir).expect("the lock file alone takes nothing");
+    let resumed = RunDir::again(&dir).expect("the lock file alone takes nothing");
     fs::write(dir.join(METRICS_FILE), "{}").expect("it has begun");
-    drop(goes_on);
+    drop(resumed);
     assert!(aside.exists() && dir.join(METRICS_FILE).exists());
     fs::remove_file(dir.join(METRICS_FILE)).expect("as if it was killed before it had begun");
     let why = RunDir::new(Some(&dir), "t").expect_err("it holds a run");

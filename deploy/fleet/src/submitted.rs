@@ -24,7 +24,7 @@ pub struct Submitted {
     pub handle: Handle,
 }
 
-/// Exists in the folder of a submitted run.
+/// The record of the submission; a folder without it is not one of a submitted run.
 pub(crate) fn file(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
@@ -56,8 +56,8 @@ pub fn of(dir: &Path) -> Result<Submitted, Failure> {
 impl Submitted {
     /// The known addresses of its servers, by number.
     pub fn servers(&self, dir: &Path) -> Result<BTreeMap<u32, String>, Failure> {
-        let said = Folder::of(dir)?.servers()?;
-        let mut servers: BTreeMap<u32, String> = said.into_iter().map(|(n, at)| (n, at.address)).collect();
+        let known = Folder::of(dir)?.servers()?;
+        let mut servers: BTreeMap<u32, String> = known.into_iter().map(|(n, at)| (n, at.address)).collect();
         servers.extend((0..).zip(self.handle.servers.iter().cloned()));
         Ok(servers)
     }

@@ -1,7 +1,41 @@
-//! The table at the end of a run: one row for each mode, every figure from the record.
+//! Tables on the terminal. That at the end of a run has one row for each mode, and every figure is from the record.
 
+use crate::failure::Failure;
 use comfy_table::{CellAlignment, Row, Table, presets};
-use paraft_record::{Comparison, Summary, comparison::Spread};
+use paraft_common::need::Bytes;
+use paraft_record::{Comparison, RunEnd, RunRecord, Summary, comparison::Spread};
+use paraft_worker::exit;
+use serde::Serialize;
+use std::path::Path;
+
+/// A run as one object, for programs.
+#[derive(Serialize)]
+struct RunObject<'a> {
+    #[serde(flatten)]
+    summary: Summary,
+    #[serde(flatten)]
+    end: Option<&'a RunEnd>,
+}
+
+/// Prints a run's summary, as a table or an object, and the path of its report. A run without a step has no table.
+///
+/// # Errors
+///
+/// The summary cannot be written as JSON.
+pub fn show(record: &RunRecord, json: bool, report: &Path) -> Result<(), Failure> {
+    let summary = record.summarize();
+    if json {
+        let run = RunObject { summary, end: record.end.as_ref() };
+        out!("{}", serde_json::to_string(&run).map_err(|e| Failure::new(exit::IO, e))?);
+        eprintln!("report {}", report.display());
+    } else {
+        if summary.samples > 0 {
+            out!("{}", modes(&[summary]));
+        }
+        out!("report  {}", report.display());
+    }
+    Ok(())
+}
 
 /// A table without lines.
 pub fn plain(header: impl Into<Row>) -> Table {
@@ -152,14 +186,7 @@ fn lost(s: &Summary) -> String {
 
 /// Bytes for people: 1.5 MiB.
 pub fn bytes(n: u64) -> String {
-    let mut value = n as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} TiB")
+    Bytes(n).to_string()
 }
 
 #[cfg(test)]

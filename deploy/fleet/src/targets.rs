@@ -204,11 +204,11 @@ impl FleetName {
     pub fn target(&self) -> Result<Target, Failure> {
         match self.found(As::Admin)? {
             Found::Servers(servers) => Ok(Target::Servers(servers)),
-            // A sweep's fleet has no record of its own.
             Found::Ended(run) if run.join(METRICS_FILE).is_file() => {
                 Ok(Target::Ended(Box::new(EndedRun::read(&run)?)))
             }
-            Found::Ended(run) if run.file_name().is_some_and(|name| name == "fleet") => Err(ended(&run)),
+            // The servers of a sweep have no job of their own, and so no record.
+            Found::Ended(run) if !run.join(JOB_FILE).is_file() => Err(ended(&run)),
             Found::Ended(run) => {
                 let why =
                     format!("{}: that run has ended, and its record {METRICS_FILE} is gone", run.display());

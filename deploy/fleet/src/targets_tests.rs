@@ -68,3 +68,18 @@ fn newest_run_is_asked_and_the_only_running_one_changed() {
     let why = only_running(&runs).expect_err("two are going on");
     assert!(["t-2", "t-3"].iter().all(|run| why.message().contains(run)), "{}", why.message());
 }
+
+#[test]
+fn an_ended_folder_without_a_record_is_told_by_its_job() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run = run_of(scratch.path(), "fleet", "t").to_path_buf();
+    fs::write(server_log(&run, 0), "").expect("a server's log");
+    let failure = || FleetName::Run(run.clone()).target().err().expect("no record");
+    let gone = failure();
+    assert!(gone.message().contains("its record metrics.jsonl is gone"), "{}", gone.message());
+    // As the servers of a sweep, whatever the folder's name is.
+    fs::remove_file(run.join(JOB_FILE)).expect("removed");
+    let none = failure();
+    assert_eq!(none.code(), exit::UNAVAILABLE);
+    assert!(none.message().contains("that run has ended, and its servers with it"), "{}", none.message());
+}

@@ -5,6 +5,7 @@
 
 use crate::{
     ask::ask_all,
+    ended::RecordedEnd,
     failure::Failure,
     files::{SERVERS_FILE, put},
     fleet::{Fleet, JOB_FILE, server_data},
@@ -80,7 +81,8 @@ pub fn first(
     record.end(&ask_all(&part.fleet.addresses, false), &resolved)?;
     all.end(None);
     part.stop();
-    let record = record.close(dir)?;
+    let mut record = record.close(dir)?;
+    RecordedEnd::in_order(&record).note(dir, &mut record);
     match code {
         exit::OK => Ok(record),
         code => Err(Failure::new(

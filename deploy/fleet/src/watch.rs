@@ -149,7 +149,7 @@ impl<'a> Watch<'a> {
                 };
                 let restarts = self.restarts_left(FleetProcess::Server(i));
                 let then = self.down(FleetProcess::Server(i), then);
-                progress.note(&format!("warning: {name} {end}; {then}"));
+                progress.warn(&format!("{name} {end}; {then}"));
                 let id = ServerId(i as u64);
                 self.observer.iter().for_each(|o| o.ended(id));
                 let (how, code, signal) = (server.obituary(), status.code(), status.signal());
@@ -192,10 +192,7 @@ impl<'a> Watch<'a> {
                 let now = Instant::now();
                 let rest = || IdleTime { cpu_seconds, since: now };
                 if over && self.rests.entry(i).or_insert_with(rest).hangs(cpu_seconds, now) {
-                    progress.note(&format!(
-                        "warning: {} hangs, and its group is done; it is killed",
-                        worker.name
-                    ));
+                    progress.warn(&format!("{} hangs, and its group is done; it is killed", worker.name));
                     worker.signal(Signal::SIGKILL);
                 }
                 running += 1;
@@ -232,7 +229,7 @@ impl<'a> Watch<'a> {
                 false => "the others continue",
             };
             let then = self.down(FleetProcess::Worker(i), without);
-            progress.note(&format!("warning: {name} {how}; {then}"));
+            progress.warn(&format!("{name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
                 worker: WorkerId(i as u32 / size),
@@ -299,7 +296,7 @@ impl<'a> Watch<'a> {
                 }
                 Err(e) => {
                     let then = self.down(FleetProcess::Worker(i), "it stays away");
-                    progress.note(&format!("warning: {}; {then}", e.message()));
+                    progress.warn(&format!("{}; {then}", e.message()));
                 }
             }
         }
@@ -311,7 +308,10 @@ impl<'a> Watch<'a> {
         let start = || Observer::start(fleet.addresses.clone(), self.job.name.clone());
         let seen = self.observer.get_or_insert_with(start).take();
         let started = self.started;
-        let counts = |i: &Incident| started || matches!(i.what, IncidentKind::ServerBack { .. });
+        let of_server = |what: &IncidentKind| {
+            matches!(what, IncidentKind::ServerBack { .. } | IncidentKind::ServerDrained { .. })
+        };
+        let counts = |i: &Incident| started || of_server(&i.what);
         for incident in seen.into_iter().filter(counts) {
             writer.write(&Event::Incident(incident))?;
         }
@@ -366,7 +366,7 @@ impl<'a> Watch<'a> {
                 (Ok(()), FleetProcess::Server(_)) => {}
                 (Err(e), _) => {
                     let then = self.down(process, "it stays down");
-                    progress.note(&format!("warning: {}; {then}", e.message()));
+                    progress.warn(&format!("{}; {then}", e.message()));
                 }
             }
         }

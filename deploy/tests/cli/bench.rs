@@ -98,7 +98,8 @@ fn apply_counts_the_bytes_that_an_optimizer_must_touch() {
 
 #[test]
 fn shard_compares_replicas_with_one_and_with_raw_transfers() {
-    let few = ["shard", "--millis", "50", "--repeats", "1", "--durability", "quorum-memory,leader"];
+    let few =
+        ["shard", "--millis", "50", "--repeats", "1", "--durability", "quorum-memory,quorum-disk,leader"];
     let figures = figures(&few);
     for what in ["goodput", "small pushes", "ack p50", "ack p99", "wire"] {
         for case in ["quorum-memory, replicas 1", "quorum-memory, replicas 3", "leader, replicas 3"] {
@@ -107,6 +108,9 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
     }
     value(&figures, "shard goodput", "quorum-memory, replicas 1", "raw tcp");
     value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tcp at once");
+    value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tls at once");
+    value(&figures, "shard goodput", "quorum-disk, replicas 1", "bare file");
+    value(&figures, "shard goodput", "quorum-disk, replicas 3", "3 bare files at once");
     // Of three servers: where they differ too much it has no value.
     find(&figures, "shard goodput", "3 raw tcp in turn", "-");
     // Every byte goes to a server once, and once to each of the two others unless an image of the weights is smaller.
@@ -155,10 +159,7 @@ fn ctrl_c_ends_a_benchmark_and_its_processes() {
         wait("it to end", || child.0.try_wait().expect("status").ok_or_else(|| "it runs".to_string()));
     assert_eq!(status.code(), Some(130));
     assert!(began.elapsed() < Duration::from_secs(30), "it went on for {:?}", began.elapsed());
-    wait("every process to end", || match processes(scratch.path()) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(scratch.path());
 }
 
 #[test]

@@ -6,13 +6,16 @@ pub use nix::{
 };
 pub use paraft_fleet::process::Process;
 pub use serde_json::Value;
-use std::net::TcpListener;
 pub use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
+};
+use std::{
+    io::ErrorKind,
+    net::{TcpListener, TcpStream},
 };
 
 /// Training images of the embedded digits; the others are held out.
@@ -78,6 +81,25 @@ pub fn processes(folder: &Path) -> Vec<(i32, String)> {
     found
 }
 
+/// Waits until no process is left whose command line names this folder.
+pub fn wait_for_the_end(folder: &Path) {
+    wait("every process to end", || match processes(folder) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
+/// Waits until these servers' ports are closed: a process that is killed has no command line before that.
+pub fn wait_for_closed_ports(run_dir: &Path) {
+    let servers = fs::read_to_string(run_dir.join("servers")).expect("a list of servers");
+    for address in servers.split([',', '\n']).map(str::trim).filter(|a| !a.is_empty()) {
+        wait("a port to close", || match TcpStream::connect(address) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(()),
+            other => Err(format!("{address}: {other:?}")),
+        });
+    }
+}
+
 pub fn pid_of(folder: &Path, what: &str) -> Pid {
     let all = processes(folder);
     let (pid, _) =
@@ -138,10 +160,7 @@ impl Launcher {
         });
         let run_dir = self.run_dir.clone();
         let out = self.child.wait_with_output().expect("output");
-        wait("every process to end", || match processes(&run_dir) {
-            left if left.is_empty() => Ok(()),
-            left => Err(format!("{left:?}")),
-        });
+        wait_for_the_end(&run_dir);
         (out.status.code(), text(&out.stdout), text(&out.stderr))
     }
 }

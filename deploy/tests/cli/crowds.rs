@@ -86,7 +86,7 @@ fn exhausted_descriptors_stop_no_replica_and_no_training() {
         let names: Vec<_> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         assert!(
             !names.iter().any(|n| n.contains("unusable")),
-            "nothing of server {id} was put aside: {names:?}"
+            "nothing of server {id} was quarantined: {names:?}"
         );
     }
     let status = text(&fleet.ask(&["status", "--json"]).stdout);

@@ -130,7 +130,7 @@ fn a_run_page_shows_it_and_accepts_commands_with_the_token() {
     // An action has the effect and the errors of its command.
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
     assert_eq!(status, 200, "{said}");
-    contains(&said, &["t goes on in asp (switch 1)"]);
+    contains(&said, &["t continues in asp (switch 1)"]);
     page.hears(&page.address, "the other mode", |said| trains(said).filter(|j| j["mode"] == "asp"));
     for (act, words) in [
         (json!({"act": "mode", "job": "u", "mode": "asp"}), "no job `u`"),
@@ -274,7 +274,7 @@ fn a_run_page_scales_workers_and_sets_and_clears_faults() {
 
     // Behind fault point proxies, servers look remote.
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "ssp:4"}));
-    assert!(status == 200 && said.contains("t goes on in ssp:4"), "{status}: {said}");
+    assert!(status == 200 && said.contains("t continues in ssp:4"), "{status}: {said}");
 
     // The faults file contains the fault.
     let file = page.folder.path().join("run/faults.json");
@@ -388,7 +388,7 @@ fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     }
     assert_eq!(systemctl.told(), "");
     let (status, said) = page.acts(&json!({"act": "mode", "job": "t", "mode": "asp"}));
-    assert!(status == 200 && said.contains("t goes on in asp"), "{status}: {said}");
+    assert!(status == 200 && said.contains("t continues in asp"), "{status}: {said}");
     let status = paraft().args(["status", "--fleet"]).arg(&run).output().expect("paraft starts");
     contains(&text(&status.stdout), &["asp"]);
     // The server logs refusals and actions.
@@ -396,7 +396,7 @@ fn a_standalone_page_serves_a_fleet_and_scales_an_engine() {
     assert_eq!(page.answer("POST /act", &[wrong], "{}").0, 403);
     wait("it to be said", || {
         let said = fs::read_to_string(page.folder.path().join("said")).unwrap_or_default();
-        let all = ["it showed a wrong token", "t goes on in asp", "t is to have 1 worker"];
+        let all = ["it showed a wrong token", "t continues in asp", "t is to have 1 worker"];
         if all.iter().all(|words| said.contains(words)) { Ok(()) } else { Err(said) }
     });
     // The fleet ends, and no process is left to report it.

@@ -53,6 +53,7 @@ fn asked(dir: &str, state: &str, words: &str) {
 
     let logs = printed(&["logs", "t", "--fleet", dir, "-n", "0"]);
     contains(&logs, &["==> server-0.log <==", "==> worker-0.log <==", "==> worker-1.log <==", " INFO "]);
+    contains(&logs, &["==> launcher.log <==", "the run begins: workers 2, servers 1, bsp"]);
     assert!(!logs.contains("\"timestamp\""), "lines are for people: {logs}");
     assert_eq!(printed(&["logs", "--fleet", dir, "-n", "0", "--follow"]), logs, "it is of the run's job");
     assert!(printed(&["logs", "--fleet", dir, "--json"]).contains("\"timestamp\""));
@@ -138,6 +139,7 @@ fn a_stopped_run_is_shown_with_the_way_to_go_on() {
     });
     // A live fleet answers itself.
     contains(&printed(&["status", "--fleet", at]), &["connections "]);
+    assert_eq!(object(&["report", at, "--json"])["state"], "running");
     wait("the control group to know the job", || match text(&run(&["jobs", "--fleet", at]).stdout) {
         jobs if jobs.contains("running") => Ok(()),
         jobs => Err(jobs),
@@ -148,6 +150,9 @@ fn a_stopped_run_is_shown_with_the_way_to_go_on() {
     asked(at, "stopped", "stopped before its end");
     let report = fs::read_to_string(dir.join("report.html")).expect("a report");
     contains(&report, &["The run was stopped before its end, at step "]);
+    let out = run(&["report", at, "--json"]);
+    contains(&text(&out.stdout), &["\"state\":\"stopped\"", "\"reason\":null"]);
+    contains(&text(&out.stderr), &["note: The run was stopped before its end, at step "]);
     let goes_on = format!("paraft train {at}/job.toml --resume {at}");
     contains(&printed(&["status", "--fleet", at]), &["report.html", &goes_on]);
     assert_eq!(object(&["status", "--fleet", at, "--json"])["resume"], goes_on.as_str());
@@ -171,10 +176,8 @@ fn a_run_whose_launcher_was_killed_is_shown_without_an_end() {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // one may have followed its launcher already
     }
     l.child.wait().expect("the launcher is gone");
-    wait("every process to end", || match processes(&dir) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(&dir);
+    wait_for_closed_ports(&dir);
     asked(at, "no-end", "its launcher is gone and the record has no end");
     contains(&printed(&["status", "--fleet", at]), &[&format!("paraft train {at}/job.toml --resume {at}")]);
     printed(&["report", at]);

@@ -144,7 +144,7 @@ fn a_control_group_without_majority_is_explained() {
     let lines = BufReader::new(joins.0.stderr.take().expect("stderr")).lines().map_while(Result::ok);
     // Read to its end: a server must not find its standard error closed.
     std::thread::spawn(move || lines.for_each(|l| _ = tell.send(l)));
-    let word = said.iter().find(|l| l.contains("It goes on asking")).expect("it says why it waits");
+    let word = said.iter().find(|l| l.contains("It keeps asking")).expect("it says why it waits");
     contains(&word, &["control group", &answers, &fleet.addresses[1]]);
     // It continues: the fleet restarts, and accepts it.
     fleet.serve(1);
@@ -485,5 +485,27 @@ fn a_worker_that_is_away_takes_the_place_of_one_that_is_lost() {
     kill(Pid::from_raw(l.child.id() as i32), Signal::SIGTERM).expect("ended");
     let (_, _, err) = l.output();
     assert!(!err.contains("all workers are lost"), "{err}");
+    drop(keep);
+}
+
+#[test]
+fn a_drain_is_recorded_until_it_is_taken_back() {
+    let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
+    let (keep, dir) = (l.keep(), l.run_dir.clone());
+    let at = dir.to_str().expect("utf-8");
+    for (args, undo) in [(&[][..], false), (&["--undo"], true)] {
+        let out = run(&[&["drain", "2", "--fleet", at][..], args].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        wait("the record to have it", || {
+            let all = Launcher::metrics_in(&dir);
+            let is = |e: &Value| e["what"] == "server_drained" && e["server"] == 2 && e["undo"] == undo;
+            if all.iter().any(is) { Ok(()) } else { Err(format!("{} lines", all.len())) }
+        });
+    }
+    assert!(run(&["report", at]).status.success());
+    let report = fs::read_to_string(dir.join("report.html")).expect("a report");
+    contains(&report, &["S</i>server 2 is drained<", "S</i>server 2 takes part again<"]);
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGTERM).expect("ended");
+    l.output();
     drop(keep);
 }

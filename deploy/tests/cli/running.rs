@@ -144,10 +144,7 @@ fn no_process_is_left_when_the_launcher_is_killed() {
     assert_eq!(processes(&l.run_dir).len(), 6, "launcher, 3 servers, 2 workers: {:?}", processes(&l.run_dir));
     l.child.kill().expect("SIGKILL");
     let _ = l.child.wait();
-    wait("every process to end", || match processes(&l.run_dir) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(&l.run_dir);
 }
 
 #[test]
@@ -168,10 +165,8 @@ fn a_second_run_in_a_live_folder_is_refused() {
     let Launcher { mut child, run_dir, scratch: _scratch } = l;
     child.kill().expect("SIGKILL");
     child.wait().expect("it is gone");
-    wait("every process to end", || match processes(&run_dir) {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    wait_for_the_end(&run_dir);
+    wait_for_closed_ports(&run_dir);
     let dir = run_dir.to_str().expect("utf-8");
     for ask in [
         &["stop", "t", "--fleet", dir][..],
@@ -288,7 +283,7 @@ fn a_stopped_worker_loses_its_lease_and_opens_a_new_session() {
         let log = fs::read_to_string(run_dir.join("worker-1.log")).unwrap_or_default();
         if log.contains("had been taken out") { Ok(log) } else { Err(log) }
     });
-    assert!(log.contains("it goes on with the others"), "{log}");
+    assert!(log.contains("it continues with the others"), "{log}");
     let (code, out, err) = l.output();
     assert_eq!(code, Some(0), "{err}");
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");

@@ -196,7 +196,7 @@ fn damaged_data_is_quarantined_shown_and_restored() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((&found[0]["name"], &found[0]["readable"]), (&"shard-0.aside-1".into(), &false.into()));
     let said = text(&fleet.ask(&["status"]).stdout);
-    contains(&said, &["put aside: shard-0.aside-1"]);
+    contains(&said, &["quarantined: shard-0.aside-1"]);
     let act = |what: &str| {
         let mut command = paraft();
         command.args(["data", what]).arg(&data).arg("shard-0.aside-1").output().expect("paraft starts")

@@ -70,7 +70,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
     let parts = if job.parallel.is_cut() { job.micro_batches() } else { 1 };
-    let goes_on = job.parallel.is_cut() && job.parallel.schedule.goes_on();
+    let continues = job.parallel.is_cut() && job.parallel.schedule.overlaps_minibatches();
     // The weights before the last update.
     let mut before = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> = (0..world).map(|rank| encoders(&layout, &servers, rank)).collect();
@@ -126,11 +126,11 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
                 }
                 Order::Shares => each,
             };
-            let late = goes_on && k > 0 && !plan.ends_at(job, Step(k));
+            let late = continues && k > 0 && !plan.ends_at(job, Step(k));
             for samples in minibatches {
                 pushes.push(gradient_at(if late { &before } else { &weights }, &samples)?);
             }
-            if goes_on {
+            if continues {
                 before.clone_from(&weights);
             }
         }

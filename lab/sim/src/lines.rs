@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     /// Their gradient.
     LentGradient,
     /// Whether the next minibatch overlaps with this one.
-    GoesOn,
+    Continues,
     /// The loss of a step that other ranks are still in.
     Loss,
 }
@@ -44,7 +44,7 @@ pub(crate) enum Message {
     /// The minimum and the maximum over the ranks.
     Range(f64, f64),
     /// Whether the next minibatch overlaps with this one.
-    GoesOn(bool),
+    Continues(bool),
     /// All ranks pull.
     Pull(Pull),
     /// All ranks take a step.

@@ -125,7 +125,7 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
                 "take clip.norm or [parallel] out, or use clip.value",
             );
         }
-        if job.parallel.schedule.goes_on() && job.eval.early_stop.is_some() {
+        if job.parallel.schedule.overlaps_minibatches() && job.eval.early_stop.is_some() {
             return no(
                 "early stopping between minibatches that go in behind each other",
                 "set parallel.schedule = \"1f1b\", or take [eval.early_stop] out",

@@ -33,9 +33,9 @@ impl StepLead {
         }
     }
 
-    /// A worker goes on after step `done`: notes how far it is ahead of the slowest. Servers count what is applied, which is
+    /// Notes how far a worker that has done this step is ahead of the slowest. Servers count what is applied, which is
     /// no more than what is pushed, so with SSP(S) this is never above S.
-    pub fn goes_on(&mut self, done: Step) {
+    pub fn note_step(&mut self, done: Step) {
         if let Some((slowest, _)) = self.count.first_key_value() {
             self.largest = self.largest.max(done.0.saturating_sub(slowest.0));
         }
@@ -63,13 +63,13 @@ mod tests {
             step_lead.pushed(WorkerId(w), Step(step));
         }
         step_lead.left(WorkerId(1));
-        step_lead.goes_on(Step(7));
+        step_lead.note_step(Step(7));
         assert_eq!(step_lead.largest(), 2);
         step_lead.pushed(WorkerId(2), Step(6));
-        step_lead.goes_on(Step(7));
+        step_lead.note_step(Step(7));
         assert_eq!(step_lead.largest(), 2, "the largest stays");
         step_lead.pushed(WorkerId(1), Step(1));
-        step_lead.goes_on(Step(7));
+        step_lead.note_step(Step(7));
         assert_eq!(step_lead.largest(), 6);
     }
 }

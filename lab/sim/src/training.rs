@@ -96,6 +96,7 @@ pub(crate) async fn train(
     }
 }
 
+/// A worker, or the first rank of one, from its session to its end.
 async fn lead(
     world: &Arc<World>,
     process: &Arc<Process>,
@@ -160,14 +161,14 @@ impl Training<'_> {
                         self.process.begins();
                     }
                 }
-                Action::Gradient { step, ask_ahead, goes_on } => {
+                Action::Gradient { step, ask_ahead, continues } => {
                     if ask_ahead {
                         self.client.ask_ahead(step);
                     }
-                    self.goes_on(step);
+                    self.note_lead(step);
                     let (loss, samples) = match &mut self.stages {
                         Some(leader) => {
-                            leader.step(&mut self.client, (step, goes_on), &mut minibatches).await?
+                            leader.step(&mut self.client, (step, continues), &mut minibatches).await?
                         }
                         None => {
                             let samples = minibatches.next();
@@ -182,7 +183,7 @@ impl Training<'_> {
                     trainer.trained(Some((loss_sum, samples.len() as u64)));
                 }
                 Action::Push { step, samples, ask_ahead } => {
-                    self.goes_on(step);
+                    self.note_lead(step);
                     if ask_ahead {
                         self.client.ask_ahead(step);
                     }
@@ -190,7 +191,7 @@ impl Training<'_> {
                 }
                 Action::PushFragment { step, buckets, samples } => {
                     if buckets.end == self.world.layout.buckets().len() {
-                        self.goes_on(step);
+                        self.note_lead(step);
                     }
                     self.push_fragment(step, buckets, samples);
                 }
@@ -221,12 +222,14 @@ impl Training<'_> {
                 Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
                 Action::Moved { .. } => {}
                 // The simulator refuses jobs with checkpoints or the leased sampler.
+                Action::Apply(_) => trainer.applied(),
                 Action::TakeChunk { .. }
                 | Action::Chunk { .. }
                 | Action::DropChunk
                 | Action::ChunkDone { .. }
                 | Action::WriteAfter { .. }
                 | Action::EpochOver { .. }
+                | Action::WriteResults { .. }
                 | Action::Checkpoint(_) => {}
             }
         }
@@ -239,8 +242,8 @@ impl Training<'_> {
     }
 
     /// Its part of `step` is computed: the next push belongs to a step that other workers may wait for.
-    fn goes_on(&self, step: Step) {
-        self.world.step_lead.lock().goes_on(Step(step.0 - 1));
+    fn note_lead(&self, step: Step) {
+        self.world.step_lead.lock().note_step(Step(step.0 - 1));
     }
 
     /// Computes a gradient and pushes it; returns the loss.

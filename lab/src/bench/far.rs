@@ -2,7 +2,14 @@
 
 use super::load::Via;
 use clap::Args;
-use paraft_fleet::{failure::Failure, process::Process};
+use paraft_fleet::{
+    failure::Failure,
+    faults::{
+        link::{Link, Links},
+        proxy::Proxies,
+    },
+    process::Process,
+};
 use paraft_host::lifeline;
 use paraft_worker::exit;
 use std::{
@@ -11,6 +18,7 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 #[derive(Args)]
@@ -59,6 +67,27 @@ impl FarSide {
     pub fn id(&self) -> u32 {
         self.process.id()
     }
+}
+
+/// Bits per second that a simulated link carries.
+pub const LINK_BITS_PER_S: f64 = 1e9;
+
+/// The simulated link with this delay of a byte, one way.
+pub fn link(delay_ms: u64) -> Link {
+    Link { delay: Duration::from_millis(delay_ms), bits_per_s: Some(LINK_BITS_PER_S) }
+}
+
+/// Puts far sides behind simulated links, which last as long as the result.
+pub fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failure> {
+    let links = Links { workers: Some(link), servers: Some(link) };
+    let proxies = Proxies::start(far.len() as u32, dir, links);
+    let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
+    for (place, (side, proxy)) in (0..).zip(far.iter_mut().zip(proxies.addresses())) {
+        let target = side.address.parse().map_err(|e| Failure::new(exit::FAILED, e))?;
+        proxies.point(place, target);
+        side.address = proxy.clone();
+    }
+    Ok(proxies)
 }
 
 /// An error on the way to it.

@@ -65,6 +65,8 @@ pub struct Shape<'a> {
     pub set: &'a [String],
     /// The simulated link between servers.
     pub between: Option<Link>,
+    /// The simulated link between workers and servers, over TCP.
+    pub link: Option<Link>,
 }
 
 impl Default for Shape<'_> {
@@ -79,6 +81,7 @@ impl Default for Shape<'_> {
             grace_ms: 1000,
             set: &[],
             between: None,
+            link: None,
         }
     }
 }
@@ -103,7 +106,9 @@ impl BenchFleet {
             shape.grace_ms,
             r = shape.replicas,
         );
-        let job = Job::parse(&text, Path::new("bench"), shape.set)?;
+        let mut set = shape.set.to_vec();
+        set.extend(shape.link.map(|_| "cluster.transport=tcp".into()));
+        let job = Job::parse(&text, Path::new("bench"), &set)?;
         let mode = job.train.mode;
         if mode != Mode::Asp.into() && shape.in_turn && shape.workers > 1 {
             let what = format!("in {mode} each worker waits for the other, and they are measured in turn");
@@ -111,7 +116,8 @@ impl BenchFleet {
         }
         let file = dir.join("job.toml");
         std::fs::write(&file, job.to_toml()).map_err(|e| scratch::write(&file, e))?;
-        let fleet = Fleet::servers(&job, dir, Extras { between: shape.between, ..Extras::default() })?;
+        let extras = Extras { between: shape.between, link: shape.link, ..Extras::default() };
+        let fleet = Fleet::servers(&job, dir, extras)?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })
     }
@@ -123,11 +129,11 @@ impl BenchFleet {
 
     /// The options of one of its workers, over TCP.
     pub fn slot(&self, worker: u32) -> WorkerSlot {
-        self.seat_via(worker, Via::Tcp)
+        self.slot_via(worker, Via::Tcp)
     }
 
     /// The options of one of its workers, over this transport.
-    pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
+    pub fn slot_via(&self, worker: u32, via: Via) -> WorkerSlot {
         let options = ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
@@ -253,11 +259,11 @@ impl Pusher {
     /// step of this pusher may leave out some buckets.
     pub fn one_by_one(mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
         let (mut seconds, began) = (Vec::new(), Instant::now());
-        let goes_on = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
-        while goes_on() {
+        let continues = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
+        while continues() {
             self.step = self.step.next();
             // If each acknowledgement waits for a disk flush, a step takes a minute.
-            for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
+            for i in (0..self.buckets.len()).rev().take_while(|_| continues()) {
                 let pushed = Instant::now();
                 self.push_bucket(i);
                 self.wait_for_acks()?;

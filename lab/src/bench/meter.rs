@@ -24,7 +24,7 @@ impl Meter {
         self.0.iter().map(|pid| cpu_seconds_of(*pid).unwrap_or(f64::NAN)).sum()
     }
 
-    /// Does it, and says what it took.
+    /// Runs `op`; returns the time and the CPU time that it took.
     pub fn time<T>(&self, op: impl FnOnce() -> Result<T, Failure>) -> Result<OpTime, Failure> {
         let (cpu, began) = (self.cpu(), Instant::now());
         op()?;

@@ -26,7 +26,7 @@ pub const COMMAND: &str = "raw-peer";
 const PUSH: u8 = b'u';
 const PULL: u8 = b'p';
 const WRITE_BYTES: usize = 1 << 20;
-/// No payload of the benchmarks is longer; who asks for more is not one of them.
+/// No payload of the benchmarks is longer; a peer that asks for more is not one of them.
 const MAX_BYTES: u64 = 1 << 32;
 
 /// The far side.

@@ -5,36 +5,28 @@
 //! time for the latency of acknowledgements. *Wire* is the bytes on the loopback interface per pushed
 //! byte: with three replicas, 3 means that every byte was sent once to each.
 //!
-//! The baseline for three replicas is the raw cost of moving the same bytes three times: three
-//! concurrent plain TCP transfers, each to its own process, until the last has ended. Concurrent
-//! transfers are the fair baseline, since a leader sends to both followers while it receives the next
-//! push. Sequential transfers are also reported.
+//! The baseline for three replicas is the cost of copying the same bytes three times (see [`copies`]): in plain TCP
+//! and in the records of TLS, each to its own process, and at `quorum-disk` to three files with an fsync each.
 //!
 //! With `--delay-ms` the servers, and the raw transfers, have this one-way delay between them, over
 //! links of 1 Gbit/s: a proxy of this process delays each byte. The worker has no delay.
 
 use super::{
-    far::FarSide,
+    copies,
+    far::{self, FarSide},
     figure::{self, Figure},
     flags::{repeats, replicas},
     load::{BenchFleet, Shape, Via, loopback_bytes},
-    meter::{Meter, median_of},
-    raw::{self, Raw, Reference},
+    raw::{self, Reference},
     scratch,
 };
-use crate::statistics::{median, quantile};
+use crate::statistics::quantile;
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
-use paraft_fleet::{
-    failure::Failure,
-    faults::{
-        link::{Link, Links},
-        proxy::Proxies,
-    },
-    launch,
-};
+use paraft_fleet::{failure::Failure, faults::link::Link, launch};
+use paraft_tls::Access;
 use paraft_worker::exit;
-use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
 
 #[derive(Args)]
 pub struct ShardBenchArgs {
@@ -50,7 +42,7 @@ pub struct ShardBenchArgs {
     /// Runs of each case, interleaved; the median counts.
     #[arg(long, default_value_t = 3, value_parser = repeats)]
     pub repeats: usize,
-    /// Milliseconds that a byte is under way between two servers.
+    /// One-way delay between two servers, in milliseconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub delay_ms: Option<u64>,
     /// Overrides a key of the job; may be given often.
@@ -67,9 +59,6 @@ const VALUES: usize = 4 << 20;
 const SMALL_BYTES: usize = 1 << 10;
 /// Small buckets; as many pushes are in flight.
 const SMALL_BUCKETS: usize = 512;
-/// Bits per second that a link carries with `--delay-ms`.
-const LINK_BITS_PER_S: f64 = 1e9;
-
 /// The figures of one case by name, with one value per run.
 type Case = BTreeMap<&'static str, Vec<f64>>;
 
@@ -81,9 +70,11 @@ const FIGURES: [(&str, &str); 5] = [
     ("ack p99", "ms"),
     ("wire", "bytes/byte pushed"),
 ];
-/// The variants of the raw case; the first is the baseline.
-const AT_ONCE: &str = "at once";
-const IN_TURN: &str = "in turn";
+/// What goodput is compared with; the last one for the record only.
+const RAW_TCP: &str = "raw tcp";
+const RAW_TLS: &str = "raw tls";
+const FILES: &str = "bare file";
+const IN_TURN: &str = "raw tcp in turn";
 
 pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     let scratch = scratch::folder()?;
@@ -93,8 +84,8 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
         .map(|i| FarSide::start(raw::COMMAND, &format!("raw-{i}"), scratch.path()))
         .collect::<Result<_, _>>()?;
     let link = args.link();
-    let _proxies = link.map(|link| behind(&mut far, link, scratch.path())).transpose()?;
-    let mut raws: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
+    let _proxies = link.map(|link| far::behind(&mut far, link, scratch.path())).transpose()?;
+    let mut raws: BTreeMap<(Durability, u32), BTreeMap<String, Vec<f64>>> = BTreeMap::new();
     let mut cases: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
     for repeat in 0..args.repeats {
         for durability in &args.durability {
@@ -102,7 +93,8 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
                 launch::check_interrupted(&interrupted)?;
                 let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
                 let raw = raws.entry((*durability, *replicas)).or_default();
-                for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
+                let to = &far[..*replicas as usize];
+                for (name, value) in references(args, *durability, to, &dir, &interrupted)? {
                     raw.entry(name).or_default().push(value);
                 }
                 let case = cases.entry((*durability, *replicas)).or_default();
@@ -119,53 +111,38 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
 
 impl ShardBenchArgs {
     fn link(&self) -> Option<Link> {
-        let delay = Duration::from_millis(self.delay_ms?);
-        Some(Link { delay, bits_per_s: Some(LINK_BITS_PER_S) })
+        self.delay_ms.map(far::link)
     }
-}
-
-/// Puts the far sides of the raw transfers behind simulated links.
-fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failure> {
-    let links = Links { workers: Some(link), servers: Some(link) };
-    let proxies = Proxies::start(far.len() as u32, dir, links);
-    let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
-    for (place, (side, proxy)) in (0..).zip(far.iter_mut().zip(proxies.addresses())) {
-        let target = side.address.parse().map_err(|e| Failure::new(exit::FAILED, e))?;
-        proxies.point(place, target);
-        side.address = proxy.clone();
-    }
-    Ok(proxies)
 }
 
 /// The bytes of a raw transfer over a link: its reply must take a small part of the time.
 const LINK_BYTES: usize = 128 << 20;
 
-/// Goodput in MB/s of concurrent and of sequential raw transfers, each byte counted once.
-fn transfers(
+/// Goodput in MB/s of what a fleet with so many replicas is compared with, by name.
+fn references(
     args: &ShardBenchArgs,
+    durability: Durability,
     to: &[FarSide],
+    dir: &Path,
     interrupted: &AtomicI32,
-) -> Result<[(&'static str, f64); 2], Failure> {
+) -> Result<Vec<(String, f64)>, Failure> {
     let least = args.link().map_or(0, |_| LINK_BYTES);
     let payload = vec![1; (VALUES * F32_BYTES).max(least)];
-    let mut raws: Vec<Raw> =
-        to.iter().map(|f| Raw::connect(f, Reference::Plain(Via::Tcp))).collect::<Result<_, _>>()?;
-    let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
-    let rate = |seconds: f64| payload.len() as f64 / seconds / 1e6;
-    raws.iter_mut().try_for_each(|r| r.push(&payload))?;
-    let at_once = median_of(time, interrupted, || {
-        meter.time(|| {
-            thread::scope(|s| {
-                let threads: Vec<_> = raws.iter_mut().map(|r| s.spawn(|| r.push(&payload))).collect();
-                let panicked = |_| Failure::new(exit::FAILED, "a raw transfer panicked");
-                threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)
-            })
-        })
-    })?;
-    let in_turn =
-        median_of(time, interrupted, || meter.time(|| raws.iter_mut().try_for_each(|r| r.push(&payload))))?;
-    Ok([(AT_ONCE, rate(at_once.seconds)), (IN_TURN, rate(in_turn.seconds))])
+    let (replicas, mut figures) = (to.len() as u32, Vec::new());
+    let mut add = |name: &str, rate: f64| figures.push((copies_name(replicas, name), rate / 1e6));
+    let plain = Reference::Plain(Via::Tcp);
+    add(RAW_TCP, copies::sent_at_once(to, plain, &payload, time, interrupted)?);
+    if !matches!(Access::ours(), Access::Insecure) {
+        add(RAW_TLS, copies::sent_at_once(to, Reference::Tls, &payload, time, interrupted)?);
+    }
+    if replicas > 1 {
+        add(IN_TURN, copies::sent_in_turn(to, &payload, time, interrupted)?);
+    }
+    if durability == Durability::QuorumDisk {
+        add(FILES, copies::written_at_once(replicas, &dir.join("bare"), &payload, time, interrupted)?);
+    }
+    Ok(figures)
 }
 
 fn one(
@@ -213,22 +190,15 @@ fn one(
 fn figures(
     args: &ShardBenchArgs,
     cases: &BTreeMap<(Durability, u32), Case>,
-    raws: &BTreeMap<(Durability, u32), Case>,
+    raws: &BTreeMap<(Durability, u32), BTreeMap<String, Vec<f64>>>,
 ) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for replicas in &args.replicas {
-        for way in [AT_ONCE, IN_TURN] {
-            let all: Vec<f64> = raws
-                .iter()
-                .filter(|(k, _)| k.1 == *replicas)
-                .filter_map(|(_, c)| c.get(way))
-                .flatten()
-                .copied()
-                .collect();
-            if median(&all).is_some() && (*replicas > 1 || way == AT_ONCE) {
-                figures.extend(Figure::alone("shard", &raw_name(*replicas, way), GOODPUT, "MB/s", &all));
-            }
-        }
+    let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (name, values) in raws.values().flatten() {
+        all.entry(name).or_default().extend(values);
+    }
+    for (name, values) in all {
+        figures.extend(Figure::alone("shard", name, GOODPUT, "MB/s", &values));
     }
     let first = args.replicas.first().copied().unwrap_or(1);
     for ((durability, replicas), case) in cases {
@@ -242,16 +212,26 @@ fn figures(
             } else if let Some(alone) = cases.get(&(*durability, first)).and_then(|c| c.get(what)) {
                 figures.extend(figure().map(|f| f.against(&reference, values, alone)));
             }
-            if what == GOODPUT
-                && let Some(raw) = raws.get(&(*durability, *replicas)).and_then(|c| c.get(AT_ONCE))
-            {
-                figures.extend(figure().map(|f| f.against(&raw_name(*replicas, AT_ONCE), values, raw)));
+            if what != GOODPUT {
+                continue;
+            }
+            let Some(raw) = raws.get(&(*durability, *replicas)) else { continue };
+            for reference in [RAW_TCP, RAW_TLS, FILES].map(|name| copies_name(*replicas, name)) {
+                if let Some(raw) = raw.get(&reference) {
+                    figures.extend(figure().map(|f| f.against(&reference, values, raw)));
+                }
             }
         }
     }
     figures
 }
 
-fn raw_name(replicas: u32, way: &str) -> String {
-    if replicas == 1 { "raw tcp".into() } else { format!("{replicas} raw tcp {way}") }
+/// The name of copies, at once unless it says otherwise.
+fn copies_name(copies: u32, of: &str) -> String {
+    match (copies, of) {
+        (1, of) => of.into(),
+        (n, FILES) => format!("{n} {FILES}s at once"),
+        (n, IN_TURN) => format!("{n} {IN_TURN}"),
+        (n, of) => format!("{n} {of} at once"),
+    }
 }

@@ -7,10 +7,11 @@
 //! of an operation.
 //!
 //! Over TCP the fleet speaks TLS, and its figures have raw TLS as a second reference. With `--insecure` it speaks plain
-//! text, and raw TLS is left out.
+//! text, and raw TLS is left out. With `--delay-ms` fleet and references are behind the same simulated link: a proxy of
+//! this process delays each byte.
 
 use super::{
-    far::FarSide,
+    far::{self, FarSide},
     figure::{self, Figure},
     flags::{named, repeats, replicas, size},
     load::{BenchFleet, Pusher, Shape, Via},
@@ -39,6 +40,10 @@ pub struct WireBenchArgs {
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
+    /// One-way delay between worker and server, in milliseconds, over a link of 1 Gbit/s; needs
+    /// `--via tcp`.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub delay_ms: Option<u64>,
     /// Milliseconds of each measure in each repeat; at least three operations are made.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
@@ -97,6 +102,9 @@ fn compares(via: Via, reference: Reference) -> bool {
 }
 
 pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
+    if args.delay_ms.is_some() && args.via != [Via::Tcp] {
+        return Err(Failure::new(exit::USAGE, "only TCP has a simulated link").help("give `--via tcp`, too"));
+    }
     let scratch = scratch::folder()?;
     let interrupted = launch::interrupts();
     for bytes in &args.sizes {
@@ -116,10 +124,13 @@ fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) 
         in_turn: true,
         replicas: args.replicas,
         set: &args.set,
+        link: args.delay_ms.map(far::link),
         ..Shape::timed(args.durability)
     };
     let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
-    let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
+    let mut far = [FarSide::start(raw::COMMAND, "raw", dir)?];
+    let _proxies = args.delay_ms.map(|ms| far::behind(&mut far, far::link(ms), dir)).transpose()?;
+    let [peer] = far;
     let (ours, raws) = (Meter::new(fleet.servers()), Meter::new([peer.id()]));
     let insecure = matches!(Access::ours(), Access::Insecure);
     // One worker for each transport; idle workers only send heartbeats.
@@ -129,7 +140,7 @@ fn one(args: &WireBenchArgs, bytes: usize, dir: &Path, interrupted: &AtomicI32) 
             references(*via).iter().filter(|reference| !(insecure && **reference == Reference::Tls));
         let beside = measured.map(|reference| Ok((*reference, Raw::connect(&peer, *reference)?)));
         let beside: Vec<(Reference, Raw)> = beside.collect::<Result<_, Failure>>()?;
-        ways.push((*via, fleet.seat_via(worker, *via).pusher()?, beside));
+        ways.push((*via, fleet.slot_via(worker, *via).pusher()?, beside));
     }
     let mut payload = vec![1; bytes];
     for (_, pusher, beside) in &mut ways {

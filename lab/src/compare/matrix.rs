@@ -44,9 +44,10 @@ pub struct Algorithm {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    AsItIs,
+    /// No change.
+    Unchanged,
     /// `algorithm.kind`
-    Late,
+    LateGradients,
     /// `train.encoding`
     Encoding,
     /// `KEY=VALUE`
@@ -94,17 +95,17 @@ impl FromStr for Seeds {
 
 impl Algorithm {
     /// The unchanged job.
-    pub fn as_it_is() -> Self {
-        Self { name: UNCHANGED.into(), kind: Kind::AsItIs }
+    pub fn unchanged() -> Self {
+        Self { name: UNCHANGED.into(), kind: Kind::Unchanged }
     }
 
     /// The algorithm that the name implies.
     pub fn named(name: &str) -> Result<Self, Failure> {
         let text = format!("kind = {}", toml::Value::from(name));
         let kind = match toml::from_str::<AlgorithmConfig>(&text) {
-            Ok(_) => Kind::Late,
+            Ok(_) => Kind::LateGradients,
             Err(_) if name.parse::<Encoding>().is_ok() => Kind::Encoding,
-            Err(_) if name == UNCHANGED => Kind::AsItIs,
+            Err(_) if name == UNCHANGED => Kind::Unchanged,
             Err(e) => {
                 return Err(Failure::new(
                     exit::USAGE,
@@ -153,9 +154,11 @@ impl Algorithm {
     fn set(&self, job: &Job) -> Vec<String> {
         match &self.kind {
             // If the job already has this kind, its options stay.
-            Kind::Late if job.algorithm.kind() == self.name => Vec::new(),
-            Kind::AsItIs => Vec::new(),
-            Kind::Late => vec![format!("algorithm={{ kind = {} }}", toml::Value::from(self.name.as_str()))],
+            Kind::LateGradients if job.algorithm.kind() == self.name => Vec::new(),
+            Kind::Unchanged => Vec::new(),
+            Kind::LateGradients => {
+                vec![format!("algorithm={{ kind = {} }}", toml::Value::from(self.name.as_str()))]
+            }
             Kind::Encoding => vec![format!("train.encoding={}", toml::Value::from(self.name.as_str()))],
             Kind::Own(set) => set.clone(),
         }

@@ -139,7 +139,7 @@ impl Log {
                 exit::CONFIG,
                 format!("{} is of another sweep: {} differs", path.display(), differ.join(", ")),
             )
-            .help("go on with what it was begun with, or choose another --run-dir"));
+            .help("continue with what it was begun with, or choose another --run-dir"));
         }
         file.set_len(said.whole).map_err(cannot)?;
         if said.whole == 0 {

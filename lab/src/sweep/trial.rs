@@ -44,7 +44,7 @@ impl Sweep<'_> {
             Failure::new(exit::CONFIG, format!("trial {trial} ({}): {}", point.join(", "), failure.message()))
         })?;
         if let Some(checkpoint) = &mut job.checkpoint {
-            // Trials have their own checkpoints, and go on from those of the rung below.
+            // Trials have their own checkpoints, and continue from those of the rung below.
             checkpoint.dir = None;
             checkpoint.keep = if several { checkpoint.keep.max(1) } else { checkpoint.keep };
         }

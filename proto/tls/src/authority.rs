@@ -248,6 +248,7 @@ pub fn certificate_in(dir: &Path) -> Result<(String, Rights, Duration), Authorit
     Ok((name.to_string(), rights, lasting))
 }
 
+/// Sets the validity: from now, or a little earlier for clocks that are behind.
 fn lasts(params: &mut CertificateParams, lasting: Duration) {
     let now = SystemTime::now();
     params.not_before = (now - CLOCK_SKEW).into();

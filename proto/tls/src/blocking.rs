@@ -151,33 +151,52 @@ impl WriteHalf {
 
 impl Reads {
     fn read(&mut self, socket: &TcpStream, to: &mut [u8]) -> io::Result<usize> {
-        let room = to.len();
-        let mut rest = to;
-        let mut take = |said: &[u8]| {
-            let n = said.len().min(rest.len());
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(n);
-            now.copy_from_slice(&said[..n]);
-            rest = later;
-            n
-        };
-        let given = self.incoming.give(&mut take);
-        if given > 0 || room == 0 {
+        let given = self.incoming.give(&mut |said| put(to, 0, said));
+        if given > 0 || to.is_empty() {
             return Ok(given);
         }
         while !self.incoming.is_over() {
             if self.incoming.has_raw() {
+                let mut taken = 0;
+                let mut take = |said: &[u8]| {
+                    let n = put(to, taken, said);
+                    taken += n;
+                    n
+                };
                 let (taken, asks) = self.incoming.open(&mut self.opener, &mut take)?;
-                if asks {
-                    self.seals.0.lock().update(false)?; // goes out with the next bytes
-                }
+                self.renew(asks)?;
                 if taken > 0 || self.incoming.is_over() {
                     return Ok(taken);
                 }
             }
-            self.incoming.fill(|room| (&*socket).read(room))?;
+            let read = |room: &mut [u8]| (&*socket).read(room);
+            if self.incoming.reads_directly(to.len()) {
+                let (contents, asks) = self.incoming.read_to(&mut self.opener, to, read)?;
+                self.renew(asks)?;
+                if contents > 0 {
+                    return Ok(contents);
+                }
+            } else {
+                self.incoming.fill(read)?;
+            }
         }
         Ok(0)
     }
+
+    /// Changes to the next key, if the peer asks for it; that goes out with the next bytes.
+    fn renew(&self, asks: bool) -> io::Result<()> {
+        if asks {
+            self.seals.0.lock().update(false)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes as much as there is room for behind the first `at` bytes; returns how much.
+fn put(to: &mut [u8], at: usize, said: &[u8]) -> usize {
+    let n = said.len().min(to.len() - at);
+    to[at..][..n].copy_from_slice(&said[..n]);
+    n
 }
 
 impl Read for ReadHalf {

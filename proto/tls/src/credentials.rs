@@ -26,7 +26,7 @@ use std::{
 /// Minimum interval between checks of the files, on a connection or a call.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A certificate that expires sooner than this gets a warning.
-const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+const EXPIRY_WARNING: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Maximum bytes of such a file: some hundred certificates.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -284,7 +284,7 @@ impl Credentials {
         }
         if !state.warned
             && let Some(ends) = state.loaded.rights.ends()
-            && ends <= SystemTime::now() + SOON
+            && ends <= SystemTime::now() + EXPIRY_WARNING
         {
             state.warned = true;
             let hours = ends.duration_since(SystemTime::now()).map_or(0, |d| d.as_secs() / 3600);

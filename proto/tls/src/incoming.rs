@@ -9,6 +9,9 @@ const SMALL_READ_BYTES: usize = 20 << 10;
 /// Bytes per read while much arrives.
 const LARGE_READ_BYTES: usize = 256 << 10;
 
+/// Readers with this much room get the bytes without a copy.
+const MIN_DIRECT_BYTES: usize = 64 << 10;
+
 /// The received bytes of a connection. See the module.
 #[derive(Default)]
 pub(crate) struct Incoming {
@@ -55,7 +58,8 @@ impl Incoming {
         n
     }
 
-    /// Opens the complete records: `take` gets their contents as far as it takes them, and the rest is kept.
+    /// Opens complete records as long as `take` takes their contents; the rest of the last one is kept. The
+    /// others stay sealed until there is room for them, so that their contents are copied once.
     /// Returns how much it took, and whether the peer asks this side to change its key.
     pub fn open(
         &mut self,
@@ -64,14 +68,44 @@ impl Incoming {
     ) -> Result<(usize, bool), TlsError> {
         let (plain, mut taken) = (&mut self.plain, 0);
         let mut hear = |said: &[u8]| {
-            let n = if plain.is_empty() { take(said) } else { 0 };
+            let n = take(said);
             taken += n;
             plain.extend_from_slice(&said[n..]);
+            plain.is_empty()
         };
         let came = opener.open(&mut self.raw[self.start..self.end], &mut hear)?;
         self.used(came.used);
         self.over = came.end;
         Ok((taken, came.asks))
+    }
+
+    /// Reads from the socket into the reader's own buffer and opens the records there, so that their contents are
+    /// not copied: what is sealed is longer than its contents, which therefore fit. Only for readers with room for
+    /// [`MIN_DIRECT_BYTES`], when no opened data and no complete record waits. Returns as [`Self::open`] does.
+    pub fn read_to(
+        &mut self,
+        opener: &mut Opener,
+        to: &mut [u8],
+        read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<(usize, bool)> {
+        let kept = self.raw().len();
+        let came = kept + read_some(&mut to[kept..], read)?;
+        to[..kept].copy_from_slice(self.raw());
+        (self.start, self.end, self.much) = (0, 0, false);
+        let (opened, contents) = opener.open_to_front(&mut to[..came])?;
+        let rest = &to[opened.used..came];
+        if self.raw.len() < rest.len() {
+            self.raw.resize(rest.len(), 0);
+        }
+        self.raw[..rest.len()].copy_from_slice(rest);
+        self.end = rest.len();
+        self.over = opened.end;
+        Ok((contents, opened.asks))
+    }
+
+    /// Whether [`Self::read_to`] may be called for a reader with so much room.
+    pub fn reads_directly(&self, room: usize) -> bool {
+        room >= MIN_DIRECT_BYTES && self.plain.is_empty() && self.raw().len() < SMALL_READ_BYTES
     }
 
     /// One step of the handshake; `true`: it is over. Its output must be sent even if it has failed.
@@ -107,17 +141,20 @@ impl Incoming {
         if self.end == self.raw.len() {
             self.raw.resize(self.end + SMALL_READ_BYTES, 0);
         }
-        loop {
-            match read(&mut self.raw[self.end..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(n) => {
-                    self.end += n;
-                    self.much = self.end == self.raw.len() || (self.much && n > SMALL_READ_BYTES);
-                    return Ok(());
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        let n = read_some(&mut self.raw[self.end..], &mut read)?;
+        self.end += n;
+        self.much = self.end == self.raw.len() || (self.much && n > SMALL_READ_BYTES);
+        Ok(())
+    }
+}
+
+/// One read that is not interrupted; its end is an error, since a peer says so when it ends.
+fn read_some(to: &mut [u8], mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match read(to) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            done => return done,
         }
     }
 }

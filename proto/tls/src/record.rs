@@ -32,8 +32,8 @@ pub(crate) const HANDSHAKE: u8 = 22;
 const CONTENT: u8 = 23;
 const KEY_UPDATE: u8 = 24;
 
-/// Bytes sealed at a time, which then wait for the socket.
-const MAX_SEALED_BYTES: usize = 256 << 10;
+/// Bytes sealed at a time, which then wait for the socket. The peer opens them while the next ones are sealed.
+const MAX_SEALED_BYTES: usize = 128 << 10;
 /// If less than this was written, the buffer shrinks to this once it is sent.
 const KEPT_BYTES: usize = 64 << 10;
 
@@ -263,8 +263,17 @@ impl Sealer {
     }
 }
 
+/// A record, opened.
+struct Record {
+    /// Its length, sealed.
+    bytes: usize,
+    kind: u8,
+    /// The length of its text.
+    text: usize,
+}
+
 /// The result of opening received bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OpenedRecords {
     /// Number of bytes consumed.
     pub used: usize,
@@ -287,45 +296,85 @@ impl Opener {
         Ok(Self { key: Key::new(secrets)?, keys, idle: 0 })
     }
 
-    /// Opens the complete records; `hear` receives their contents, in order.
-    pub fn open(&mut self, came: &mut [u8], hear: &mut dyn FnMut(&[u8])) -> Result<OpenedRecords, TlsError> {
-        let mut done = OpenedRecords { used: 0, end: false, asks: false };
-        let bad = |why: &str| Err(TlsError::Broken(why.into()));
-        while let Some(header) = came[done.used..].first_chunk::<HEADER>().copied() {
-            let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
-            if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MAX_RECORD_BYTES).contains(&length) {
-                return bad("something else than a record came");
+    /// Opens complete records as long as `hear`, which receives their contents in order, asks for more.
+    pub fn open(
+        &mut self,
+        came: &mut [u8],
+        hear: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<OpenedRecords, TlsError> {
+        let mut done = OpenedRecords::default();
+        while let Some(record) = self.record(came, done.used, done.used + HEADER)? {
+            let text = &came[done.used + HEADER..][..record.text];
+            done.used += record.bytes;
+            if record.kind != CONTENT {
+                self.obey(record.kind, text, &mut done)?;
+            } else if !hear(text) {
+                break;
             }
-            let Some(record) = came[done.used + HEADER..].get_mut(..length) else { break };
-            let nonce = self.key.nonce()?;
-            let Ok(text) = self.key.key.open_in_place(nonce, Aad::from(header), record) else {
-                return bad("a record came that was changed on its way");
-            };
-            done.used += HEADER + length;
-            // Zeroes after the type are padding.
-            let Some(at) = text.iter().rposition(|b| *b != 0) else { return bad("a record without a type") };
-            let (text, kind) = (&text[..at], text[at]);
-            self.idle = if kind == CONTENT && !text.is_empty() { 0 } else { self.idle + 1 };
-            if self.idle > MAX_IDLE_RECORDS {
-                return bad("records that say nothing");
-            }
-            match (kind, text) {
-                (CONTENT, text) if text.len() <= RECORD => hear(text),
-                (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, asks @ (0 | 1)]) => {
-                    self.key = Key::new(self.keys.next(false)?)?;
-                    done.asks |= *asks == 1;
-                }
-                (ALERT, [_, what]) => match AlertDescription::from(*what) {
-                    AlertDescription::CloseNotify => {
-                        done.end = true;
-                        break;
-                    }
-                    what => return Err(TlsError::of_alert(what)),
-                },
-                _ => return bad("a message that has no place here"),
+            if done.end {
+                break;
             }
         }
         Ok(done)
+    }
+
+    /// Opens the complete records, and moves their contents to the front of `came`, one after the other. Returns
+    /// the contents' length, too.
+    pub fn open_to_front(&mut self, came: &mut [u8]) -> Result<(OpenedRecords, usize), TlsError> {
+        let (mut done, mut contents) = (OpenedRecords::default(), 0);
+        while !done.end
+            && let Some(record) = self.record(came, done.used, contents)?
+        {
+            done.used += record.bytes;
+            match record.kind {
+                CONTENT => contents += record.text,
+                kind => self.obey(kind, &came[contents..][..record.text], &mut done)?,
+            }
+        }
+        Ok((done, contents))
+    }
+
+    /// Opens the record that begins at `from`; its text moves to `to`. `None`: it is not complete.
+    fn record(&mut self, came: &mut [u8], from: usize, to: usize) -> Result<Option<Record>, TlsError> {
+        let bad = |why: &str| Err(TlsError::Broken(why.into()));
+        let Some(header) = came[from..].first_chunk::<HEADER>().copied() else { return Ok(None) };
+        let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if header[..3] != [CONTENT, 3, 3] || !(TAG + 1..=MAX_RECORD_BYTES).contains(&length) {
+            return bad("something else than a record came");
+        }
+        let sealed = from + HEADER;
+        let Some(within) = came.get_mut(to..sealed + length) else { return Ok(None) };
+        let nonce = self.key.nonce()?;
+        let Ok(text) = self.key.key.open_within(nonce, Aad::from(header), within, sealed - to..) else {
+            return bad("a record came that was changed on its way");
+        };
+        // Zeroes after the type are padding.
+        let Some(at) = text.iter().rposition(|b| *b != 0) else { return bad("a record without a type") };
+        let kind = text[at];
+        self.idle = if kind == CONTENT && at > 0 { 0 } else { self.idle + 1 };
+        if self.idle > MAX_IDLE_RECORDS {
+            return bad("records that say nothing");
+        }
+        if kind == CONTENT && at > RECORD {
+            return bad("a record that is too long");
+        }
+        Ok(Some(Record { bytes: HEADER + length, kind, text: at }))
+    }
+
+    /// Does what a record that is no content asks for.
+    fn obey(&mut self, kind: u8, text: &[u8], done: &mut OpenedRecords) -> Result<(), TlsError> {
+        match (kind, text) {
+            (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, asks @ (0 | 1)]) => {
+                self.key = Key::new(self.keys.next(false)?)?;
+                done.asks |= *asks == 1;
+            }
+            (ALERT, [_, what]) => match AlertDescription::from(*what) {
+                AlertDescription::CloseNotify => done.end = true,
+                what => return Err(TlsError::of_alert(what)),
+            },
+            _ => return Err(TlsError::Broken("a message that has no place here".into())),
+        }
+        Ok(())
     }
 }
 

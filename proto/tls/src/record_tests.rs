@@ -1,7 +1,7 @@
 //! Two ends without a socket.
 
 use super::*;
-use crate::{Credentials, access::Expected, authority::Authority, handshake::Handshake};
+use crate::{Credentials, access::Expected, authority::Authority, handshake::Handshake, incoming::Incoming};
 use std::time::Duration;
 
 /// Both ends of a connection: what the first seals the second opens, and the reverse.
@@ -48,7 +48,10 @@ fn take(sealer: &mut Sealer) -> Vec<u8> {
 
 fn opened(opener: &mut Opener, bytes: &mut [u8]) -> Result<(Vec<u8>, OpenedRecords), TlsError> {
     let mut text = Vec::new();
-    let came = opener.open(bytes, &mut |said| text.extend_from_slice(said))?;
+    let came = opener.open(bytes, &mut |said| {
+        text.extend_from_slice(said);
+        true
+    })?;
     Ok((text, came))
 }
 
@@ -122,5 +125,86 @@ fn what_says_nothing_for_ever_is_an_end() {
         let [(mut seals, _), (_, mut opens)] = ends();
         seals.record(kind, text.len(), |room| room.copy_from_slice(text)).expect("sealed");
         assert!(opened(&mut opens, &mut take(&mut seals)).is_err(), "{kind} {text:?}");
+    }
+}
+
+#[test]
+fn records_without_room_for_their_content_stay_sealed() {
+    let [(mut seals, _), (_, mut opens)] = ends();
+    let mut bytes = sealed(&mut seals, b"one");
+    let first = bytes.len();
+    bytes.extend(sealed(&mut seals, b"two"));
+    let came = opens.open(&mut bytes, &mut |_| false).expect("opened");
+    assert_eq!(came.used, first);
+    assert_eq!(opened(&mut opens, &mut bytes[first..]).expect("opened").0, b"two");
+}
+
+#[test]
+fn contents_of_whole_records_move_to_the_front() {
+    let [(mut seals, _), (_, mut opens)] = ends();
+    let text: Vec<u8> = (0..3 * RECORD + 100).map(|i| (i % 251) as u8).collect();
+    let mut bytes = sealed(&mut seals, &text);
+    seals.update(true).expect("changed");
+    bytes.extend(take(&mut seals));
+    bytes.extend(sealed(&mut seals, b"after"));
+    let (whole, cut) = (bytes.len(), bytes.len() - 1);
+    let (came, contents) = opens.open_to_front(&mut bytes[..cut]).expect("opened");
+    assert!(came.asks && !came.end);
+    assert_eq!(bytes[..contents], text);
+    let rest = &mut bytes[came.used..];
+    assert_eq!(rest.len(), whole - came.used);
+    let (came, contents) = opens.open_to_front(rest).expect("opened");
+    assert_eq!((&rest[..contents], came.used), (&b"after"[..], rest.len()));
+}
+
+/// What a reader gets that reads with room for so many bytes in turn, of what arrives in so large pieces.
+fn read_all(opener: &mut Opener, mut came: &[u8], pieces: usize, rooms: &[usize]) -> Vec<u8> {
+    let (mut incoming, mut got) = (Incoming::default(), Vec::new());
+    let mut read = |to: &mut [u8]| {
+        let n = to.len().min(pieces).min(came.len());
+        to[..n].copy_from_slice(&came[..n]);
+        came = &came[n..];
+        Ok(n)
+    };
+    for room in rooms.iter().cycle() {
+        let mut to = vec![0; *room];
+        let mut n = 0;
+        let mut take = |said: &[u8]| {
+            let part = said.len().min(to.len() - n);
+            to[n..][..part].copy_from_slice(&said[..part]);
+            n += part;
+            part
+        };
+        if incoming.give(&mut take) == 0 && incoming.has_raw() {
+            incoming.open(opener, &mut take).expect("opened");
+        }
+        if n == 0 && !incoming.is_over() {
+            match incoming.reads_directly(*room) {
+                true => n = incoming.read_to(opener, &mut to, &mut read).expect("read").0,
+                false => incoming.fill(&mut read).expect("read"),
+            }
+        }
+        got.extend_from_slice(&to[..n]);
+        if n == 0 && incoming.is_over() {
+            break;
+        }
+    }
+    got
+}
+
+#[test]
+fn readers_with_any_room_get_the_same_bytes() {
+    let text: Vec<u8> = (0..1_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for pieces in [1_000, 16_406, 70_000, usize::MAX] {
+        for rooms in [&[1 << 20][..], &[8, 300_000], &[5, 65_536, 3_000], &[100]] {
+            let [(mut seals, _), (_, mut opens)] = ends();
+            let mut bytes = sealed(&mut seals, &text[..400_000]);
+            seals.update(false).expect("changed");
+            bytes.extend(take(&mut seals));
+            bytes.extend(sealed(&mut seals, &text[400_000..]));
+            seals.close();
+            bytes.extend(take(&mut seals));
+            assert!(read_all(&mut opens, &bytes, pieces, rooms) == text, "{pieces} {rooms:?}");
+        }
     }
 }

@@ -38,6 +38,15 @@ impl Inner {
         self.sealer.lock().write(bufs, |bytes| self.socket.try_write(bytes))
     }
 
+    /// Changes to the next key, if the peer asks for it.
+    fn renew(&self, asks: bool) -> io::Result<()> {
+        if asks {
+            self.sealer.lock().update(false)?;
+            let _ = self.try_send(); // or with the next bytes
+        }
+        Ok(())
+    }
+
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -62,34 +71,46 @@ fn poll_read(
     if buf.remaining() == 0 {
         return Poll::Ready(Ok(()));
     }
-    let mut take = |said: &[u8]| {
-        let n = said.len().min(buf.remaining());
-        buf.put_slice(&said[..n]);
-        n
-    };
-    if incoming.give(&mut take) > 0 {
+    if incoming.give(&mut |said| put(buf, said)) > 0 {
         return Poll::Ready(Ok(()));
     }
     while !incoming.is_over() {
         if incoming.has_raw() {
-            let (taken, asks) = incoming.open(opener, &mut take)?;
-            if asks {
-                inner.sealer.lock().update(false)?;
-                let _ = inner.try_send(); // or with the next bytes
-            }
-            if taken > 0 {
-                return Poll::Ready(Ok(()));
-            }
-            if incoming.is_over() {
+            let (taken, asks) = incoming.open(opener, &mut |said| put(buf, said))?;
+            inner.renew(asks)?;
+            if taken > 0 || incoming.is_over() {
                 break;
             }
         }
-        match incoming.fill(|room| inner.socket.try_read(room)) {
-            Err(e) if e.kind() == ErrorKind::WouldBlock => ready!(inner.socket.poll_read_ready(cx))?,
-            filled => filled?,
+        // Memory that was never written would have to be cleared first.
+        let room = buf.initialized().len() - buf.filled().len();
+        let read = |room: &mut [u8]| inner.socket.try_read(room);
+        let came = if incoming.reads_directly(room) {
+            incoming.read_to(opener, buf.initialize_unfilled_to(room), read)
+        } else {
+            incoming.fill(read).map(|()| (0, false))
+        };
+        let (contents, asks) = match came {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                ready!(inner.socket.poll_read_ready(cx))?;
+                continue;
+            }
+            came => came?,
+        };
+        buf.advance(contents);
+        inner.renew(asks)?;
+        if contents > 0 {
+            break;
         }
     }
     Poll::Ready(Ok(()))
+}
+
+/// Appends as much as there is room for; returns how much.
+fn put(buf: &mut ReadBuf<'_>, said: &[u8]) -> usize {
+    let n = said.len().min(buf.remaining());
+    buf.put_slice(&said[..n]);
+    n
 }
 
 /// A TLS connection. See the module.

@@ -36,8 +36,8 @@ pub const MAX_TERM_JUMP: u64 = 1 << 32;
 
 impl Group {
     /// Drops a partly received snapshot that will not complete: its sender is silent, or the log already contains
-    /// its entries.
-    pub(super) async fn drop_stale_snapshot(&self) {
+    /// its entries. Returns whether there is one that may complete.
+    pub(super) async fn drop_stale_snapshot(&self) -> bool {
         let applied = self.applied_index();
         let mut slot = self.incoming.lock().await;
         let stale = slot.as_ref().is_some_and(|i| {
@@ -48,6 +48,7 @@ impl Group {
             tracing::info!(group = %self.name, "a partly received snapshot is dropped");
             *slot = None;
         }
+        slot.is_some()
     }
 
     /// Refuses a message that would move the term out of reach.
@@ -79,9 +80,13 @@ impl Group {
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
-                let rpc;
-                (rpc, wakes) = self.append_of(WithBulk { message: request, bulk })?;
-                reply(self.raft.append_entries(rpc).await)
+                let (rpc, arrival) = self.append_of(WithBulk { message: request, bulk })?;
+                wakes = arrival.wakes;
+                let answer = self.raft.append_entries(rpc).await;
+                if let Ok(answer) = &answer {
+                    self.appended(&arrival, answer);
+                }
+                reply(answer)
             }
             PeerCall::Vote => {
                 let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
@@ -99,6 +104,7 @@ impl Group {
                 if *rpc.to_node_id() == self.me.0 && !self.stands.load(Relaxed) {
                     return Err(WireError::new(format!("{} cannot lead {} at present", self.me, self.name)));
                 }
+                self.ticks.lease_dropped(*rpc.from_leader());
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
             PeerCall::Snapshot => self.snapshot_piece(&request.header, bulk).await,
@@ -148,6 +154,7 @@ impl Group {
             self.state.room_for(&head).map_err(WireError::new)?;
             let (image, parts) = (piece.image, Vec::new());
             *slot = Some(Incoming { last: Instant::now(), image, meta, head, parts });
+            self.begun.notify_one();
         }
         let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
         incoming.last = Instant::now();

@@ -3,7 +3,7 @@
 
 use super::{
     group::Group,
-    types::Types,
+    types::{Types, Vote},
     wire::{self, WireError},
 };
 use bytes::Bytes;
@@ -14,30 +14,45 @@ use openraft::{
 };
 use paraft_proto::{PeerRequest, WithBulk};
 use parking_lot::Mutex;
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+/// What is kept of a leader's request until its answer.
+pub(super) struct Arrival {
+    at: Instant,
+    vote: Vote,
+    /// It wakes this replica after its answer. A last heartbeat of a leader that falls asleep too does not.
+    pub wakes: bool,
+}
 
 /// State shared by the two ends of a stream.
 #[derive(Default)]
 struct Shared {
-    /// For each unanswered request: whether it wakes this replica after its answer.
-    wakes: VecDeque<bool>,
+    unanswered: VecDeque<Arrival>,
     /// Why no more requests are accepted.
     refused: Option<WireError>,
 }
 
 impl Group {
-    /// A leader's request, and whether it wakes this replica. A heartbeat of the leader under which it sleeps does
-    /// not.
+    /// A leader's request.
     pub(super) fn append_of(
         &self,
         request: WithBulk<PeerRequest>,
-    ) -> Result<(AppendEntriesRequest<Types>, bool), WireError> {
+    ) -> Result<(AppendEntriesRequest<Types>, Arrival), WireError> {
+        let at = Instant::now();
         let own = self.raft.server_metrics().borrow_watched().vote;
         let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.message.header)?;
         self.bounded(&rpc.vote)?;
         wire::attach(&mut rpc, request.bulk)?;
-        let wakes = !rpc.entries.is_empty() || rpc.vote != own;
-        Ok((rpc, wakes))
+        let vote = rpc.vote;
+        let wakes = !rpc.entries.is_empty() || vote != own || self.sleeps_alone();
+        Ok((rpc, Arrival { at, vote, wakes }))
+    }
+
+    /// A leader's request is answered. Only one that is refused for its vote says nothing about the leader.
+    pub(super) fn appended(&self, request: &Arrival, answer: &AppendEntriesResponse<Types>) {
+        if !matches!(answer, AppendEntriesResponse::HigherVote(_)) {
+            self.ticks.heard(request.at, &request.vote);
+        }
     }
 
     /// Answers a stream of appends. The first invalid request ends it, after the answers to the earlier ones.
@@ -54,8 +69,8 @@ impl Group {
         let requests = requests.scan((), move |(), request| {
             let mut shared = taken.lock();
             ready(match request {
-                Ok((rpc, wakes)) => {
-                    shared.wakes.push_back(wakes);
+                Ok((rpc, arrival)) => {
+                    shared.unanswered.push_back(arrival);
                     Some(rpc)
                 }
                 Err(e) => {
@@ -67,8 +82,12 @@ impl Group {
         let this = self.clone();
         let answers = self.raft.stream_append(requests).boxed().map(move |answer| {
             let answer = AppendEntriesResponse::<Types>::from(answer.map_err(WireError::new)?);
-            if given.lock().wakes.pop_front() == Some(true) && this.is_asleep() {
-                this.wake();
+            let arrival = given.lock().unanswered.pop_front();
+            if let Some(arrival) = arrival {
+                this.appended(&arrival, &answer);
+                if arrival.wakes && this.is_asleep() {
+                    this.wake();
+                }
             }
             wire::encode(&answer)
         });

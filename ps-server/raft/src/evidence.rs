@@ -67,8 +67,8 @@ pub fn ended_here(peers: &Peers) -> Result<Bytes, WireError> {
 }
 
 impl Group {
-    /// Checks the leader whenever a connection from its server closes. A sleeping group keeps sleeping: the next
-    /// request finds out.
+    /// Checks the leader whenever a connection from its server closes. A sleeping group that is not watched keeps
+    /// sleeping: the next request finds out.
     pub(super) async fn watch_leader(self) {
         let mut leadership = self.leadership.clone();
         let mut closings = self.network.peers.closings();
@@ -82,7 +82,7 @@ impl Group {
                 Err(RecvError::Lagged(_)) => true,
                 Err(RecvError::Closed) => return,
             };
-            if concerned && !self.is_asleep() {
+            if concerned && (self.name.watched || !self.is_asleep()) {
                 self.succeed().await;
             }
         }
@@ -100,10 +100,13 @@ impl Group {
                 break;
             }
             if best {
+                self.wake();
                 // With a pre-vote: a voter that has seen nothing still refuses.
                 let _ = self.raft.trigger().elect(true).await;
             }
             tokio::time::sleep(SECOND_ELECTION_DELAY * (1 << round)).await;
+            // Only now: the timer of a voter that slept fires at once, and would compete with the best.
+            self.wake();
             if !self.sees_end(&vote).await {
                 break;
             }
@@ -148,6 +151,7 @@ impl Group {
         belief.accept(*vote, Instant::now());
         // A transfer to another replica only drops the lease; if another leads by now, it does nothing.
         let dropped = TransferLeaderRequest::new(*vote, leader, None);
+        self.ticks.lease_dropped(*vote);
         self.raft.handle_transfer_leader(dropped).await.is_ok()
     }
 

@@ -17,6 +17,7 @@ use super::{
     sleep_state::Sleep,
     snapshot::SnapshotFile,
     storage::{FolderError, blocking},
+    ticks::{Ticks, heartbeat_ms},
 };
 use openraft::{
     BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, errors::ClientWriteError,
@@ -86,8 +87,11 @@ pub struct Group {
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     /// A received snapshot is being installed.
     pub(super) installing: Arc<AtomicBool>,
-    checks: Checks,
+    /// Notified when a snapshot begins to arrive.
+    pub(super) begun: Arc<Notify>,
+    pub(super) checks: Checks,
     pub(super) sleep: Arc<Sleep>,
+    pub(super) ticks: Arc<Ticks>,
     pub(super) evidence: Arc<Evidence>,
     pub(super) network: Network,
     /// Why the server stopped it.
@@ -109,7 +113,7 @@ impl Group {
         let election = options.election.as_millis() as u64;
         let config = Config {
             cluster_name: options.group.to_string(),
-            heartbeat_interval: (election / 3).max(10),
+            heartbeat_interval: heartbeat_ms(options.election),
             election_timeout_min: election,
             election_timeout_max: election * 2,
             snapshot_policy: SnapshotPolicy::Never, // by bytes, not by entries: see Machine
@@ -162,8 +166,10 @@ impl Group {
             installed,
             incoming: Arc::default(),
             installing: Arc::default(),
+            begun: Arc::default(),
             checks,
             sleep,
+            ticks: Arc::default(),
             evidence: Arc::default(),
             network,
             failed: Arc::default(),
@@ -171,6 +177,7 @@ impl Group {
             handed_over: Arc::default(),
             trusted: Arc::default(),
         };
+        tokio::spawn(group.clone().keep_time());
         tokio::spawn(group.clone().look_after(addresses));
         tokio::spawn(group.clone().watch_leader());
         if let Some(every) = options.check_every {
@@ -320,30 +327,6 @@ impl Group {
     /// The digests of the latest checks, ascending by index.
     pub fn digests(&self) -> Vec<Digest> {
         self.checks.digests()
-    }
-
-    async fn check_consistency(self, every: Duration) {
-        let mut leadership = self.leadership.clone();
-        loop {
-            // A sleeping group is not checked.
-            let asleep = if self.is_asleep() { 4 } else { 1 };
-            let pause = tokio::time::sleep(self.checks.pause(every) * asleep);
-            tokio::select! {
-                () = pause => {}
-                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
-            }
-            // An idle group is not woken, and a single replica has nothing to compare with.
-            if leadership.borrow().leads
-                && !self.is_asleep()
-                && self.others() > 0
-                && self.applied_index() > self.checks.last()
-            {
-                // The group must not fall asleep meanwhile.
-                if self.ensure_awake().await.is_ok() {
-                    let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will succeed
-                }
-            }
-        }
     }
 
     /// The connection to another member, for messages that are not openraft's.

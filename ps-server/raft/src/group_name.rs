@@ -9,8 +9,8 @@ pub struct GroupName {
     pub number: u32,
     /// For people.
     pub text: Arc<str>,
-    /// Whether it may sleep: its requests wake it.
-    pub may_sleep: bool,
+    /// Whether a replica that sleeps still watches its leader's process: no request would wake it.
+    pub watched: bool,
 }
 
 impl fmt::Display for GroupName {

@@ -23,6 +23,7 @@
 //!   snapshot that is being received. `sleep_state`: whether it sleeps. `belief`: accepted evidence of a leader's end.
 //! - `group`: one replica of one group: propose, watch the leader. `membership`: its members. `answers`: its
 //!   answers to peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
+//!   `timekeeper`: its heartbeats, and when openraft's timer runs (`ticks`). `consistency`: when it is checked.
 //!
 //! The files have no circular dependencies (a test checks that): types are in lower modules than their users.
 
@@ -33,6 +34,7 @@ mod apply_error;
 mod belief;
 mod checks;
 mod compaction;
+mod consistency;
 mod dial;
 mod disk;
 mod disk_log;
@@ -63,6 +65,8 @@ mod storage;
 pub mod stranger;
 #[cfg(test)]
 mod testing;
+mod ticks;
+mod timekeeper;
 mod types;
 mod wire;
 

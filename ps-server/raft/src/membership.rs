@@ -26,11 +26,9 @@ pub struct Membership {
     pub index: u64,
 }
 
-/// Interval between two checks of the membership. The leader finishes a joint membership that two checks have seen.
+/// Interval between two checks while there is something to look after. The leader finishes a joint membership that
+/// two checks have seen.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-
-/// The interval for a sleeping group; it is also checked when it wakes.
-const ASLEEP_CHECK_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Election timeouts that a transfer may take, including an election if it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
@@ -94,36 +92,37 @@ impl Group {
     /// other change is possible. So the current leader finishes it.
     ///
     /// It also updates the addresses of members that have moved, and drops a partly received snapshot whose sender
-    /// is silent.
+    /// is silent. Without either it waits for a change of the membership or the leader.
     pub(super) async fn look_after(self, addresses: Addresses) {
         let mut leadership = self.leadership.clone();
-        let mut seen = None;
+        let mut metrics = self.raft.server_metrics();
+        let mut seen: Option<(_, Instant)> = None;
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL }) => {}
-                () = self.sleep.woken.notified() => {}
-                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
-            }
-            self.drop_stale_snapshot().await;
+            let receives = self.drop_stale_snapshot().await;
             let (at, voters) = {
-                let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
                 let now = &m.membership_config;
                 addresses.replace_all(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
                 let joint = now.get_joint_config();
                 let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
-                (*now.log_id(), joint.last().filter(|_| half).cloned())
+                let leads = m.current_leader == Some(m.id);
+                (*now.log_id(), joint.last().filter(|_| half && leads).cloned())
             };
-            let Some(voters) = voters.filter(|_| leadership.borrow().leads) else {
-                seen = None;
-                continue;
-            };
-            // Seen twice: no leader is about to finish it.
-            if seen.replace(at) == Some(at) {
+            seen = voters.is_some().then(|| seen.filter(|(of, _)| *of == at).unwrap_or((at, Instant::now())));
+            // Seen for a while: no leader is about to finish it.
+            if let Some(voters) = voters
+                && seen.is_some_and(|(_, since)| since.elapsed() >= CHECK_INTERVAL)
+            {
                 tracing::info!(group = %self.name, ?voters, "finishing an interrupted change of voters");
                 if let Err(e) = self.raft.change_membership(voters, false).await {
                     tracing::debug!(group = %self.name, error = %e, "the change of voters is not finished yet");
                 }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(CHECK_INTERVAL), if receives || seen.is_some() => {}
+                () = self.begun.notified() => {}
+                changed = metrics.changed() => if changed.is_err() { return },
+                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!  leader    quiet ──asks every member──all have the same last entry──▶ asleep ──it is asked for anything──▶ awake
-//!  follower  awake ──its leader asks──▶ asleep ──an entry, a vote, or its leader is not reached──▶ awake
+//!  follower  awake ──its leader asks──▶ asleep ──its leader's message, a vote, or its leader is not reached──▶ awake
 //! ```
 //!
 //! Raft's safety does not depend on time, so sleep costs time only. A sleeping leader may be deposed without its
 //! knowledge, so it confirms its leadership before it acts again ([`Group::ensure_awake`]). A sleeping follower
 //! does not notice that its leader died, so the next request to the group wakes it, and its server checks the
-//! leader.
+//! leader. A group that nobody asks for anything is watched ([`GroupName::watched`](super::GroupName)): if its
+//! leader's process ends, its followers wake at once.
 
 use super::{
     group::{Group, ProposeError},
@@ -19,10 +20,16 @@ use bytes::Bytes;
 use futures::future::join_all;
 use openraft::async_runtime::WatchReceiver;
 use paraft_proto::PeerCall;
-use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use std::{
+    sync::atomic::Ordering::SeqCst,
+    time::{Duration, Instant},
+};
 
 /// A member that does not answer in this time does not go to sleep, or is down.
 const SLEEP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A leader falls asleep within this time after its followers: a later heartbeat means that it is awake.
+const LAST_HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Bytes that a sleeping replica's log may keep without being needed.
 const MAX_ASLEEP_BYTES: u64 = 64 << 10;
@@ -47,7 +54,7 @@ impl Group {
         self.sleep.activity.fetch_add(1, SeqCst);
         if self.sleep.asleep.swap(false, SeqCst) {
             tracing::debug!(group = %self.name, replica = %self.me, "the replica wakes");
-            self.raft.runtime_config().tick(true);
+            self.sleep_changed();
             self.sleep.woken.notify_waiters();
         }
     }
@@ -98,18 +105,34 @@ impl Group {
 
     fn fall_asleep(&self) {
         self.sleep.slept.store(true, SeqCst);
+        *self.sleep.since.lock() = Some(Instant::now());
         self.sleep.asleep.store(true, SeqCst);
-        self.raft.runtime_config().tick(false);
-        // A request between the two lines has turned the timers on before they were turned off.
-        match self.is_asleep() {
-            true => {
-                tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
-                // No member needs its entries any more: all have them.
-                if self.log_size().bytes > MAX_ASLEEP_BYTES {
-                    self.sleep.compact.notify_one();
-                }
+        self.sleep_changed();
+        // A request may have woken it meanwhile.
+        if self.is_asleep() {
+            tracing::debug!(group = %self.name, replica = %self.me, "the idle replica sleeps");
+            // No member needs its entries any more: all have them.
+            if self.log_size().bytes > MAX_ASLEEP_BYTES {
+                self.sleep.compact.notify_one();
             }
-            false => self.raft.runtime_config().tick(true),
+        }
+    }
+
+    /// Whether this replica sleeps while its leader, which has sent a heartbeat, is awake.
+    pub(super) fn sleeps_alone(&self) -> bool {
+        self.is_asleep() && self.sleep.since.lock().is_some_and(|since| since.elapsed() > LAST_HEARTBEAT)
+    }
+
+    /// Returns when this replica is awake; at once if it is.
+    pub(super) async fn until_awake(&self) {
+        loop {
+            // Before the look: a wake in between is not missed.
+            let mut woken = std::pin::pin!(self.sleep.woken.notified());
+            woken.as_mut().enable();
+            if !self.is_asleep() {
+                return;
+            }
+            woken.await;
         }
     }
 
@@ -134,7 +157,7 @@ impl Group {
         let agrees = {
             let m = metrics.borrow_watched();
             let level = m.last_log_index == last.as_ref().map(|l| l.index) && m.last_applied == last;
-            m.vote == vote && level && m.current_leader.is_some() && self.name.may_sleep
+            m.vote == vote && level && m.current_leader.is_some()
         };
         if agrees {
             self.fall_asleep();

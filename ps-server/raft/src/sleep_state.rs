@@ -1,8 +1,12 @@
 //! The sleep state of a replica.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64},
+use parking_lot::Mutex;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    time::Instant,
 };
 use tokio::sync::Notify;
 
@@ -10,6 +14,8 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     pub asleep: AtomicBool,
+    /// When it fell asleep last.
+    pub since: Mutex<Option<Instant>>,
     /// It has slept since the last check.
     pub slept: AtomicBool,
     /// Counts requests to the replica: it does not fall asleep if one arrived meanwhile.

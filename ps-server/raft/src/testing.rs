@@ -21,7 +21,7 @@ pub fn write(part: u32, payload: impl Into<Payload>) -> Change {
 
 /// A new group name.
 pub fn group() -> GroupName {
-    GroupName { number: 0, text: "the group".into(), may_sleep: true }
+    GroupName { number: 0, text: "the group".into(), watched: false }
 }
 
 /// The state.

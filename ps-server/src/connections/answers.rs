@@ -27,8 +27,8 @@ use tonic::{Status, body::Body};
 /// A client must read a part of its answer within this time. A part has at most 1 MiB, so this is a network
 /// of 100 KiB/s.
 pub const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of checks of all answers.
-pub const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum interval of checks of all answers.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of one certificate's requests (status, weights to read) whose answers are not read to the
 /// end.
 pub const MAX_OPEN_ANSWERS: usize = 512;
@@ -77,19 +77,27 @@ impl Answers {
         self.began.elapsed().as_millis() as u64 + 1
     }
 
-    /// Closes the connections of answers of which nothing was read for this long.
-    pub fn close_stalled(&self, timeout: Duration) {
+    /// Closes the connections of answers of which nothing was read for this long. Returns the time until the next may
+    /// be due: an answer that does not wait for its client yet is due after the whole timeout.
+    pub fn close_stalled(&self, timeout: Duration) -> Duration {
         let (now, timeout) = (self.now(), timeout.as_millis() as u64);
+        let mut oldest = now;
         // Not dropped under the lock, since their drop takes it.
         let open: Vec<_> = self.open.lock().values().filter_map(Weak::upgrade).collect();
         for answer in open {
             let since = answer.waits.load(Relaxed);
-            if since > 0 && now.saturating_sub(since) >= timeout && answer.visitor.close() {
+            if since == 0 {
+                continue;
+            }
+            if now.saturating_sub(since) < timeout {
+                oldest = oldest.min(since);
+            } else if answer.visitor.close() {
                 self.stalled.fetch_add(1, Relaxed);
                 let (from, rights) = (answer.visitor.origin(), answer.visitor.rights());
                 tracing::warn!(%from, %rights, seconds = timeout / 1000, "closed: the client read nothing of its answer");
             }
         }
+        Duration::from_millis((oldest + timeout).saturating_sub(now)).max(STALL_CHECK_INTERVAL)
     }
 }
 

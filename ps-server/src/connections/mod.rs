@@ -24,7 +24,7 @@ mod socket;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
-pub use answers::{STALL_CHECK_INTERVAL, TAKE_TIMEOUT};
+pub use answers::TAKE_TIMEOUT;
 pub(crate) use answers::{WatchedBody, watched};
 pub use lanes::Lane;
 pub use socket::GuardedSocket;
@@ -226,9 +226,9 @@ impl Connections {
         }
     }
 
-    /// Closes the connections whose clients have read nothing of an answer for this long.
-    pub fn close_stalled(&self, timeout: Duration) {
-        self.answers.close_stalled(timeout);
+    /// Closes the connections whose clients have read nothing of an answer for this long; returns when to look again.
+    pub fn close_stalled(&self, timeout: Duration) -> Duration {
+        self.answers.close_stalled(timeout)
     }
 
     /// Admits a connection, and closes others for it; `None`: there is no room.

@@ -3,6 +3,7 @@
 
 mod bootstrap;
 mod hand_over;
+mod idle;
 mod jobs;
 mod planner;
 mod reports;

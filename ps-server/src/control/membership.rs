@@ -204,7 +204,7 @@ impl Agent {
     }
 
     /// Servers without a report to this leader for a while.
-    fn silent_servers(&self) -> std::collections::BTreeSet<ServerId> {
+    pub(super) fn silent_servers(&self) -> std::collections::BTreeSet<ServerId> {
         let leading = self.leading.lock();
         let silent =
             |id: &ServerId| leading.heard.get(id).is_none_or(|h| h.at.elapsed() > self.timeouts().silent);

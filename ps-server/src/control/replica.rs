@@ -4,7 +4,7 @@
 
 use super::state::Agreed;
 use crate::{
-    raft::{FolderError, GroupOptions, Peers},
+    raft::{FolderError, GroupOptions, Peers, Role},
     replicated::{Group, Hosted},
 };
 use parking_lot::{Mutex, RwLock};
@@ -26,8 +26,6 @@ pub struct ControlReplica {
     starts: watch::Sender<Option<u64>>,
 }
 
-/// Interval of checks whether it has stopped.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause before it is started again, doubled with each try...
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// ...up to this.
@@ -71,15 +69,19 @@ impl ControlReplica {
         let mut ended = self.starts();
         let mut pause = FIRST_PAUSE;
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(POLL_INTERVAL) => {}
-                () = async { drop(ended.wait_for(Option::is_none).await) } => return,
-            }
             let group = self.get();
             if self.stopped().is_none() {
-                // A server that ends has stopped it itself.
-                let trouble = group.trouble().filter(|_| ended.borrow().is_some());
-                let Some(why) = trouble else { continue };
+                let mut leadership = group.leadership();
+                tokio::select! {
+                    // A server that ends has stopped it itself.
+                    biased;
+                    () = async { drop(ended.wait_for(Option::is_none).await) } => return,
+                    () = async { drop(leadership.wait_for(|l| l.role == Role::Stopped).await) } => {}
+                }
+                if ended.borrow().is_none() {
+                    return;
+                }
+                let why = group.trouble().unwrap_or_default();
                 tracing::error!(why, "the control group's replica has stopped; it is started again");
                 *self.waits.lock() = Some((why, Instant::now()));
                 group.shutdown().await;

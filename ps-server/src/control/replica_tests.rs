@@ -39,7 +39,7 @@ impl Server {
         let (data, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
         let (agreed, peers) = (Arc::<Agreed>::default(), Arc::new(Peers::new(paraft_tls::Access::Insecure)));
         let logs = Logs::new(Arc::new(disk.clone()), data.path());
-        let other = GroupName { number: 7, text: "another group".into(), may_sleep: false };
+        let other = GroupName { number: 7, text: "another group".into(), watched: false };
         let other = options(&logs, other, data.path(), "other");
         let other = Group::start(other, Arc::new(Hosted(Arc::<Agreed>::default())), peers.clone()).await;
         let other = other.expect("the other group");

@@ -18,7 +18,7 @@ pub use waiting::Stopped;
 
 use crate::{
     header,
-    raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
+    raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId, Role},
     replicated::{Group, GroupId, Hosted},
     room::{Allocated, Reserved, Room},
     shard::{
@@ -44,7 +44,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// One replica and its parts. Cheap to clone.
 #[derive(Clone)]
@@ -101,6 +101,8 @@ pub struct Replicas {
     /// Scans of quarantined folders in progress: until they end, it is unknown what can be read.
     looking: Arc<AtomicU64>,
     ending: AtomicBool,
+    /// A replica has stopped, or waits.
+    changes: Arc<Notify>,
     /// One replica starts or retires at a time.
     changing: tokio::sync::Mutex<()>,
     failed: AtomicU64,
@@ -121,6 +123,7 @@ impl Replicas {
             aside: Arc::default(),
             looking: Arc::default(),
             ending: AtomicBool::new(false),
+            changes: Arc::default(),
             changing: tokio::sync::Mutex::default(),
             failed: AtomicU64::new(0),
             stages: Arc::default(),
@@ -157,6 +160,11 @@ impl Replicas {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.hosted.len()
+    }
+
+    /// Whether all of them sleep.
+    pub fn all_asleep(&self) -> bool {
+        self.hosted.iter().all(|r| r.group.is_asleep())
     }
 
     /// All of them, by shard.
@@ -263,6 +271,11 @@ impl Replicas {
         self.needs.learn(id, founding, shard.need());
         let group = started?;
         self.room.log_of(id, group.log_in_memory());
+        let (mut leadership, changes) = (group.leadership(), self.changes.clone());
+        tokio::spawn(async move {
+            drop(leadership.wait_for(|l| l.role == Role::Stopped).await);
+            changes.notify_one();
+        });
         let counters = Arc::new(Counters { stages: self.stages.clone(), staleness, ..Counters::default() });
         let leader = leader::spawn(
             shard.clone(),
@@ -349,6 +362,7 @@ impl Replicas {
     /// Stops all replicas; their files stay.
     pub async fn shutdown(&self) {
         self.ending.store(true, Relaxed);
+        self.changes.notify_one();
         let _one = self.changing.lock().await;
         for (_, replica) in self.all() {
             replica.group.shutdown().await;

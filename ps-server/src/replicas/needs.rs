@@ -67,6 +67,7 @@ impl Replicas {
     pub(super) fn waits_for_room(&self, shard: JobShard, node: ReplicaId, founding: u64, why: String) {
         let waits = Stopped { empty: true, ..self.waits(shard, Some((node, founding)), why) };
         self.waiting.write().insert(shard, waits);
+        self.changes.notify_one();
     }
 
     /// Writes the known needs of replicas beside their logs.

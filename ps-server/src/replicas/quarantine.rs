@@ -53,7 +53,7 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
     let next = taken.iter().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
     folder.quarantine(&name)?;
-    tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
+    tracing::warn!(path = %path.display(), aside = %name, "quarantined; `paraft data list` shows it");
     Ok(name)
 }
 
@@ -85,8 +85,8 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
 /// Makes a quarantined folder the shard's own again. A folder of that name is quarantined itself. The server
 /// must not run.
 pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
-    let shard =
-        shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
+    let shard = shard_of_aside(name)
+        .ok_or_else(|| format!("`{name}` is no name of a folder that was quarantined"))?;
     let own = folder_name(shard);
     let logs = Logs::new(disk.clone(), data);
     let aside = Folder::within(&logs, data.join(name));
@@ -110,7 +110,7 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
 pub fn delete(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
     let path = data.join(name);
     if shard_of_aside(name).is_none() || !path.is_dir() {
-        return Err(format!("{}: there is no such folder that was put aside", path.display()));
+        return Err(format!("{}: there is no such folder that was quarantined", path.display()));
     }
     disk.remove_dir_all(&path).map_err(|e| format!("{}: {}", path.display(), paraft_store::said(&e)))
 }

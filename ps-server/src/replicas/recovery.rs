@@ -27,7 +27,7 @@ impl Replicas {
         for folder in aside {
             // An incarnation of this server may have ended before.
             if let Err(e) = blocking(move || folder.release_log()).await {
-                tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
+                tracing::warn!(error = %e, "the log keeps records of a folder that was quarantined");
             }
         }
         for (shard, path) in found {

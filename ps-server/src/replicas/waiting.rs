@@ -34,10 +34,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// A replica that stops again within this time after a restart continues with its last pause.
 const STEADY_PERIOD: Duration = Duration::from_secs(30);
-/// Minimum interval between writes of the replicas' needs beside their logs, if they are new.
-const NEEDS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval of checks whether a replica has stopped, or should be tried again.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which the replicas' needs are written beside their logs, if they are new. A replica without room for a
+/// snapshot, which nothing else tells, is found then.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval while all replicas sleep.
+const ASLEEP_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Minimum pause of the checks.
+const MIN_PAUSE: Duration = Duration::from_millis(50);
 
 impl Stopped {
     pub(super) fn new(replica: Option<(ReplicaId, u64)>, why: String) -> Self {
@@ -71,11 +74,10 @@ impl Replicas {
     pub async fn supervise(self: Arc<Self>) {
         let mut needs = Instant::now();
         while !self.ending.load(Relaxed) {
-            let began = Instant::now();
             for (shard, replica) in self.ended() {
                 self.stop(shard, &replica).await;
             }
-            if needs.elapsed() > NEEDS_WRITE_INTERVAL {
+            if needs.elapsed() >= CHECK_INTERVAL {
                 self.keep_needs().await;
                 needs = Instant::now();
             }
@@ -86,8 +88,20 @@ impl Replicas {
             for shard in due {
                 self.try_again(shard).await;
             }
-            tokio::time::sleep(POLL_INTERVAL.max(began.elapsed() * 500).min(POLL_INTERVAL * 4)).await;
+            let pause = self.pause();
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.changes.notified() => {}
+            }
         }
+    }
+
+    /// Until the next check, or the next try of a replica that waits.
+    fn pause(&self) -> Duration {
+        let check = if self.all_asleep() { ASLEEP_CHECK_INTERVAL } else { CHECK_INTERVAL };
+        let now = Instant::now();
+        let tries = self.waiting.read().values().map(|w| w.again.saturating_duration_since(now)).min();
+        tries.map_or(check, |tries| tries.clamp(MIN_PAUSE, check))
     }
 
     /// Replicas without room, or with failing storage.

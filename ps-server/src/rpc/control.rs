@@ -137,7 +137,7 @@ impl Control for ControlService {
         }
         if self.agent.agreed.read(|s| s.forgotten.contains(&server)) {
             return Ok(Response::new(refuse(format!(
-                "{server} was forgotten (`paraft forget`): it can join anew (--join), with another --data folder"
+                "{server} was forgotten (`paraft forget`): it can join again (--join), with another --data folder"
             ))));
         }
         let number = report.number;

@@ -6,6 +6,7 @@ use crate::shard::{
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     leader::{Message, Reply, WorkerInfo},
+    state::ShardConfig,
 };
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
@@ -15,6 +16,7 @@ use paraft_common::{
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 use paraft_session::serve::Read;
 use paraft_trace::Moment;
+use std::sync::Arc;
 
 /// Checks a message that follows Open; `None`: it only shows that its worker is alive.
 pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Message>, Refusal> {
@@ -49,11 +51,12 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         Kind::Open(_) | Kind::Heartbeat(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            let local = check(shard, bucket, &payload, None)?;
-            let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
-                TensorKind::Param => c.job.slots(),
-                TensorKind::Buffer => 0,
-            });
+            let conf = configured(shard)?;
+            let local = check(&conf, shard.id(), bucket, &payload, None)?;
+            let slots = match conf.buckets[local].spec.kind {
+                TensorKind::Param => conf.job.slots(),
+                TensorKind::Buffer | TensorKind::Result => 0,
+            };
             if m.part as usize > slots {
                 return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots }.into());
             }
@@ -69,9 +72,10 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         Kind::Push(m) => {
             let (step, arrived) = (Step(m.step), Moment::now());
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
+            let conf = configured(shard).map_err(refuse)?;
             let bucket = match m.skip {
-                true => nothing(shard, BucketId(m.bucket), &payload),
-                false => check(shard, BucketId(m.bucket), &payload, Some(step)),
+                true => nothing(&conf, shard.id(), BucketId(m.bucket), &payload),
+                false => check(&conf, shard.id(), BucketId(m.bucket), &payload, Some(step)),
             };
             let bucket = bucket.map_err(refuse)?;
             if m.seq == 0 {
@@ -81,7 +85,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
             }
-            let rate = rate(shard, bucket, m.rate).map_err(|kind| refuse(kind.into()))?;
+            let rate = rate(&conf, bucket, m.rate).map_err(|kind| refuse(kind.into()))?;
             Ok(Message::Push {
                 seq: Seq(m.seq),
                 step,
@@ -136,8 +140,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
 }
 
 /// The rate of a push, if its bucket is trained.
-fn rate(shard: &Shard, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, RefusalKind> {
-    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
+fn rate(conf: &ShardConfig, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, RefusalKind> {
     let target = &conf.buckets[bucket];
     let Some(got) = rate.filter(|_| target.spec.kind == TensorKind::Param) else { return Ok(None) };
     let bad = |why| Err(RefusalKind::BadRate { bucket: target.id, got, why });
@@ -204,7 +207,11 @@ fn only(shard: &Shard, buckets: &[u32]) -> Result<Vec<usize>, Refusal> {
     if !buckets.is_sorted_by(|a, b| a < b) {
         return Err(RefusalKind::BadOnly.into());
     }
-    buckets.iter().map(|b| local(shard, BucketId(*b))).collect()
+    if buckets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let conf = configured(shard)?;
+    buckets.iter().map(|b| local(&conf, shard.id(), BucketId(*b))).collect()
 }
 
 fn is_leased(shard: &Shard) -> bool {
@@ -215,17 +222,26 @@ fn no_chunks(message: &'static str) -> Refusal {
     RefusalKind::NoChunks { message, why: "this job gives out no chunks of its data" }.into()
 }
 
+/// The shard's job and buckets.
+fn configured(shard: &Shard) -> Result<Arc<ShardConfig>, Refusal> {
+    shard.configured().ok_or_else(|| RefusalKind::NotOpened.into())
+}
+
 /// The bucket's index on this shard.
-fn local(shard: &Shard, id: BucketId) -> Result<usize, Refusal> {
-    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
-    conf.local(id).ok_or_else(|| RefusalKind::WrongBucket { bucket: id, shard: shard.id() }.into())
+fn local(conf: &ShardConfig, shard: ShardId, id: BucketId) -> Result<usize, Refusal> {
+    conf.local(id).ok_or_else(|| RefusalKind::WrongBucket { bucket: id, shard }.into())
 }
 
 /// The bucket's index on this shard, if the payload fits it and is finite. A push (which has a step) is in
 /// the job's encoding for the bucket, initial state in f32.
-fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> Result<usize, Refusal> {
-    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
-    let local = local(shard, id)?;
+fn check(
+    conf: &ShardConfig,
+    shard: ShardId,
+    id: BucketId,
+    payload: &Payload,
+    step: Option<Step>,
+) -> Result<usize, Refusal> {
+    let local = local(conf, shard, id)?;
     let encoding = if step.is_some() { conf.encoding(local) } else { Encoding::F32 };
     match all_finite(payload, encoding, conf.buckets[local].spec.len) {
         Ok(true) => Ok(local),
@@ -240,12 +256,12 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
 }
 
 /// The index of the bucket of a push that skips it.
-fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refusal> {
+fn nothing(conf: &ShardConfig, shard: ShardId, id: BucketId, payload: &Payload) -> Result<usize, Refusal> {
     if !payload.is_empty() {
         let why = format!("it is skipped, and has {} bytes", payload.len());
         return Err(RefusalKind::BadPayload { bucket: id, why }.into());
     }
-    local(shard, id)
+    local(conf, shard, id)
 }
 
 /// Converts a reply to its wire form.

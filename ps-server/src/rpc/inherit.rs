@@ -250,8 +250,9 @@ fn fits(name: &str, there: &ServerJob, here: &ServerJob) -> Result<(), RefusalKi
         let rows = j.constraints.iter().filter(|c| c.rule.row() > 1).count();
         let norms =
             if rows == 0 { String::new() } else { format!(", and norms of the rows of {rows} parameters") };
+        let results = if j.takes_means() { format!(", {} results", j.results_len) } else { String::new() };
         format!(
-            "{} parameters and {} statistics in buckets of {}{stages}{norms}",
+            "{} parameters and {} statistics{results} in buckets of {}{stages}{norms}",
             j.params_len, j.buffers_len, j.bucket_len
         )
     };

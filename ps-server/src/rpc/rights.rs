@@ -89,7 +89,7 @@ impl Visitor {
 /// # Errors
 /// The door does not know the caller.
 pub fn visitor(extensions: &http::Extensions) -> Result<Visitor, Status> {
-    connections::of(extensions).ok_or_else(|| Status::unauthenticated("nobody knows who asks"))
+    connections::of(extensions).ok_or_else(|| Status::unauthenticated("the peer has no identity"))
 }
 
 /// Puts the table of needs before a router.
@@ -125,7 +125,7 @@ where
         let path = request.uri().path();
         let refused = match (need_of(path), visitor(request.extensions())) {
             (None, _) => Some(Err(Status::unimplemented("no such method"))),
-            (_, Err(nobody)) => Some(Err(nobody)),
+            (_, Err(unknown)) => Some(Err(unknown)),
             (Some(need), Ok(visitor)) if !visitor.rights().are_enough_for(need, None) => {
                 Some(Ok((visitor, need, path.to_string())))
             }

@@ -131,7 +131,7 @@ impl Handler for ShardsService {
 
 /// The refusal of a request whose connection is unknown to the door.
 pub(super) fn unknown_caller() -> RefusalKind {
-    RefusalKind::Denied("nobody knows who asks".into())
+    RefusalKind::Denied("the peer has no identity".into())
 }
 
 /// Why a stream's first message was not received. Its client may try again: a machine with too much to do is slow to send.

@@ -45,7 +45,7 @@ pub(super) fn control_failed(e: FolderError) -> ServerError {
         false => ServerError::Storage(format!("the control group's replica did not start: {e}")),
         true => ServerError::Control(format!(
             "{e}. Nothing was changed. Put a copy of the file back; or, while a majority of the other servers is well, let \
-             this server join anew (--join) with another --data folder, and `paraft forget` it as it was"
+             this server join again (--join) with another --data folder, and `paraft forget` it as it was"
         )),
     }
 }

@@ -1,5 +1,5 @@
 //! Threads for peers that may only read. The kernel gives them little of a processor that others want, so however
-//! many readers there are, updates go on.
+//! many readers there are, updates continue.
 
 use std::{io, thread::available_parallelism};
 use tokio::runtime::{Builder, Runtime};

@@ -13,7 +13,7 @@ use paraft_common::{
     codec::value_bytes,
     config::ServerJob,
     need,
-    optim::{Gradient, Hyper, apply_buffer},
+    optim::{Gradient, Hyper, apply_buffer, take_mean, take_result},
 };
 use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
@@ -39,7 +39,7 @@ pub struct BucketData {
 
 /// One update of a bucket.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a> {
+pub struct BucketUpdate<'a> {
     /// The job.
     pub job: &'a ServerJob,
     /// The gradient, or the mean of several.
@@ -74,7 +74,7 @@ impl BucketData {
     pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
             TensorKind::Param => job.new_slots(spec.len),
-            TensorKind::Buffer => Vec::new(),
+            TensorKind::Buffer | TensorKind::Result => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
         Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
@@ -97,10 +97,14 @@ impl BucketData {
 
     /// Applies one update; returns the version that contains it. Every update of every bucket uses this function,
     /// both when a replica applies it from the log and when a leader applies it to its working copy.
-    pub(super) fn update(&mut self, spec: BucketSpec, update: Incoming<'_>) -> Version {
-        let Incoming { gradient, contributions, members, .. } = update;
+    pub(super) fn update(&mut self, spec: BucketSpec, update: BucketUpdate<'_>) -> Version {
+        let BucketUpdate { gradient, contributions, members, .. } = update;
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
+            TensorKind::Result => take_result(&mut self.weights, gradient),
+            TensorKind::Param if update.job.takes_means() => {
+                take_mean(&mut self.weights, gradient, update.job.clip.value)
+            }
             TensorKind::Param => self.train(spec, update),
         }
         self.skip_update(contributions.len(), members);
@@ -113,8 +117,8 @@ impl BucketData {
         self.clock += pushes as f64 / members.max(1) as f64;
     }
 
-    fn train(&mut self, spec: BucketSpec, update: Incoming<'_>) {
-        let Incoming { job, gradient, contributions, rate, gone, .. } = update;
+    fn train(&mut self, spec: BucketSpec, update: BucketUpdate<'_>) {
+        let BucketUpdate { job, gradient, contributions, rate, gone, .. } = update;
         gone.iter().for_each(|w| self.forget(job, *w));
         let optimizer = job.optimizer_of(spec.group);
         let rate = match rate {
@@ -181,7 +185,7 @@ impl BucketData {
     /// The look-ahead weights for a pull; `None` if it gets the weights themselves.
     pub fn look_ahead(&self, job: &ServerJob, spec: BucketSpec) -> Option<Vec<f32>> {
         let algorithm = job.algorithm.algorithm();
-        if spec.kind == TensorKind::Buffer || !algorithm.looks_ahead() {
+        if spec.kind != TensorKind::Param || !algorithm.looks_ahead() {
             return None;
         }
         let optimizer = job.optimizer_of(spec.group);
@@ -329,7 +333,7 @@ impl Bucket {
 
     /// Applies one update; returns the version that contains it. A vector with other readers is copied first; the
     /// readers' vector is tracked in `replaced`.
-    pub(super) fn update(&self, update: Incoming<'_>, conf: &ShardConfig) -> Version {
+    pub(super) fn update(&self, update: BucketUpdate<'_>, conf: &ShardConfig) -> Version {
         let mut data = self.data.write();
         let keeps = update.job.keeps().of_workers();
         let data = Arc::make_mut(&mut data);

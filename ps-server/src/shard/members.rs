@@ -272,6 +272,16 @@ impl Members {
         }
     }
 
+    /// Counts `step` of a unit as done by every active member, after one of them has written its result.
+    pub(super) fn is_written(&mut self, unit: usize, step: Step) {
+        let Self { by_id, progress, .. } = self;
+        for m in by_id.values_mut().filter(|m| m.is_active()) {
+            if m.step(unit).is_some_and(|s| s < step) {
+                progress.changes(m, unit, |m| m.take(unit, step));
+            }
+        }
+    }
+
     /// Passes over the active members behind `step`, after a round of it was applied without them; returns their
     /// number.
     pub(super) fn drop_late(&mut self, unit: usize, step: Step) -> u64 {

@@ -4,7 +4,7 @@ use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     batched::BatchedPushes,
     begin::JOB_FORM,
-    bucket::{BucketData, Incoming},
+    bucket::{BucketData, BucketUpdate},
     command::{EvalSums, PushEntry},
     cut::Cut,
 };
@@ -418,7 +418,7 @@ fn ledger_shows_double_push_without_push_record() {
     let conf = shard.configured().expect("configured");
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
     let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
-    let update = Incoming { job: &conf.job, gradient, contributions, rate: None, members: 1, gone: &[] };
+    let update = BucketUpdate { job: &conf.job, gradient, contributions, rate: None, members: 1, gone: &[] };
     conf.buckets[0].update(update, &conf);
     assert_eq!(weight(&shard), -2.0);
 }
@@ -848,7 +848,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
         let payload: Payload = (step.0 as f32 - 2.5).to_le_bytes().repeat(b.spec.len).into();
         let mut expected = (*b.image()).clone();
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
-        let update = Incoming {
+        let update = BucketUpdate {
             job: &free,
             gradient,
             contributions: &contributions,

@@ -6,7 +6,7 @@ use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_square
 
 /// A push of a round.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct RoundPush {
     /// The worker, sequence number and step, and the version that the worker pulled.
     pub contribution: Contribution,
     /// In the encoding that the job has for the bucket.
@@ -51,7 +51,7 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
 
 /// The update of the parts, for a bucket with `len` values in `encoding`. Ascending by worker: floating-point
 /// addition is not associative, so the order must not depend on arrival.
-pub fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
+pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();

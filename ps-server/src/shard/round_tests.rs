@@ -5,10 +5,10 @@ use bytes::Bytes;
 use paraft_common::{Seq, SessionId, Step, Version, WorkerId, encoding::Values};
 use proptest::prelude::*;
 
-fn part(worker: u32, payload: Payload) -> Part {
+fn part(worker: u32, payload: Payload) -> RoundPush {
     let worker = WorkerId(worker);
     let (session, seq, step, pulled) = (SessionId(1), Seq(1), Step(1), Version(0));
-    Part {
+    RoundPush {
         contribution: Contribution { worker, session, seq, step, pulled, samples: 1 },
         payload,
         rate: None,
@@ -19,7 +19,7 @@ fn part(worker: u32, payload: Payload) -> Part {
 #[test]
 fn a_round_in_which_anybody_skips_has_nothing_but_its_workers() {
     let values = || part(1, 1f32.to_le_bytes().repeat(2).into());
-    let skips = Part { skip: true, ..part(2, Payload::EMPTY) };
+    let skips = RoundPush { skip: true, ..part(2, Payload::EMPTY) };
     let sum = sum(vec![values(), skips.clone()], Encoding::F32, 2);
     assert!(sum.skip && sum.payload.is_empty() && sum.mean_sum_of_squares == 0.0);
     assert_eq!(sum.contributions, [values().contribution, skips.contribution]);

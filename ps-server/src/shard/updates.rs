@@ -2,7 +2,7 @@
 
 use super::{
     batched::BatchedPushes,
-    bucket::Incoming,
+    bucket::BucketUpdate,
     command::{Command, Contribution, Outcome, Proposal, PushEntry},
     members::Member,
     shard_config::ShardConfig,
@@ -54,7 +54,7 @@ impl Update<'_> {
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
-        let update = Incoming { job: &conf.job, gradient, contributions, rate, members, gone };
+        let update = BucketUpdate { job: &conf.job, gradient, contributions, rate, members, gone };
         bucket.update(update, conf)
     }
 
@@ -77,10 +77,10 @@ fn are_in(meta: &mut Meta, conf: &ShardConfig, b: usize, contributions: &[Contri
     for c in contributions {
         meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
     }
-    if let Some(last) = contributions.iter().map(|c| c.step).max()
-        && conf.job.round.drops_late()
-        && closes
-    {
+    let Some(last) = contributions.iter().map(|c| c.step).max() else { return };
+    if conf.buckets[b].spec.kind == TensorKind::Result {
+        meta.members.is_written(b, last);
+    } else if conf.job.round.drops_late() && closes {
         meta.dropped += meta.members.drop_late(b, last);
     }
 }
@@ -133,7 +133,7 @@ impl Shard {
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
             Command::Admit { .. } | Command::Delta { .. } => {
-                return compute::SMALL_BYTES;
+                return compute::LARGE_BYTES;
             }
             command => command
                 .pushes()

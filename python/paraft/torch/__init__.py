@@ -16,7 +16,9 @@ from . import _optim
 from ._checkpoints import export_dcp, load_checkpoint
 from ._flat import is_sharded
 from ._leased import LeasedLoader, LeasedSampler
-from ._steps import OnServers, OnWorker, check_step, on_servers
+from ._mean import OnMean, means, refusal
+from ._state import State
+from ._steps import OnServers, OnWorker, check_step, servers, take_over
 
 __all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "export_dcp", "load_checkpoint", "prepare"]
 
@@ -44,9 +46,11 @@ def prepare(
 
     Args:
         apply: which side runs the optimizer. ``"servers"``: the servers, with the rules of ``optimizer`` (SGD,
-            Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"worker"``:
-            ``optimizer`` itself, of any class, and the servers average the workers' weight changes. ``"auto"``: the
-            servers if they can, otherwise the worker, which is logged.
+            Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"mean"``: the
+            servers average the gradients, and each worker runs ``optimizer``, of any class, on the mean; the servers
+            keep its state. Only in mode ``bsp``. ``"worker"``: ``optimizer`` itself, of any class, and the servers
+            average the workers' weight changes. ``"auto"``: the servers if they can, else the mean if it is possible,
+            else the worker, which is logged.
         clip_norm: clips gradients by their norm, like ``clip_grad_norm_`` under DDP: in lock-step the norm of the
             mean.
         clip_value: clips each value of a gradient to at most this size.
@@ -63,25 +67,34 @@ def prepare(
     given, optimizer = optimizer, _inner(optimizer)
     _new(run, optimizer)
     _grouped(run, model, overlap)
-    if apply not in ("auto", "servers", "worker"):
-        raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
+    if apply not in ("auto", "servers", "mean", "worker"):
+        raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"mean\", \"worker\" or \"auto\"")
+    if apply == "mean":
+        state = refusal(run, optimizer, bool(constraints))
+        if isinstance(state, str):
+            raise ConfigError(f"apply=\"mean\": {state}")
+        return _mean(run, model, optimizer, state, overlap, push_settings(encoding, clip_norm, clip_value)), given
     if apply != "worker":
         try:
             table = _optim.table(optimizer)
         except _optim.Unmapped as why:
             if apply == "servers":
                 raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
+            state = refusal(run, optimizer, bool(constraints))
+            if not isinstance(state, str):
+                _LOG.info("%s: it runs on each worker, on the mean gradient (apply=\"mean\")", why)
+                return _mean(run, model, optimizer, state, overlap, push_settings(encoding, clip_norm, clip_value)), given
             _LOG.warning(
                 "%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\"). That is not DDP's "
-                "result, where the optimizer is given the mean gradient",
-                why,
+                "result, where the optimizer is given the mean gradient. It is not apply=\"mean\" because %s",
+                why, state,
             )
         else:
             check_step(optimizer)
             settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
             with torch.inference_mode(False):  # tensors created in inference mode cannot be trained
                 front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
-            on_servers(optimizer, front)
+            take_over(optimizer, front, servers)
             return model, given
     if clip_norm is not None or clip_value is not None:
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
@@ -89,6 +102,18 @@ def prepare(
         raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
     local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
     return model, given
+
+
+def _mean(
+    run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: State, overlap: Optional[bool], settings: list[str]
+) -> torch.nn.Module:
+    rate = optimizer.param_groups[0].get("lr", 0.0)
+    # The servers apply no rule; the rate is for the record.
+    settings = [f"optimizer={toml({'kind': 'sgd', 'lr': float(rate)})}", *settings]
+    with torch.inference_mode(False):
+        front = OnMean(run, model, optimizer, state=state, overlap=overlap, settings=settings)
+    take_over(optimizer, front, means)
+    return model
 
 
 def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:

@@ -18,7 +18,7 @@ import torch
 from .._run import Run
 from ..errors import DataError
 from . import _optim
-from ._flat import Flat, own, part
+from ._flat import MEAN, STATE, Flat, own, part
 from ._names import Names, as_in
 
 _LOG = logging.getLogger("paraft")
@@ -105,7 +105,8 @@ class Checkpoint:
 
     def model(self) -> dict[str, torch.Tensor]:
         """``state_dict()`` of the model, without frozen parameters."""
-        tensors = dict(self._model)
+        # Where the workers ran the optimizer on the mean gradient, the rest of it is Paraft's own.
+        tensors = {name: t for name, t in self._model.items() if not name.startswith(MEAN) and name != STATE}
         for alias, name in self._said.get("tied", {}).items():
             if name in tensors:
                 tensors[alias] = tensors[name]

@@ -27,6 +27,10 @@ from ._names import Names
 _LOG = logging.getLogger("paraft")
 
 
+#: The names of the mean gradients, before those of their parameters, and of the optimizer's state.
+MEAN = "mean gradient of "
+STATE = "state of the optimizer"
+
 #: The maximum number of parameter classes on the servers, each with its own rate and decay.
 MAX_CLASSES = 1024
 #: With more groups, those of equal rate and decay become one class, because each class has its own buckets.
@@ -36,7 +40,9 @@ _FEW_GROUPS = 32
 class Flat:
     """The trained parameters of a model, class by class, then its running statistics.
 
-    ``group``: the ranks that share the vector's memory.
+    ``group``: the ranks that share the vector's memory. ``state``: only if the workers run the optimizer on the mean
+    gradient: the number of values of its state. Then the vector has the mean of the gradients, the running statistics,
+    and last the results: the parameters, and this state.
 
     Attributes:
         values: the vector, on the CPU.
@@ -44,11 +50,16 @@ class Flat:
         names: names of parameters and statistics.
         classes: the class of each of the optimizer's groups; -1: none of its parameters is trained.
         class_values: number of values of each class.
+        means: the places of the mean gradient, by parameter.
+        state: the place of the optimizer's state.
+        results: number of tensors that are results.
         buffers: the running statistics at ``prepare``: persistent floating-point buffers with only finite values.
             :meth:`statistics` has their present values.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group], state: Optional[int] = None
+    ) -> None:
         self._model = names = Names(model)
         for name, t in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(t):
@@ -92,7 +103,7 @@ class Flat:
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in held:
                 raise ConfigError(
-                    f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that nobody would train it, and each worker "
+                    f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that no worker would train it, and each worker "
                     "keep its own: freeze it (requires_grad_(False)), or give it to the optimizer. A run has one optimizer; what another one "
                     "trains (as of a GAN) is another run's model, with servers of its own"
                 )
@@ -115,13 +126,29 @@ class Flat:
         self.sharded = any(is_sharded(p) for p in self.params)
         self._group = group
         self._check_shards()
-        shapes, length = [t.shape for t in tensors], sum(t.numel() for t in tensors)
+        shapes, count = [t.shape for t in tensors], len(self.params)
+        self.tensors: list[Tensor] = [(name, list(t.shape), i < count) for i, (name, t) in enumerate(zip(self.names, tensors))]
+        self.results = 0
+        if state is not None:
+            last = [(STATE, [state], True)] if state else []
+            self.results = count + len(last)
+            results = [*self.tensors[:count], *last]
+            self.tensors = [(MEAN + name, shape, kind) for name, shape, kind in self.tensors[:count]] + self.tensors[count:] + results
+            shapes = [torch.Size(shape) for _, shape, _ in self.tensors]
+        length = sum(shape.numel() for shape in shapes)
         if self._group is None:
             on_gpu = any(t.is_cuda for t in tensors)
             self.values = torch.empty(length, dtype=torch.float32, device="cpu", pin_memory=on_gpu)
         else:
             self.values = self._group.memory(length)
         self.views = apart(self.values, shapes)
+        self.means: list[torch.Tensor] = []
+        self.state = self.values[:0]
+        if state is not None:
+            self.values.zero_()
+            n = len(tensors)
+            self.means, self.state = self.views[:count], self.views[-1] if state else self.state
+            self.views = self.views[n : n + count] + self.views[count:n]
         #: This rank's part of each tensor's place in the vector.
         self.parts = [part(view, t) for view, t in zip(self.views, tensors)]
         self._copied: list[int] = []
@@ -130,9 +157,6 @@ class Flat:
             for into, tensor in zip(self.parts, tensors):
                 if self._group is None or self._group.leads or is_sharded(tensor):
                     into.copy_(own(tensor))
-        self.tensors: list[Tensor] = [
-            (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
-        ]
 
     def _record_places(self) -> None:
         """Records the places of the trained parameters in the model: wrapping changes the modules' places.
@@ -225,7 +249,7 @@ class Flat:
         for name, p in zip(self.names, shards):
             if not is_sharded(p):
                 raise ConfigError(
-                    f"`{name}` is not sharded, and others are: nobody averages its gradient over the group's ranks. Call fully_shard(model) "
+                    f"`{name}` is not sharded, and others are: no rank averages its gradient over the group's ranks. Call fully_shard(model) "
                     "for the whole model, too"
                 )
             mesh = sorted(p.device_mesh.mesh.flatten().tolist())
@@ -279,7 +303,7 @@ class Flat:
             if p.requires_grad is not trained:
                 raise MisuseError(
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
-                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and go on with a new run and resume="
+                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and continue with a new run and resume="
                 )
         if any(place.get(key) is not it for place, key, it in self._expected_places):
             self._record_places()
@@ -374,6 +398,13 @@ class Flat:
         given = [i for i in self._copied if self._group is None or self._group.leads or is_sharded(self._tensors[i])]
         if given:
             torch._foreach_copy_([self.parts[i] for i in given], [own(self._tensors[i].data) for i in given])
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Takes the digits from the parameters that the vector does not hold."""
+        for i in self._copied:
+            if i < len(self.params) and self.params[i].dtype is torch.float64:
+                own(self.params[i].data).copy_(self.parts[i])
 
     def _synchronize(self) -> None:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)

@@ -196,9 +196,9 @@ class Member:
         if self._of.leads:
             self._session.prepared()
 
-    def go_on(self) -> StepState:
+    def continue_wait(self) -> StepState:
         """Continues a step's wait that was interrupted on this rank; the other ranks are still in it."""
-        return self._share(lambda: self._session.go_on())
+        return self._share(lambda: self._session.continue_wait())
 
     def save(self, folder: Optional[str] = None) -> str:
         """Only on the first rank: the other ranks wait for it in their next step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
 import sys
 import tempfile
 import types
@@ -32,13 +33,15 @@ OVERLAP_BYTES = 4 << 20
 #: nothing of this package.
 _NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
+#: The code of ``loss.backward()``, in whose frame ``self`` is the loss.
+_BACKWARD = getattr(torch.Tensor.backward, "__code__", None)
 
 
 class _Push(enum.Enum):
     """When gradients are pushed."""
 
     #: By ``step()``, and then decided: the first step shows whether a script changes gradients before it.
-    LOOK = enum.auto()
+    TRY = enum.auto()
     #: During the backward pass.
     EARLY = enum.auto()
     #: By ``step()``.
@@ -94,6 +97,32 @@ class _Notes:
         return _NOTHING
 
 
+def _hear_losses(run: Run, param: Any) -> Any:
+    """A hook that runs when a backward pass reaches this parameter: it keeps the loss that ``backward()`` was called on, for scripts
+    without ``run.log()``. On the CPU that pass runs in its caller's thread, whose frames lead to the loss. On a GPU it has a thread of its
+    own; to read its loss would be to wait for the GPU."""
+    run_of, param_of = weakref.ref(run), weakref.ref(param)
+    last: Callable[[], Any] = lambda: None
+
+    def hears(_: torch.Tensor) -> None:
+        nonlocal last
+        run, param, frame = run_of(), param_of(), sys._getframe().f_back
+        while frame is not None and frame.f_code is not _BACKWARD:
+            frame = frame.f_back
+        if run is None or param is None or frame is None or frame.f_locals.get("gradient") is not None:
+            return
+        loss = frame.f_locals.get("self")
+        # A parameter in several reentrant checkpoints is reached more than once.
+        if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1 or loss is last():
+            return
+        last = weakref.ref(loss)
+        # Losses add up as their gradients do, of which zero_grad() throws away the earlier ones.
+        earlier = 0.0 if param.grad is None or math.isnan(run._heard) else run._heard
+        run._heard = earlier + loss.item()
+
+    return param.register_hook(hears)
+
+
 def _stamp(gradient: torch.Tensor) -> float:
     """Changes with a gradient: torch counts writes, except those to parts of sharded gradients."""
     return float(own(gradient).norm()) if is_sharded(gradient) else gradient._version
@@ -127,12 +156,10 @@ class OnServers:
         settings: list[str],
         constraints: Mapping[str, Constraint],
     ) -> None:
-        flat = Flat(model, optimizer, run._group)
+        self.run = run
+        self.flat = flat = self._flat(model, optimizer)
         settings = [*settings, *_constraints.settings(constraints, flat.known(), flat.frozen)]
         flat.check_ties()
-        self.run = run
-        self.flat = flat
-        self._watch = _optim.Watch(optimizer, flat.classes)
         self._params = list(enumerate(flat.params))
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
@@ -143,10 +170,45 @@ class OnServers:
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
+        self._session = self._join(model, optimizer, settings)
+        run._front = weakref.ref(self)
+        flat.attach(buffers=False)
+        # The worker pushes the change of the running statistics by its own forward passes since the pull.
+        self._moved = torch.zeros(sum(b.numel() for b in flat.buffers), dtype=torch.float32, device="cpu")
+        self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
+        self.pulled()
+        large = flat.values.numel() * 4 >= OVERLAP_BYTES
+        grouped = run._group is not None
+        self._push = _Push.LATE if overlap is False else _Push.TRY
+        self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
+        self._asked = bool(overlap)
+        #: Whether a gradient arrived twice before the first step, or was thrown away.
+        self._twice = self._thrown = False
+        #: Digests of gradients, which show writes to ``.data``.
+        self._sums: dict[int, int] = {}
+        run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
+        run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
+        run._hooks.append(_hear_losses(run, flat.params[0]))
+        self._hooks: list[Any] = []
+        if self._push is _Push.TRY and grouped:
+            self._hooks = [model.register_forward_hook(_Notes(self))]
+            run._hooks += self._hooks
+        elif self._push is _Push.TRY:
+            self._hook_all()
+        #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
+        self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
+        self._steps = 0
+
+    def _flat(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Flat:
+        return Flat(model, optimizer, self.run._group)
+
+    def _join(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: list[str]) -> Any:
+        run, flat = self.run, self.flat
+        self._watch = _optim.Watch(optimizer, flat.classes)
         # The optimizer's state of earlier steps: worker 0's, like its weights.
         resumes_elsewhere(run, model, flat, optimizer)
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
-        self._session = run._join(
+        session = run._join(
             flat.tensors,
             flat.values.data_ptr(),
             flat.values.numel(),
@@ -157,32 +219,7 @@ class OnServers:
             note=note(optimizer, model, flat),
         )
         self.forget(optimizer)
-        run._front = weakref.ref(self)
-        flat.attach(buffers=False)
-        # The worker pushes the change of the running statistics by its own forward passes since the pull.
-        self._moved = torch.zeros(sum(b.numel() for b in flat.buffers), dtype=torch.float32, device="cpu")
-        self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
-        self.pulled()
-        large = flat.values.numel() * 4 >= OVERLAP_BYTES
-        grouped = run._group is not None
-        self._push = _Push.LATE if overlap is False else _Push.LOOK
-        self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
-        self._asked = bool(overlap)
-        #: Whether a gradient arrived twice before the first step, or was thrown away.
-        self._twice = self._thrown = False
-        #: Digests of gradients, which show writes to ``.data``.
-        self._sums: dict[int, int] = {}
-        run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
-        run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
-        self._hooks: list[Any] = []
-        if self._push is _Push.LOOK and grouped:
-            self._hooks = [model.register_forward_hook(_Notes(self))]
-            run._hooks += self._hooks
-        elif self._push is _Push.LOOK:
-            self._hook_all()
-        #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
-        self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
-        self._steps = 0
+        return session
 
     def _shared_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         group, params = self.run._group, self.flat.params
@@ -194,7 +231,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[2:] = self._hooks  # after those of the model and of other optimizers
+        self.run._hooks[3:] = self._hooks  # after those of the model, of other optimizers and of the loss
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -244,14 +281,16 @@ class OnServers:
         self.flat.check()
         self._own_writes()
         scaled = found_inf is not None
+        if scaled:
+            self.run._heard = math.nan  # it is scaled too
         skips = found_inf is not None and float(found_inf) != 0.0
         if self._pushed:
             self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
             self._push_at_step("a GradScaler scales the gradients")
-        elif self._thrown and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._thrown and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step("the script threw gradients away between backward() and the first step()")
-        elif self._twice and self._push is _Push.LOOK and self._then is _Push.EARLY:
+        elif self._twice and self._push is _Push.TRY and self._then is _Push.EARLY:
             self._push_at_step(
                 "gradients came more than once in the first step, as those of a layer in several checkpoint(use_reentrant=True), or of several "
                 "backward passes outside of run.no_sync()"
@@ -264,13 +303,13 @@ class OnServers:
         if skips:
             self._session.skip()
         self._pushed.clear()
-        if self._push is _Push.LOOK:
+        if self._push is _Push.TRY:
             self._pushes(self._then)
         self._steps += 1
         if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
             self._looks_in *= 2
             self._hook_all()
-            self._push = _Push.LOOK
+            self._push = _Push.TRY
         self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
@@ -323,7 +362,7 @@ class OnServers:
         if self.forget(optimizer):
             _LOG.warning(
                 "the state that was loaded into the optimizer is passed over: since run.prepare() it is the servers'. Load it before, or "
-                "go on from a checkpoint of the job: paraft.init(resume=...)"
+                "continue from a checkpoint of the job: paraft.init(resume=...)"
             )
 
     def _own_writes(self) -> None:
@@ -339,7 +378,7 @@ class OnServers:
                 "`%s` was written to outside of optimizer.step(), as p.data.clamp_(), load_state_dict() and Embedding(max_norm=) do, and this step "
                 "undoes it: the weights are the servers'. To have the servers bound weights, "
                 "prepare(..., constraints={\"NAME\": paraft.clamp(...)}); to keep what the script writes, "
-                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or go on from a checkpoint with paraft.init(resume=...)",
+                "prepare(..., apply=\"worker\"); load weights before run.prepare(), or continue from a checkpoint with paraft.init(resume=...)",
                 name,
             )
 
@@ -487,6 +526,7 @@ class OnWorker:
         #: The prepared optimizer is in its ``step()``, which may step others, as Lookahead's does.
         self.inside = False
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
+        run._hooks.append(_hear_losses(run, self.flat.params[0]))
 
         optimizer.register_step_pre_hook(steps)
         optimizer.register_step_post_hook(stepped)
@@ -540,6 +580,8 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
         found_inf, scale, now = given.get("found_inf"), given.get("grad_scale"), me()
+        if now is not None and found_inf is not None:
+            now.run._heard = math.nan  # it is scaled too
         try:
             if now is not None and found_inf is not None and float(found_inf) != 0.0:
                 return now.step()
@@ -563,9 +605,8 @@ def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return kind.__new__(kind)
 
 
-@functools.lru_cache(maxsize=None)
-def _servers(kind: Any) -> type[torch.optim.Optimizer]:
-    """The class of an optimizer that the servers run."""
+def stepping(kind: Any, **own: Any) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer whose ``step()`` is the run's, with these methods too."""
 
     def step(self: Any, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
@@ -587,6 +628,14 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         # A copy is a plain torch optimizer, and trains its own weights.
         return _blank, (kind,), self.__getstate__()
 
+    own = {"step": step, "__reduce_ex__": __reduce_ex__, **own}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+@functools.lru_cache(maxsize=None)
+def servers(kind: Any) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer that the servers run."""
+
     def state_dict(self: Any) -> Any:
         # The original class creates the copy.
         self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry)
@@ -599,8 +648,7 @@ def _servers(kind: Any) -> type[torch.optim.Optimizer]:
         kind.load_state_dict(self, state_dict)
         self._paraft.loaded(self)
 
-    own = {"step": step, "__reduce_ex__": __reduce_ex__, "state_dict": state_dict, "load_state_dict": load_state_dict}
-    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    return stepping(kind, state_dict=state_dict, load_state_dict=load_state_dict)
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
@@ -617,10 +665,11 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def on_servers(optimizer: Any, front: OnServers) -> None:
-    """Makes ``optimizer.step()`` the servers'. The object stays the same for schedulers and scalers."""
+def take_over(optimizer: Any, front: OnServers, kind: Callable[[Any], type[torch.optim.Optimizer]]) -> None:
+    """Makes ``optimizer.step()`` the run's. The object stays the same for schedulers and scalers; ``kind``: makes its
+    new class."""
     by_scheduler = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = _servers(type(optimizer))  # type: ignore[arg-type]
+    optimizer.__class__ = kind(type(optimizer))
     optimizer._patch_step_function()
     optimizer._paraft = front
     # A GradScaler then reports what it found, and does not skip the step on its own.

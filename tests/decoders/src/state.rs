@@ -98,7 +98,7 @@ fn is_small(proposal: &Proposal) -> bool {
     let shard::Command::Admit { job, .. } = &proposal.command else {
         return true;
     };
-    ServerJob::decode(job).is_ok_and(|j| j.params_len + j.buffers_len <= 1 << 16)
+    ServerJob::decode(job).is_ok_and(|j| j.params_len + j.buffers_len + j.results_len <= 1 << 16)
 }
 
 const FOLDER: &str = "/data/shard-0";

@@ -12,7 +12,8 @@ pub fn server_job(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(job) = ServerJob::from_toml(text) else { return };
     let layout = job.layout();
-    assert_eq!((layout.params_len(), layout.len()), (job.params_len, job.params_len + job.buffers_len));
+    let len = job.params_len + job.buffers_len + job.results_len;
+    assert_eq!((layout.params_len(), layout.len()), (job.params_len, len));
     let again = job.to_toml().expect("what was read can be written");
     let back = ServerJob::from_toml(&again).expect("and read again");
     // As text: a NaN is not equal to itself.

@@ -241,10 +241,10 @@ await main(async (browser) => {
 
   await page.selectOption("select[aria-label=Mode]", "asp");
   await page.click("text=switch mode");
-  check((await yes(page, "from bsp to asp")).includes("digits goes on in asp"), "switched: " + (await page.textContent("#said")));
+  check((await yes(page, "from bsp to asp")).includes("digits continues in asp"), "switched: " + (await page.textContent("#said")));
   await until("asp on every shard", isIn("asp"));
   await until("the page to say so", async () => (await page.textContent(".facts")).includes("asp"));
-  await until("the event", async () => (await page.locator(".events li").allTextContents()).some((t) => t.includes("digits goes on in asp") && t.includes("127.0.0.1")));
+  await until("the event", async () => (await page.locator(".events li").allTextContents()).some((t) => t.includes("digits continues in asp") && t.includes("127.0.0.1")));
   await until("the command to switch back", () => run("mode", "digits", "bsp", "--fleet", servers).then(() => true));
   await until("bsp on the page", async () => /mode\s*bsp/.test(await page.textContent(".facts")));
   say("switch mode: as `paraft mode`");

@@ -188,9 +188,9 @@ pub fn kernels() -> Result<Vec<KernelInfo>, String> {
     Ok((0..).map_while(name).filter_map(|n| api.info(n)).collect())
 }
 
-/// Guards on both sides of each buffer, in bytes: a kernel that writes there is told on.
+/// Guards on both sides of each buffer, in bytes: a kernel that writes there is reported.
 const GUARD: usize = 4096;
-/// NaN in f32, bf16 and f16: who reads beyond a buffer gets that.
+/// NaN in f32, bf16 and f16: a read beyond a buffer returns it.
 const GUARD_WORD: u16 = 0xfff5;
 
 /// A buffer between its guards.

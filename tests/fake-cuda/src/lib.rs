@@ -103,7 +103,7 @@ fn load() -> Result<Fake, String> {
 }
 
 impl Fake {
-    /// Sets what the variable `PARAFT_FAKE_CUDA_<name>` sets. `SEED` begins the random sequence anew.
+    /// Sets what the variable `PARAFT_FAKE_CUDA_<name>` sets. `SEED` restarts the random sequence.
     ///
     /// # Errors
     /// There is no such setting, or it cannot have this value.

@@ -67,7 +67,7 @@ impl Folder {
                 Err(TryLockError::Error(_)) => return Ok(None),
                 Err(TryLockError::WouldBlock) if began.elapsed() < timeout => thread::sleep(POLL_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
-                    let why = format!("somebody else has been writing one for {timeout:?}");
+                    let why = format!("another process has been writing one for {timeout:?}");
                     return Err(CheckpointError::Unwritable { path: self.0.clone(), why });
                 }
             }

@@ -4,7 +4,7 @@
 mod pulls;
 mod pushes;
 
-pub use pulls::{Norm, Places, Shares, address};
+pub use pulls::{Norm, Places, RestOfResults, Shares, address};
 
 use crate::{
     connect::{Channels, Transport},

@@ -36,7 +36,7 @@ mod outgoing;
 mod pool;
 
 pub use acks::Acked;
-pub use client::{Client, ClientOptions, Counters, Norm, Places, Shares, address};
+pub use client::{Client, ClientOptions, Counters, Norm, Places, RestOfResults, Shares, address};
 pub use connect::{Transport, describe, status, status_with_logs};
 pub use error::ClientError;
 pub use initial::{Initial, Values};

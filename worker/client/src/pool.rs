@@ -59,7 +59,7 @@ mod tests {
         let (at, view) = (first.as_ptr(), first.slice(10..20));
         drop(first);
         let second = pool.bytes(100, |b| b.extend_from_slice(&[2; 100]));
-        assert_ne!(second.as_ptr(), at, "somebody reads it");
+        assert_ne!(second.as_ptr(), at, "it is still read");
         assert_eq!(view[..], [1; 10]);
         drop(view);
         assert_eq!(pool.bytes(50, |b| b.extend_from_slice(&[3; 50])).as_ptr(), at);

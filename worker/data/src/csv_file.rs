@@ -290,9 +290,9 @@ fn start(field: &[u8]) -> String {
 
 /// Fields in messages, the first twenty of them.
 fn listed(fields: &[&[u8]]) -> String {
-    const MOST: usize = 20;
-    let shown: Vec<String> = fields.iter().take(MOST).map(|f| format!("`{}`", start(f))).collect();
-    match fields.len().saturating_sub(MOST) {
+    const MAX_SHOWN: usize = 20;
+    let shown: Vec<String> = fields.iter().take(MAX_SHOWN).map(|f| format!("`{}`", start(f))).collect();
+    match fields.len().saturating_sub(MAX_SHOWN) {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
     }

@@ -55,7 +55,11 @@ const LISTED: usize = 2048;
 /// The number of tensors, then each one's place, name and shape; if they are too many, a hash of all and the first
 /// ones.
 fn listed(tensors: &[TensorSpec]) -> Vec<String> {
-    let kind = |t: &TensorSpec| if t.kind == TensorKind::Buffer { " buffer" } else { "" };
+    let kind = |t: &TensorSpec| match t.kind {
+        TensorKind::Param => "",
+        TensorKind::Buffer => " buffer",
+        TensorKind::Result => " result",
+    };
     let shape = |t: &TensorSpec| t.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
     let fact = |(i, t): (usize, &TensorSpec)| {
         format!("tensor {i} {} {}{}", t.name.escape_debug(), shape(t), kind(t))

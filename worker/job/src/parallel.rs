@@ -125,7 +125,7 @@ impl ParallelConfig {
         let no = |key: &'static str, what: &str, remedy: &str| {
             bad(key, format!("a model that is cut ([parallel]) {what}"), remedy)
         };
-        if self.schedule.goes_on() && self.pipeline > 1 {
+        if self.schedule.overlaps_minibatches() && self.pipeline > 1 {
             if job.micro_batches() < self.pipeline as usize {
                 let why = format!(
                     "{} of a minibatch for {} stages, and schedule \"2bw\" wants at least one for each",
@@ -161,7 +161,7 @@ impl ParallelConfig {
         if train.mode == ModeChoice::Auto {
             return no(
                 "train.mode",
-                "has no rank that hears of a switch for all stages",
+                "has no rank that receives a switch for all stages",
                 "name a mode, and switch it with `paraft mode`",
             );
         }

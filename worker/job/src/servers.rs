@@ -70,6 +70,7 @@ impl Job {
             all_reduce: self.train.exchange == Exchange::AllReduce,
             params_len,
             buffers_len: len(TensorKind::Buffer),
+            results_len: len(TensorKind::Result),
             bucket_len,
             grace_ms: self.cluster.grace_ms,
             durability: self.cluster.durability,

@@ -163,6 +163,11 @@ impl TrainConfig {
         }
     }
 
+    /// Whether each step is a round of all workers.
+    pub fn in_rounds_of_all(&self) -> bool {
+        self.mode == Mode::Bsp.into() && !self.round().drops_late()
+    }
+
     /// The job of the same fleet that supplies the initial weights.
     pub fn init_job(&self) -> Option<&str> {
         self.init.as_deref()?.to_str()?.strip_prefix(OF_JOB)
@@ -177,7 +182,7 @@ impl TrainConfig {
             return bad("train.backup_workers", why, "use a number below train.workers");
         }
         if self.sampler == SamplerKind::Leased || self.exchange == Exchange::AllReduce {
-            let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
+            let why = "a worker that a round was closed without continues where the others are, which needs train.sampler = \
                        \"static\" and train.exchange = \"servers\"";
             return bad("train.backup_workers", why, "change those, or take it out");
         }

@@ -92,7 +92,8 @@ impl OnCuda {
         Ok(self.inbox.landed(&self.device, 0..params.len(), None)?)
     }
 
-    /// Starts the step. `ready` as in [`Net::step`], but only where the gradient passes a cut.
+    /// Starts the step. `ready` is called as in [`Net::step`], but only when another part of the gradient between two `cuts` is
+    /// complete.
     fn begin(
         &mut self,
         batch: &Batch,

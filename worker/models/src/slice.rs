@@ -76,7 +76,7 @@ impl Run {
     }
 
     /// Whether the first row of `next` continues this run.
-    pub fn goes_on_with(&self, next: &Self) -> bool {
+    pub fn is_followed_by(&self, next: &Self) -> bool {
         let whole = self.whole + self.rows * self.stride;
         let local = self.local + self.rows * self.len;
         (whole, local, self.len, self.stride, self.shared)

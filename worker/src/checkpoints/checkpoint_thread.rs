@@ -40,7 +40,7 @@ pub(super) enum Order {
 }
 
 /// Receives the folder of a checkpoint that it asked for.
-type Asker = mpsc::Sender<Result<PathBuf, WorkerError>>;
+type SaveReply = mpsc::Sender<Result<PathBuf, WorkerError>>;
 
 /// A request to write the current state now.
 pub(super) struct SaveTask {
@@ -49,7 +49,7 @@ pub(super) struct SaveTask {
     /// As of the previous step.
     pub in_force: InForce,
     /// Receives the result.
-    pub asker: Asker,
+    pub reply: SaveReply,
 }
 
 /// The thread's state.
@@ -102,15 +102,15 @@ impl CheckpointThread {
                     let result = result.map(|(path, bytes)| (path, bytes, founding));
                     done(self.note(step, began, result, None, &mut written));
                 }
-                Order::Save(step, SaveTask { folder: None, in_force, asker }) => {
+                Order::Save(step, SaveTask { folder: None, in_force, reply }) => {
                     let Some(folder) = &self.folder else { continue };
                     let began = Instant::now();
                     let result = self.author.save(folder, step, &in_force);
-                    done(self.note(step, began, result, Some(asker), &mut written));
+                    done(self.note(step, began, result, Some(reply), &mut written));
                 }
-                Order::Save(step, SaveTask { folder: Some(folder), in_force, asker }) => {
+                Order::Save(step, SaveTask { folder: Some(folder), in_force, reply }) => {
                     let saved = self.author.save(&folder, step, &in_force);
-                    let _ = asker.send(saved.map(|(path, ..)| path).map_err(Into::into));
+                    let _ = reply.send(saved.map(|(path, ..)| path).map_err(Into::into));
                     waiting.fetch_sub(1, SeqCst);
                 }
                 Order::Release(step) => {
@@ -137,7 +137,7 @@ impl CheckpointThread {
         step: Step,
         began: Instant,
         result: Result<SavedCheckpoint, Failed>,
-        asker: Option<Asker>,
+        reply: Option<SaveReply>,
         written: &mut WrittenCheckpoints,
     ) -> event::Checkpoint {
         let mut e = event::Checkpoint {
@@ -162,8 +162,8 @@ impl CheckpointThread {
                 Err(why.into())
             }
         };
-        if let Some(asker) = asker {
-            let _ = asker.send(answer);
+        if let Some(reply) = reply {
+            let _ = reply.send(answer);
         }
         e
     }

@@ -45,13 +45,13 @@ impl Checkpoints {
         in_force: InForce,
         interrupt: &dyn Interrupt,
     ) -> Result<PathBuf, WorkerError> {
-        let (asker, told) = mpsc::channel();
+        let (reply, replies) = mpsc::channel();
         let is_jobs = folder.is_none();
         let folder = folder.map(Folder::new);
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::Save(step, SaveTask { folder, in_force, asker }));
+        self.send(Order::Save(step, SaveTask { folder, in_force, reply }));
         loop {
-            match told.recv_timeout(POLL_INTERVAL) {
+            match replies.recv_timeout(POLL_INTERVAL) {
                 Ok(saved) => {
                     if is_jobs && saved.is_ok() {
                         self.begins(step);
@@ -63,7 +63,7 @@ impl Checkpoints {
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(WorkerError::Job("the job has no place for checkpoints".into()));
+                    return Err(WorkerError::Job("the job has no folder for checkpoints".into()));
                 }
             }
         }

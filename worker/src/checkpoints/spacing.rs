@@ -14,7 +14,7 @@ impl Spacing {
         Self { least, last: None }
     }
 
-    /// The training goes on. Only the first call counts.
+    /// The training continues. Only the first call counts.
     pub(super) fn trains(&mut self, now: Instant) {
         self.last.get_or_insert(now);
     }

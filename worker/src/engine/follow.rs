@@ -76,13 +76,13 @@ impl Engine<'_> {
             ControlMessage::State(done) => self.take_state(done)?,
             ControlMessage::Step(mut step) => loop {
                 let (mesh, two) = match &self.memory {
-                    Memory::Stage(stage) => (stage.meshes().0, stage.goes_on()),
+                    Memory::Stage(stage) => (stage.meshes().0, stage.overlaps_minibatches()),
                     _ => (0, false),
                 };
                 let stepped = self.make_step(step, work.batches(step, mesh, two)?, None)?;
                 work.stepped(step, stepped)?;
                 step = step.next();
-                if !matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
+                if !matches!(&self.memory, Memory::Stage(stage) if stage.has_begun(step)) {
                     break;
                 }
             },

@@ -97,7 +97,7 @@ impl<'a> Engine<'a> {
         Self { model, memory: Memory::Stage(Box::new(stage)), parts, ranks: Some(ranks), local: None }
     }
 
-    /// The worker's pull, if this engine pulls in its own way. `None`: pull into [`Self::landing`].
+    /// The worker's pull, if this engine pulls in its own way. `None`: pull into [`Self::buffer`].
     pub fn pull(&mut self, client: &mut Client, pull: &Pull) -> Option<Result<Pulled, WorkerError>> {
         match &mut self.memory {
             Memory::Streamed(streamed) if !pull.last && !pull.barrier => {
@@ -133,10 +133,10 @@ impl<'a> Engine<'a> {
     }
 
     /// The memory that the next pull writes; then call [`Self::landed`].
-    pub fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
+    pub fn buffer(&mut self) -> Result<&mut [f32], WorkerError> {
         match &mut self.memory {
             Memory::Host { weights, .. } => Ok(weights),
-            Memory::Streamed(streamed) => streamed.landing(),
+            Memory::Streamed(streamed) => streamed.buffer(),
             Memory::Stage(_) => Err(alone_only().into()),
             Memory::Device => Ok(self.model.resident().ok_or_else(gone)?.host_mut()?),
         }

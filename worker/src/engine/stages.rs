@@ -31,7 +31,7 @@ impl Engine<'_> {
         let (Memory::Stage(stage), Some(ranks)) = (&mut self.memory, &mut self.ranks) else {
             return Ok(None);
         };
-        if !stage.goes_on_with(pull.done.next()) {
+        if !stage.has_begun(pull.done.next()) {
             return Ok(None);
         }
         let pulled = stage.pull_by(client, pull.clone())?;
@@ -69,7 +69,7 @@ impl Engine<'_> {
     /// The leader's other messages are allowed only if no next step is in progress; otherwise this fails.
     pub(super) fn is_between_steps(&self) -> Result<(), StepError> {
         match (&self.memory, &self.ranks) {
-            (Memory::Stage(stage), Some(ranks)) if stage.is_going() => {
+            (Memory::Stage(stage), Some(ranks)) if stage.has_begun_next() => {
                 Err(ranks.break_up("its leader does something else than the next step").into())
             }
             _ => Ok(()),
@@ -91,8 +91,8 @@ impl Engine<'_> {
     }
 
     /// Whether the next step's minibatch starts during this step's, if nothing else comes between.
-    pub fn goes_on(&self) -> bool {
-        matches!(&self.memory, Memory::Stage(stage) if stage.goes_on())
+    pub fn overlaps_minibatches(&self) -> bool {
+        matches!(&self.memory, Memory::Stage(stage) if stage.overlaps_minibatches())
             && !self.ranks.as_ref().is_some_and(|r| r.newcomers())
     }
 }

@@ -33,9 +33,9 @@ impl Engine<'_> {
             return Err(StreamError::Failed(ModelError::new("it is not streamed").into()));
         };
         let mut push = PushParts::new(client, step, batch.n);
-        let mut going = StreamedStep::new(streamed, &mut push);
-        let made = self.model.step_by_layers(&mut going, batch).map_err(WorkerError::from);
-        let loss = going.end(made)?;
+        let mut streaming = StreamedStep::new(streamed, &mut push);
+        let result = self.model.step_by_layers(&mut streaming, batch).map_err(WorkerError::from);
+        let loss = streaming.end(result)?;
         Ok(StepLoss { loss, samples: batch.n as u64 })
     }
 
@@ -82,7 +82,7 @@ impl Engine<'_> {
         if let Some(ranks) = &self.ranks {
             ranks.begins(step);
         }
-        if matches!(&self.memory, Memory::Stage(stage) if stage.goes_on_with(step)) {
+        if matches!(&self.memory, Memory::Stage(stage) if stage.has_begun(step)) {
             return Ok(()); // the ring's sum has all ranks
         }
         self.is_between_steps()?;
@@ -124,7 +124,7 @@ impl Engine<'_> {
             Memory::Stage(stage) => {
                 let Some(ranks) = &mut self.ranks else { return Err(alone_only().into()) };
                 let mut loss = [stage.step(self.model, ranks.lines()?, step, batches, push)?];
-                if !stage.is_going() {
+                if !stage.has_begun_next() {
                     ranks.sum(&mut loss)?;
                 }
                 stage.made(step);

@@ -13,6 +13,7 @@ pub(super) enum Lookahead<'b> {
 }
 
 impl<'b> Lookahead<'b> {
+    /// The next minibatch, if it is known to overlap.
     pub fn known(&self) -> Option<&'b Batch> {
         match self {
             Self::Known(next) => *next,
@@ -20,39 +21,40 @@ impl<'b> Lookahead<'b> {
         }
     }
 
-    pub fn hear(
+    /// The next minibatch, if it overlaps. Waits for the leader's decision if this rank does not know it yet.
+    pub fn decide(
         &mut self,
         of: &Stage<'_>,
         lines: &mut Lines,
         round: u64,
     ) -> Result<Option<&'b Batch>, StepError> {
         if let Self::Maybe(next) = self {
-            let goes_on = of.schedule.goes_on()
+            let continues = of.schedule.overlaps_minibatches()
                 && lines
                     .receive(0, Tag { kind: CONTINUES, number: round })?
                     .first()
                     .is_some_and(|v| *v > 0.0);
-            if goes_on && next.is_none() {
+            if continues && next.is_none() {
                 return Err(ModelError::new("this rank's data ends before its leader's").into());
             }
-            *self = Self::Known(next.filter(|_| goes_on));
+            *self = Self::Known(next.filter(|_| continues));
         }
         Ok(self.known())
     }
 }
 
 impl Stage<'_> {
-    /// The leader decides whether the next minibatch overlaps this one.
-    pub(super) fn say<'b>(
+    /// The leader's decision whether the next minibatch overlaps this one, sent to the other ranks.
+    pub(super) fn announce_next<'b>(
         &self,
         lines: &mut Lines,
         round: u64,
         next: Option<&'b Batch>,
     ) -> Result<Option<&'b Batch>, StepError> {
-        if self.schedule.goes_on() {
+        if self.schedule.overlaps_minibatches() {
             for place in 1..self.here.ranks() {
-                let goes_on = f32::from(u8::from(next.is_some()));
-                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![goes_on])?;
+                let continues = f32::from(u8::from(next.is_some()));
+                lines.send(place, Tag { kind: CONTINUES, number: round }, vec![continues])?;
             }
         }
         Ok(next)

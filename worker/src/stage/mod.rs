@@ -95,7 +95,7 @@ pub(crate) struct Stage<'a> {
     /// everything from it.
     spoiled: bool,
     /// The next step, if it is in progress.
-    going: Option<StartedMinibatch>,
+    next_minibatch: Option<StartedMinibatch>,
     slots: Slots,
     /// A pull whose weights are not needed yet.
     asked: Option<Pull>,
@@ -163,7 +163,7 @@ impl<'a> Stage<'a> {
             moved: false,
             lost: false,
             spoiled: false,
-            going: None,
+            next_minibatch: None,
             slots: Slots::default(),
             asked: None,
             generation: 0,
@@ -226,7 +226,7 @@ impl<'a> Stage<'a> {
         tracing::info!(stages = ?self.here.stages, layers = ?self.layers(), slice, slices, mesh, meshes, "this rank's part of the model");
         // All ranks repeat a step that some have pushed; with overlapping steps it may be two. A larger gap means
         // that a reopened session skipped steps.
-        let apart = if self.schedule.goes_on() { 2 } else { 1 };
+        let apart = if self.schedule.overlaps_minibatches() { 2 } else { 1 };
         let step = if most.0 - least.0 > apart { most } else { least };
         if ranks.leads() && self.pulled == Pull::default() {
             self.pulled.done = step;
@@ -246,7 +246,7 @@ impl<'a> Stage<'a> {
             self.weights.values.release(0..self.weights.values.len());
             (self.client, self.pushed, self.asked, self.lost) = (None, None, None, false);
         }
-        self.going = None;
+        self.next_minibatch = None;
         self.stash.values.release(0..self.stash.values.len());
         (self.here, self.generation) = (here, generation);
     }

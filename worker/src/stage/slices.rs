@@ -258,7 +258,7 @@ fn in_bucket(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
                 ..*run
             };
             match parts.last_mut() {
-                Some(last) if last.goes_on_with(&next) => last.rows += 1,
+                Some(last) if last.is_followed_by(&next) => last.rows += 1,
                 _ => parts.push(next),
             }
         }

@@ -39,7 +39,7 @@ pub(crate) type Batches<'b> = (&'b Batch, Option<&'b Batch>);
 impl Stage<'_> {
     /// One step of the worker on this rank's stages: micro-batch by micro-batch, then the push of its part of the
     /// gradient. Returns the mean loss if this rank computes it, or if the next step [is in
-    /// progress](Self::is_going). `push`: the leader's; other ranks make their own.
+    /// progress](Self::has_begun_next). `push`: the leader's; other ranks make their own.
     pub fn step(
         &mut self,
         model: &mut dyn Model,
@@ -70,18 +70,18 @@ impl Stage<'_> {
     }
 
     /// Whether minibatches overlap.
-    pub fn goes_on(&self) -> bool {
-        self.schedule.goes_on()
+    pub fn overlaps_minibatches(&self) -> bool {
+        self.schedule.overlaps_minibatches()
     }
 
     /// Whether a next step is in progress.
-    pub fn is_going(&self) -> bool {
-        self.going.is_some()
+    pub fn has_begun_next(&self) -> bool {
+        self.next_minibatch.is_some()
     }
 
     /// Whether this step is in progress.
-    pub fn goes_on_with(&self, step: Step) -> bool {
-        self.going.as_ref().is_some_and(|g| g.step == step)
+    pub fn has_begun(&self, step: Step) -> bool {
+        self.next_minibatch.as_ref().is_some_and(|g| g.step == step)
     }
 
     fn window(
@@ -97,8 +97,8 @@ impl Stage<'_> {
         let Some(own) = self.own() else { return Ok(0.0) };
         let (at, of, here) = (self.here.at, self.here.of, self.here.clone());
         let beside = |at: usize| here.beside(at);
-        let going = self.going.take().filter(|g| g.step == step);
-        let stashed = going.is_some();
+        let next_minibatch = self.next_minibatch.take().filter(|g| g.step == step);
+        let stashed = next_minibatch.is_some();
         if !stashed {
             self.slots = Slots::default();
         }
@@ -107,7 +107,7 @@ impl Stage<'_> {
         let micro_batches = micro(batch);
         // The same in all steps, even if a minibatch is smaller.
         let kept = self.schedule.kept(at, of, self.micro_batches);
-        let ahead = going.as_ref().map_or(0, |g| g.forward);
+        let ahead = next_minibatch.as_ref().map_or(0, |g| g.forward);
         let window = Window { kept, ahead, micro_batches, next: next.map_or(0, micro) };
         if let Some(push) = &mut push {
             self.weights.versions = push.client().versions();
@@ -117,14 +117,14 @@ impl Stage<'_> {
         let tag = |kind: u32, round: u64, m: usize| Tag { kind, number: round << 20 | m as u64 };
         // The leader's decision reaches the later stages before they need it.
         let mut next = match here.beside(at) {
-            0 => Lookahead::Known(self.say(lines, round, next)?),
+            0 => Lookahead::Known(self.announce_next(lines, round, next)?),
             _ => Lookahead::Maybe(next),
         };
         // The mean over the meshes is the mean of their means.
         let meshes = here.meshes as f32;
         let mut loss = 0.0;
         for work in window.works() {
-            if matches!(work, Work::Ahead(_)) && next.hear(self, lines, round)?.is_none() {
+            if matches!(work, Work::Ahead(_)) && next.decide(self, lines, round)?.is_none() {
                 continue;
             }
             let (batch, m, round) = match (work, next.known()) {
@@ -138,7 +138,7 @@ impl Stage<'_> {
                 Work::Forward(_) | Work::Ahead(_) => {
                     let newest = matches!(work, Work::Ahead(_));
                     if newest {
-                        self.arrive(push.as_mut().map(|p| p.client()), lines)?;
+                        self.receive_weights(push.as_mut().map(|p| p.client()), lines)?;
                     }
                     let weights = if stashed && !newest { &self.stash } else { &self.weights };
                     let version = self.version(weights);
@@ -172,7 +172,7 @@ impl Stage<'_> {
                 Work::Backward(_) => {
                     // The last pass pushes. Weights that arrived behind this step's push could contain it.
                     if stashed && m + 1 == micro_batches {
-                        self.arrive(push.as_mut().map(|p| p.client()), lines)?;
+                        self.receive_weights(push.as_mut().map(|p| p.client()), lines)?;
                     }
                     let given = match self.here.is_last() {
                         true => None,
@@ -242,14 +242,14 @@ impl Stage<'_> {
         if let Some(push) = &mut push {
             self.share_squares(lines, step, push.client())?;
         }
-        if next.hear(self, lines, round)?.is_none() {
+        if next.decide(self, lines, round)?.is_none() {
             // First receive the pull that is in progress.
-            self.arrive(push.map(|p| p.client()), lines)?;
+            self.receive_weights(push.map(|p| p.client()), lines)?;
             // The losses of all ranks are summed.
             return Ok(if here.slice.is_first() { loss } else { 0.0 });
         }
         let client = push.map(|p| p.client());
-        self.go_on(client, lines, step, window.goes_ahead(), (&own, &borrows))?;
+        self.begin_next(client, lines, step, window.ahead_forwards(), (&own, &borrows))?;
         self.sum_losses(lines, tag(LOSS, round, 0), loss)
     }
 
@@ -294,8 +294,9 @@ impl Stage<'_> {
         });
     }
 
-    /// The next minibatch uses the newest weights. Ask for the weights after this step.
-    fn go_on(
+    /// Begins the next minibatch: copies the newest weights to the stash, from which it computes, and asks for the weights after this
+    /// step.
+    fn begin_next(
         &mut self,
         mut client: Option<&mut Client>,
         lines: &mut Lines,
@@ -303,7 +304,7 @@ impl Stage<'_> {
         forward: usize,
         (own, borrows): (&Range<usize>, &[(usize, Loan, usize)]),
     ) -> Result<(), StepError> {
-        self.arrive(client.as_deref_mut(), lines)?;
+        self.receive_weights(client.as_deref_mut(), lines)?;
         for range in borrows.iter().map(|(_, loan, _)| &loan.range).chain([own]) {
             self.stash[range.clone()].copy_from_slice(&self.weights[range.clone()]);
         }
@@ -317,12 +318,12 @@ impl Stage<'_> {
             }
             self.asked = Some(pull);
         }
-        self.going = Some(StartedMinibatch { step: step.next(), forward });
+        self.next_minibatch = Some(StartedMinibatch { step: step.next(), forward });
         Ok(())
     }
 
-    /// Takes the weights that were asked for.
-    fn arrive(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), StepError> {
+    /// Waits for the weights that [`Self::begin_next`] has asked for, if it has, and takes them.
+    fn receive_weights(&mut self, client: Option<&mut Client>, lines: &mut Lines) -> Result<(), StepError> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         if let Some(client) = client {
             let pulled = self.pull_by(client, pull.clone())?;

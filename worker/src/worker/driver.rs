@@ -4,11 +4,13 @@
 
 mod action;
 mod checkpoints;
-mod landing;
 mod local;
+mod mean;
+mod pulling;
+mod weight_buffer;
 
 pub(crate) use action::{DriverAction, End};
-pub use landing::Landing;
+pub use weight_buffer::WeightBuffer;
 
 use super::{Plan, WorkerError, WorkerOptions, clock::Clock};
 use crate::{
@@ -24,16 +26,13 @@ use paraft_trainer::{Action, EvaluationSteps, Trainer};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 /// How long a worker that ends waits for the shards' confirmation. It is less than the time that launchers give it.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
-
-/// After this wait for the first weights, a worker logs that it waits.
-const WAIT_WARNING_DELAY: Duration = Duration::from_secs(5);
 
 /// A worker of a job, without its model and data.
 pub(crate) struct Driver {
@@ -42,9 +41,9 @@ pub(crate) struct Driver {
     pub local: Option<LocalWeights>,
     /// The user's weights, if the user's loop changes them: `local` copies them before a push, and receives pulled
     /// weights for them.
-    pub user_weights: Option<Box<dyn Landing + Send>>,
-    /// An action whose wait was interrupted; the next call repeats it.
-    again: Option<Action>,
+    pub user_weights: Option<Box<dyn WeightBuffer + Send>>,
+    /// An action that the next call repeats: its wait was interrupted, or a push was refused.
+    to_repeat: Option<Action>,
     /// The layout, with the model's tensor names.
     pub layout: Layout,
     pub clock: Clock,
@@ -89,8 +88,10 @@ pub(crate) struct Driver {
     pub(super) descent: Option<Descent>,
     /// The learning rate that the user's loop has set instead.
     pub(super) rate: Option<f64>,
-    /// When the norm of a gradient was measured last, and what it cost.
+    /// When the norm of a gradient was measured last, and how long that took.
     pub(super) norm: Option<(Instant, Duration)>,
+    /// The step of a worker that runs the optimizer on the mean gradient.
+    mean: mean::MeanStep,
 }
 
 /// The samples behind an evaluation.
@@ -120,7 +121,7 @@ impl Driver {
             client,
             local,
             user_weights: None,
-            again: None,
+            to_repeat: None,
             layout,
             clock: Clock::default(),
             samples: 0,
@@ -149,6 +150,7 @@ impl Driver {
             descent: None,
             rate: None,
             norm: None,
+            mean: mean::MeanStep::default(),
         }
     }
 
@@ -194,12 +196,12 @@ impl Driver {
     }
 
     /// Continues until the loop has an action.
-    pub fn next(&mut self, into: &mut dyn Landing) -> Result<DriverAction, WorkerError> {
+    pub fn next(&mut self, into: &mut dyn WeightBuffer) -> Result<DriverAction, WorkerError> {
         loop {
             if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
             }
-            let next = self.again.take();
+            let next = self.to_repeat.take();
             match next.unwrap_or_else(|| self.trainer.next_action()) {
                 Action::Pull(pull) => {
                     let pulled = self
@@ -220,17 +222,20 @@ impl Driver {
                     self.space_checkpoints();
                     return Ok(DriverAction::Begin(done));
                 }
-                Action::Gradient { step, ask_ahead, goes_on } => {
+                Action::Gradient { step, ask_ahead, continues } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
                     self.begin_norm();
-                    return Ok(DriverAction::Gradient { step, ask_ahead, goes_on });
+                    self.begin_mean();
+                    return Ok(DriverAction::Gradient { step, ask_ahead, continues });
                 }
                 Action::Local { step, clock } => {
                     self.save_as_asked();
                     self.clear_the_way(step);
                     return Ok(DriverAction::Local { step, clock });
                 }
+                Action::Apply(_) => return Ok(DriverAction::Apply { whole: self.end_mean() }),
+                Action::WriteResults { step, share } => self.write_results(into.weights(), step, share),
                 Action::Push { step, samples, ask_ahead } => {
                     self.copy_from_user(0..self.layout.len());
                     self.push(into.weights(), step, samples, ask_ahead)
@@ -289,10 +294,10 @@ impl Driver {
                 }
                 Action::EpochOver { epochs, done } => _ = self.ends.insert(epochs, done),
                 Action::Moved { step, done, rejoined: true } => {
-                    tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others");
+                    tracing::warn!(%step, %done, "this worker had been taken out; it continues with the others");
                 }
                 Action::Moved { step, done, rejoined: false } => {
-                    tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others");
+                    tracing::info!(%step, %done, "rounds were closed without this worker; it continues with the others");
                 }
                 Action::Wait(time) => thread::sleep(time),
                 Action::Trained => {
@@ -326,6 +331,11 @@ impl Driver {
         self.trainer.rejoined(pulled);
     }
 
+    /// Reports that the optimizer has made its step on the mean gradient.
+    pub fn applied(&mut self) {
+        self.trainer.applied();
+    }
+
     /// Reports a chunk's number of minibatches.
     pub fn prepared(&mut self, minibatches: u64) {
         self.trainer.prepared(minibatches);
@@ -354,42 +364,7 @@ impl Driver {
     /// skipped.
     fn repeat_later(&mut self, action: Action, e: &WorkerError) {
         if matches!(e, WorkerError::Client(ClientError::Interrupted)) || e.is_not_finite() {
-            self.again = Some(action);
+            self.to_repeat = Some(action);
         }
     }
-
-    /// Pulls to the model's own destination.
-    fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
-        let whole = pull.only.is_empty();
-        let waits = (self.steps == 0).then(|| warn_waiting(self.scores.workers));
-        let pulled = match into.pull(&mut self.client, &pull) {
-            Some(pulled) => pulled?,
-            None => {
-                let pulled = self.client.pull_by(pull, into.landing()?)?;
-                into.landed(&pulled, &self.layout)?;
-                pulled
-            }
-        };
-        drop(waits);
-        if let Some(local) = self.local.as_mut().filter(|_| whole) {
-            local.pulled(into.weights());
-            self.copy_to_user(0..self.layout.len())?;
-        }
-        self.note_mode(pulled.done)?;
-        self.save |= pulled.save;
-        Ok(pulled)
-    }
-}
-
-/// Logs once, after a delay, that the worker waits for the first weights, unless dropped before.
-fn warn_waiting(workers: u64) -> mpsc::Sender<()> {
-    let (waits, over) = mpsc::channel::<()>();
-    thread::spawn(move || {
-        if over.recv_timeout(WAIT_WARNING_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!(
-                "no first weights yet: training begins once all {workers} workers of the job have joined"
-            );
-        }
-    });
-    waits
 }

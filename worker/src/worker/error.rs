@@ -60,6 +60,12 @@ pub enum WorkerError {
         /// The worker of the loss.
         worker: WorkerId,
     },
+    /// All workers ended while they wrote the results of a step.
+    #[error(
+        "all workers ended while they wrote the weights and the optimizer's state of {0}: the servers have parts of this step and of the one \
+         before. Resume from a checkpoint"
+    )]
+    Torn(Step),
     /// Another rank leads the group: this one was silent for too long.
     #[error("another rank leads this group now")]
     Deposed,
@@ -114,7 +120,7 @@ impl WorkerError {
             Self::Checkpoint(_) => ErrorKind::Data,
             Self::Job(_) | Self::Misuse(_) => ErrorKind::Config,
             Self::NotFinite { .. } => ErrorKind::Diverged,
-            Self::Deposed | Self::Regrouped | Self::Device { .. } => ErrorKind::Unavailable,
+            Self::Torn(_) | Self::Deposed | Self::Regrouped | Self::Device { .. } => ErrorKind::Unavailable,
             Self::Interrupted => ErrorKind::Interrupted,
         }
     }

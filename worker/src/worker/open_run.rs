@@ -1,10 +1,11 @@
 //! A worker whose own loop decides what is trained and when it ends, such as a PyTorch script.
 
+mod mean;
 mod next_action;
 
 use super::{
     Plan, Setup, WorkerError, WorkerOptions,
-    driver::{Driver, End, Landing},
+    driver::{Driver, End, WeightBuffer},
     join::{Flush, JoinedWorker, join},
     pushes::{Pushes, misuse},
 };
@@ -60,7 +61,7 @@ pub struct StepOutcome {
 pub struct OpenRun {
     driver: Driver,
     /// The weights for the next gradient; with local steps, the servers' weights.
-    into: Box<dyn Landing + Send>,
+    into: Box<dyn WeightBuffer + Send>,
     pushes: Pushes,
     asked: NextAction,
     job: Job,
@@ -92,7 +93,7 @@ impl OpenRun {
         job: &Job,
         options: &WorkerOptions,
         setup: Setup,
-        mut weights: Box<dyn Landing + Send>,
+        mut weights: Box<dyn WeightBuffer + Send>,
     ) -> Result<Self, WorkerError> {
         setup.check(job, options)?;
         if job.eval.every_steps.is_some() {
@@ -206,6 +207,7 @@ impl OpenRun {
                 }
                 Ok(*step)
             }
+            NextAction::Apply { .. } => Err(misuse("the mean gradient is to be applied: call applied")),
             NextAction::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
             NextAction::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
             NextAction::Over => Err(misuse("the job is over: nothing is trained any more")),
@@ -294,17 +296,20 @@ impl OpenRun {
     ///
     /// # Errors
     /// A gradient is missing, the servers cannot be reached or refuse, files cannot be written, or the
-    /// wait was interrupted: then call [`Self::go_on`] to continue the wait. If a gradient has a NaN or an
+    /// wait was interrupted: then call [`Self::continue_wait`] to continue the wait. If a gradient has a NaN or an
     /// infinity, its buckets keep their values, in `bsp` on all workers. The step otherwise counts as done and the
     /// run continues.
     pub fn step(&mut self, loss: f32, samples: u64) -> Result<StepOutcome, WorkerError> {
         let step = self.driver.done().next();
         match self.asked {
             NextAction::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            NextAction::Apply { .. } => {
+                return Err(misuse("the mean gradient is to be applied: call applied"));
+            }
             NextAction::Local => {}
             NextAction::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
             NextAction::Over if self.waits => {
-                return Err(misuse("the wait of a step was interrupted: call go_on"));
+                return Err(misuse("the wait of a step was interrupted: call continue_wait"));
             }
             NextAction::Over => return Err(misuse("the job is over: nothing is trained any more")),
             NextAction::Failed => return Err(failed()),
@@ -316,7 +321,7 @@ impl OpenRun {
         self.waits = true;
         let mut refused = None;
         loop {
-            match self.go_on() {
+            match self.continue_wait() {
                 // Skip the buckets with such values, so that no worker waits for them.
                 Err(e) if e.is_not_finite() => {
                     self.driver.client.skip(step);
@@ -331,7 +336,7 @@ impl OpenRun {
     ///
     /// # Errors
     /// See [`Self::step`].
-    pub fn go_on(&mut self) -> Result<StepOutcome, WorkerError> {
+    pub fn continue_wait(&mut self) -> Result<StepOutcome, WorkerError> {
         if let NextAction::Failed = self.asked {
             return Err(failed());
         }
@@ -359,6 +364,10 @@ impl OpenRun {
     pub fn finish(&mut self) -> Result<(), WorkerError> {
         while self.saved.is_none() {
             match std::mem::replace(&mut self.asked, NextAction::Over) {
+                NextAction::Apply { whole } => {
+                    self.asked = NextAction::Apply { whole };
+                    return Err(misuse("the mean gradient is to be applied: call applied"));
+                }
                 NextAction::Gradient { .. } | NextAction::Local => self.driver.trained(None),
                 NextAction::Chunk => self.driver.prepared(1), // none of which is trained
                 NextAction::Over => {}
@@ -370,7 +379,7 @@ impl OpenRun {
             self.next()?;
         }
         if let Some(theirs) = &mut self.driver.user_weights {
-            theirs.landing()?.copy_from_slice(self.into.weights());
+            theirs.buffer()?.copy_from_slice(self.into.weights());
         }
         Ok(())
     }

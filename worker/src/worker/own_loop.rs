@@ -180,6 +180,9 @@ impl Run {
                     self.asked = LastAction::Local { step, clock, samples: samples.len() as u64 };
                     return Ok(LoopAction::Train(Minibatch { step, samples }));
                 }
+                driver::DriverAction::Apply { .. } => {
+                    return Err(misuse("results of an own optimizer need an OpenRun"));
+                }
                 driver::DriverAction::Evaluate { .. } if self.held_out == 0 => self.driver.not_evaluated(),
                 driver::DriverAction::Evaluate { number, share } => {
                     let samples: Vec<_> = share.samples(self.held_out).collect();

@@ -81,7 +81,7 @@ impl Plan {
     /// The same plan for a job that resumes from this checkpoint: its steps have higher numbers than the checkpoint's.
     fn resuming(self, job: &Job, from: &Manifest) -> Self {
         if self.leased.is_some() {
-            return self; // its steps go on from the checkpoint's
+            return self; // its steps continue from the checkpoint's
         }
         let samples = u64::from(job.shares()) * job.train.batch as u64;
         let numbers = from.resume_step.saturating_sub(from.step_in(self.per_epoch, samples));

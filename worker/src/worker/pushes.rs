@@ -2,14 +2,14 @@
 //! bucket.
 
 use super::{WorkerError, driver::Driver};
-use paraft_common::{BucketId, Layout, Step};
+use paraft_common::{BucketId, Layout, Step, TensorKind};
 use std::mem;
 
 /// Which gradients of a minibatch have arrived.
 pub(super) struct Pushes {
     /// The minibatch's gradient, if a bucket has parts of several tensors or the worker has its own weights.
     gradient: Vec<f32>,
-    /// Whether each tensor's gradient has arrived.
+    /// Whether each tensor's gradient has arrived. Results, which come last, have none.
     ready: Vec<bool>,
     /// The number of missing values of each bucket.
     missing: Vec<usize>,
@@ -20,7 +20,7 @@ impl Pushes {
     pub fn new(layout: &Layout) -> Self {
         Self {
             gradient: Vec::new(),
-            ready: vec![true; layout.tensors().len()],
+            ready: vec![true; layout.tensors().partition_point(|t| t.kind != TensorKind::Result)],
             missing: vec![0; layout.buckets().len()],
         }
     }
@@ -51,8 +51,8 @@ impl Pushes {
         gradient: &[f32],
     ) -> Result<(), WorkerError> {
         let layout = &driver.layout;
-        let Some(spec) = layout.tensors().get(tensor) else {
-            return Err(misuse(format!("tensor {tensor} of a model of {}", layout.tensors().len())));
+        let Some(spec) = layout.tensors()[..self.ready.len()].get(tensor) else {
+            return Err(misuse(format!("tensor {tensor} of a model of {}", self.ready.len())));
         };
         let range = layout.tensor_range(tensor);
         if gradient.len() != range.len() {

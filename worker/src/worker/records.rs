@@ -35,7 +35,8 @@ impl Driver {
         Ok(self.recorder.step(progress, s.loss, s.ends)?)
     }
 
-    /// The learning rate of the gradient that this step has pushed: the servers' clock is the worker's, or close to it.
+    /// The learning rate at which the servers applied this step's gradient. They compute it from their own count of updates, which
+    /// is the worker's step or close to it.
     fn learning_rate(&self, step: Step) -> Option<f64> {
         let by_job = |descent: &Descent| {
             let pushes = if self.client.mode().1.averages() { self.scores.workers as usize } else { 1 };

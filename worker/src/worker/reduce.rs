@@ -167,7 +167,7 @@ impl<'a> LeaderState<'a> {
         checkpoint.verify()?;
         checkpoint.fits(self.layout.tensors(), &self.job.optimizer)?;
         let done = Step(checkpoint.manifest().resume_step);
-        tracing::warn!(step = done.0, path = %path.display(), "all ranks were lost; going on from the latest checkpoint");
+        tracing::warn!(step = done.0, path = %path.display(), "all ranks were lost; continuing from the latest checkpoint");
         Ok((checkpoint.load()?, done))
     }
 

@@ -2,8 +2,9 @@
 
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{Driver, DriverAction, End, Landing},
+    driver::{Driver, DriverAction, End, WeightBuffer},
     evaluate::{Watch, evaluate},
+    pushes::misuse,
 };
 use crate::{
     engine::{Engine, StepLoss},
@@ -30,13 +31,13 @@ pub(super) struct Training<'a> {
 }
 
 /// Pulls to the model's own destination.
-impl Landing for Engine<'_> {
+impl WeightBuffer for Engine<'_> {
     fn weights(&mut self) -> &[f32] {
         Engine::weights(self)
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
-        Engine::landing(self)
+    fn buffer(&mut self) -> Result<&mut [f32], WorkerError> {
+        Engine::buffer(self)
     }
 
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {
@@ -79,8 +80,8 @@ impl Training<'_> {
                         feed = self.feed(done)?;
                     }
                 }
-                DriverAction::Gradient { step, ask_ahead, goes_on } => {
-                    match self.gradient(step, (ask_ahead, goes_on), &mut feed)? {
+                DriverAction::Gradient { step, ask_ahead, continues } => {
+                    match self.gradient(step, (ask_ahead, continues), &mut feed)? {
                         MinibatchResult::Trained(trained) => self.driver.trained(trained),
                         MinibatchResult::Rejoined(pulled) => self.driver.rejoined(pulled),
                     }
@@ -88,6 +89,9 @@ impl Training<'_> {
                 DriverAction::Local { step, clock } => {
                     let trained = self.local_minibatch(step, clock, &mut feed)?;
                     self.driver.trained(trained);
+                }
+                DriverAction::Apply { .. } => {
+                    return Err(misuse("this model has no optimizer of its own"));
                 }
                 DriverAction::Evaluate { number, share } => {
                     let share = match self.engine.streams() {
@@ -180,14 +184,14 @@ impl Training<'_> {
     fn gradient(
         &mut self,
         step: Step,
-        (ask_ahead, goes_on): (bool, bool),
+        (ask_ahead, continues): (bool, bool),
         feed: &mut Feed,
     ) -> Result<MinibatchResult, WorkerError> {
         let Some(batch) = feed.next.take().map(Ok).or_else(|| feed.batches.next()) else {
             return Ok(MinibatchResult::Trained(None));
         };
         let batch = batch?;
-        if goes_on && self.engine.goes_on() {
+        if continues && self.engine.overlaps_minibatches() {
             feed.next = feed.batches.next().transpose()?;
         }
         let client = &mut self.driver.client;

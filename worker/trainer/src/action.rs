@@ -40,7 +40,17 @@ pub enum Action {
         ask_ahead: bool,
         /// Whether, as far as is known, the next step directly follows this one's pull. Its minibatch may then
         /// start before this gradient is complete.
-        goes_on: bool,
+        continues: bool,
+    },
+    /// The mean gradient of this step is pulled: run the optimizer on it, unless a round of the step was skipped.
+    /// Answer: [`Trainer::applied`](crate::Trainer::applied).
+    Apply(Step),
+    /// Write this worker's share of the step's results: of weights and the optimizer's state.
+    WriteResults {
+        /// Of this step.
+        step: Step,
+        /// The share.
+        share: Share,
     },
     /// Train one minibatch at the worker's own weights, which change. Answer:
     /// [`Trainer::trained`](crate::Trainer::trained).
@@ -161,6 +171,7 @@ impl Action {
                 | Self::Chunk { .. }
                 | Self::Gradient { .. }
                 | Self::Local { .. }
+                | Self::Apply(_)
         )
     }
 }

@@ -91,7 +91,7 @@ impl Trainer {
                 let step = self.done.next();
                 l.at = At::Gradient { chunk, left, step };
                 self.queue_action(
-                    Action::Gradient { step, ask_ahead: true, goes_on: false },
+                    Action::Gradient { step, ask_ahead: true, continues: false },
                     State::Leased(l),
                 );
             }
@@ -157,17 +157,17 @@ impl Trainer {
             l.trained = None;
             self.queue.push_back(Action::Moved { step: before, done: self.done, rejoined });
         }
-        let goes_on = !rejoined && !self.stop;
+        let continues = !rejoined && !self.stop;
         let at = std::mem::replace(&mut l.at, At::Ask);
         match at {
-            At::Resumed(chunk) if goes_on => {
+            At::Resumed(chunk) if continues => {
                 l.at = At::Preparing(chunk);
                 return self.queue_action(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
             }
             At::Behind { chunk, left, loss } => {
                 let (done, epoch) = (self.done, l.epochs + 1);
                 self.queue.push_back(Action::Stepped(Stepped { done, epoch, loss, ends: false }));
-                match goes_on {
+                match continues {
                     true => l.at = At::Chunk { chunk, left: left - 1 },
                     false => self.queue.push_back(Action::DropChunk),
                 }

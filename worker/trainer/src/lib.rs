@@ -38,6 +38,7 @@
 mod action;
 mod leased;
 mod local;
+mod mean;
 mod options;
 mod steps;
 mod trainer;

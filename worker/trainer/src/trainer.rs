@@ -23,6 +23,16 @@ pub(crate) enum State {
         step: Step,
         loss: f32,
     },
+    /// The pull of its mean gradient.
+    PullsMean {
+        step: Step,
+        loss: f32,
+    },
+    /// The optimizer runs on the mean.
+    Applies {
+        step: Step,
+        loss: f32,
+    },
     /// The pull after it.
     Behind {
         step: Step,
@@ -50,7 +60,7 @@ pub struct Trainer {
     /// The number of the evaluation that used the final weights, as far as this worker knows.
     pub(crate) evaluated: Option<u64>,
     /// Whether the last action still needs an answer.
-    unanswered: bool,
+    pub(crate) unanswered: bool,
 }
 
 impl Trainer {
@@ -111,6 +121,7 @@ impl Trainer {
                 State::Next => self.begin_step(),
                 State::Local(local) => self.local(local, None),
                 State::Leased(leased) => self.leased(leased),
+                State::Pushed { step, loss } if self.takes_means() => self.pull_mean(step, loss),
                 State::Pushed { step, loss } => self.pull_behind(step, loss),
                 _ => panic!("it is over"),
             }
@@ -133,9 +144,9 @@ impl Trainer {
         if self.o.local.is_local() {
             return self.begin_local(step);
         }
-        let ask_ahead = !self.is_due(step);
-        let goes_on = ask_ahead && !self.evaluates_after(step) && step.0 < self.o.steps.total;
-        self.queue_action(Action::Gradient { step, ask_ahead, goes_on }, State::Gradient(step));
+        let ask_ahead = !self.is_due(step) && !self.takes_means();
+        let continues = ask_ahead && !self.evaluates_after(step) && step.0 < self.o.steps.total;
+        self.queue_action(Action::Gradient { step, ask_ahead, continues }, State::Gradient(step));
     }
 
     pub(crate) fn is_due(&self, step: Step) -> bool {
@@ -230,7 +241,7 @@ impl Trainer {
     }
 
     /// After a step's push comes a pull, unless it came with the fragments.
-    fn pull_behind(&mut self, step: Step, loss: f32) {
+    pub(crate) fn pull_behind(&mut self, step: Step, loss: f32) {
         let (checkpoint, streams) = (self.is_due(step), self.o.local.fragments().stream());
         if streams && !self.needs_all_after(step) {
             // The last fragment's pull is done.
@@ -253,6 +264,7 @@ impl Trainer {
                 self.stepped(Some((step, loss)), pulled);
             }
             State::Leased(leased) => self.pulled_leased(leased, pulled),
+            State::PullsMean { step, loss } => self.pulled_mean(step, loss, pulled),
             State::Barrier => self.at_barrier(pulled),
             State::Final => {
                 let first = pulled.finishers.first() == Some(&self.o.worker);

@@ -77,6 +77,7 @@ fn drive(options: Options, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next
                 told.clocks.push(clock);
                 trainer.trained(Some((2.0 * BATCH as f64, BATCH)));
             }
+            Action::Apply(_) | Action::WriteResults { .. } => panic!("the model has no results"),
             Action::Push { step, .. } => pushes(step, 0..BUCKETS),
             Action::PushFragment { step, buckets, .. } => pushes(step, buckets),
             Action::TakeOver(buckets) => assert!(!buckets.is_empty()),
@@ -316,4 +317,49 @@ proptest! {
         prop_assert!(told.chunks.len() + 1 >= trained, "at most one is lost with the session: {:?}", told);
         prop_assert!(told.minibatches <= 3 * trained as u64);
     }
+}
+
+/// Workers that run the optimizer themselves, each on the mean gradient.
+#[test]
+fn a_step_on_the_mean_pulls_twice_and_writes_between() {
+    let tensors = vec![TensorSpec::param("mean", &[4]), TensorSpec::result("w", &[4])];
+    let layout = Layout::new(tensors, 2).expect("a layout");
+    let steps = Steps::new(3, 1, 1, None).expect("some steps");
+    let options = Options::new(WorkerId(0), steps, LocalConfig::default(), layout);
+    let mut trainer = Trainer::new(options, Step(0));
+    let (mut did, mut lost) = (Vec::new(), false);
+    loop {
+        match trainer.next_action() {
+            // The session is lost while it waits for the mean of step 2: it continues with the others' step 2.
+            Action::Pull(pull) if pull.done == Step(2) && !pull.only.is_empty() && !lost => {
+                lost = true;
+                trainer.pulled(Pulled { done: Step(2), rejoined: true, ..Pulled::default() });
+            }
+            Action::Pull(pull) => {
+                did.push(if pull.only.is_empty() { "pull" } else { "mean" });
+                assert!(pull.only.iter().all(|b| b.0 < 2), "the results are not pulled with the mean");
+                trainer.pulled(Pulled { done: pull.done, ..Pulled::default() });
+            }
+            Action::Gradient { ask_ahead, .. } => {
+                assert!(!ask_ahead, "what follows are not the weights");
+                did.push("gradient");
+                trainer.trained(Some((1.0, 1)));
+            }
+            Action::Apply(_) => {
+                did.push("apply");
+                trainer.applied();
+            }
+            Action::WriteResults { .. } => did.push("write"),
+            Action::Begin(_) => did.push("begin"),
+            Action::End { .. } => break,
+            _ => {}
+        }
+    }
+    let step = ["gradient", "mean", "apply", "write", "pull"];
+    let mut expected = vec!["pull", "begin"];
+    expected.extend(step);
+    expected.extend(["gradient", "begin"]); // lost
+    expected.extend(step);
+    expected.extend(["pull", "pull"]); // at the barrier, and the final one
+    assert_eq!(did, expected);
 }

@@ -58,6 +58,13 @@ pub enum IncidentKind {
         #[serde(default)]
         handed_over: bool,
     },
+    /// A server is drained, or takes part again: `paraft drain`, or a server that ends or starts.
+    ServerDrained {
+        /// The server.
+        server: ServerId,
+        /// It takes part again.
+        undo: bool,
+    },
     /// A worker that had ended or left was started again.
     WorkerBack {
         /// The worker.

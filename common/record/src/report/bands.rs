@@ -141,7 +141,7 @@ fn held_out(groups: &[Group<'_>]) -> Option<charts::Group> {
     })
 }
 
-/// Where the runs of a group went on in another mode: the first worker that heard of each switch.
+/// Where the runs of a group switched to another mode: at the first worker that received each switch.
 fn marks(groups: &[Group<'_>], x: &str, axis: Axis) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     for (run, group) in groups.iter().enumerate() {

@@ -103,7 +103,7 @@ pub fn jobs(before: &Facts, now: &Facts, said: &mut Messages) {
             said.push(("job", id, format!("{name} is {}, and was {}", j.state, o.state)));
         }
         if o.mode != j.mode && !j.mode.is_empty() && !o.mode.is_empty() {
-            said.push(("mode", id, format!("{name} goes on in {}, and was in {}", j.mode, o.mode)));
+            said.push(("mode", id, format!("{name} continues in {}, and was in {}", j.mode, o.mode)));
         }
         // Without a leader, the members of the shard are unknown.
         if !j.members.is_empty() && !o.members.is_empty() {

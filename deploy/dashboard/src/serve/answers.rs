@@ -123,8 +123,8 @@ fn told(shared: Arc<Shared>) -> impl Stream<Item = Result<Event, Infallible>> {
         let (shared, mut news) = open?;
         match news.recv().await {
             Ok((kind, said)) => {
-                let goes_on = (kind != ENDED).then_some((shared, news));
-                Some((Ok(Event::default().event(kind).data(said)), goes_on))
+                let continues = (kind != ENDED).then_some((shared, news));
+                Some((Ok(Event::default().event(kind).data(said)), continues))
             }
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 let (all, news) = shared.all();

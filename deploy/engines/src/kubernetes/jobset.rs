@@ -21,14 +21,14 @@ pub(super) fn job_set(fleet: &Fleet, name: &str) -> Value {
             .chain([("JOBSET_NAME", label(NAME)), ("JOBSET_RESTART_ATTEMPT", label(ATTEMPT))])
             .collect()
     };
-    let told = |role| ContainerSpec {
+    let container_spec = |role| ContainerSpec {
         from: from(role == Role::Server),
         servers: servers.clone(),
         until_done: true,
         claimed: false,
         container: CONTAINER,
     };
-    let template = |role| pod::template(fleet, name, role, "Never", &told(role));
+    let template = |role| pod::template(fleet, name, role, "Never", &container_spec(role));
     let spec = json!({
         "failurePolicy": {
             "maxRestarts": fleet.restarts,
@@ -62,14 +62,14 @@ pub(super) fn runtime(fleet: &Fleet, name: &str) -> Value {
     // The JobSet has the TrainJob's name, for any submitter.
     let servers: Vec<_> =
         (0..count).map(|n| format!("$(JOBSET_NAME)-servers-0-{n}.$(JOBSET_NAME):{PORT}")).collect();
-    let told = |container| ContainerSpec {
+    let container_spec = |container| ContainerSpec {
         from: vec![("JOBSET_NAME", label(NAME)), ("JOBSET_RESTART_ATTEMPT", label(ATTEMPT))],
         servers: servers.clone(),
         until_done: true,
         claimed: false,
         container,
     };
-    let template = |role, container| pod::template(fleet, name, role, "Never", &told(container));
+    let template = |role, container| pod::template(fleet, name, role, "Never", &container_spec(container));
     let job = json!({
         "backoffLimitPerIndex": fleet.restarts,
         "completionMode": "Indexed", "completions": count, "parallelism": count,

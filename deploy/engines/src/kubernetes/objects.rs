@@ -38,7 +38,7 @@ pub(super) fn disruption_budget(name: &str) -> Value {
 
 pub(super) fn stateful_set(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = ContainerSpec {
+    let container_spec = ContainerSpec {
         from: vec![("PARAFT_INDEX", label("apps.kubernetes.io/pod-index"))],
         servers: (0..fleet.servers.count).map(|n| format!("{set}-{n}.{set}:{PORT}")).collect(),
         // A StatefulSet restarts any ended pod.
@@ -51,7 +51,7 @@ pub(super) fn stateful_set(fleet: &Fleet, name: &str) -> Value {
         "replicas": fleet.servers.count,
         "selector": {"matchLabels": labels(name, Role::Server)},
         "serviceName": set,
-        "template": pod::template(fleet, name, Role::Server, "Always", &told),
+        "template": pod::template(fleet, name, Role::Server, "Always", &container_spec),
     });
     if let Some(size) = &fleet.disk {
         // The next run with this name must not find old data.
@@ -71,7 +71,7 @@ fn claim(size: &str) -> Value {
 
 pub(super) fn indexed_job(fleet: &Fleet, name: &str) -> Value {
     let set = format!("{name}-servers");
-    let told = ContainerSpec {
+    let container_spec = ContainerSpec {
         from: vec![(
             "PARAFT_ATTEMPT",
             "metadata.annotations['batch.kubernetes.io/job-index-failure-count']".into(),
@@ -83,7 +83,7 @@ pub(super) fn indexed_job(fleet: &Fleet, name: &str) -> Value {
     };
     json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": meta(name, Role::Worker),
-        "spec": workers(fleet, pod::template(fleet, name, Role::Worker, "Never", &told), CONTAINER),
+        "spec": workers(fleet, pod::template(fleet, name, Role::Worker, "Never", &container_spec), CONTAINER),
     })
 }
 

@@ -48,14 +48,20 @@ pub(super) fn label(label: &str) -> String {
 }
 
 /// The pod template of a role. `restart`: the kubelet's restart policy.
-pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, told: &ContainerSpec) -> Value {
+pub(super) fn template(
+    fleet: &Fleet,
+    name: &str,
+    role: Role,
+    restart: &str,
+    container_spec: &ContainerSpec,
+) -> Value {
     let mut spec = Map::new();
     let mut set = |key: &str, value: Value| spec.insert(key.into(), value);
     if role == Role::Server {
         set("affinity", apart(fleet, name));
     }
     set("automountServiceAccountToken", json!(false));
-    set("containers", json!([container(fleet, name, role, told)]));
+    set("containers", json!([container(fleet, name, role, container_spec)]));
     // A lost DNS reply is retried after 1 s instead of 5: servers resolve each other's names.
     set(
         "dnsConfig",
@@ -73,23 +79,24 @@ pub(super) fn template(fleet: &Fleet, name: &str, role: Role, restart: &str, tol
     );
     // After SIGTERM the process hands over for `grace`, and then needs time to exit.
     set("terminationGracePeriodSeconds", json!(fleet.grace + 10));
-    set("volumes", json!(volumes(fleet, name, role, told)));
+    set("volumes", json!(volumes(fleet, name, role, container_spec)));
     json!({"metadata": {"labels": labels(name, role)}, "spec": spec})
 }
 
-fn container(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Value {
+fn container(fleet: &Fleet, name: &str, role: Role, container_spec: &ContainerSpec) -> Value {
     let job = format!("{JOB}/job.toml");
     let data = (role == Role::Server).then_some(DATA);
     let files = Files { run: RUN, job: &job, data, certs: CERTS };
     // `$(NAME)` is a variable there, and `$$` is a `$`.
     let plain = |word: &str| word.replace('$', "$$");
-    let words: Vec<_> = fleet.words(role, &files, told.until_done).iter().map(|word| plain(word)).collect();
+    let words: Vec<_> =
+        fleet.words(role, &files, container_spec.until_done).iter().map(|word| plain(word)).collect();
     let mut it = json!({
-        "name": told.container,
+        "name": container_spec.container,
         "image": fleet.image,
         "command": [plain(&fleet.program)],
         "args": words,
-        "env": env(told),
+        "env": env(container_spec),
         "resources": resources(fleet, role),
         "securityContext": {
             "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true,
@@ -104,12 +111,12 @@ fn container(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Val
     it
 }
 
-fn env(told: &ContainerSpec) -> Vec<Value> {
+fn env(container_spec: &ContainerSpec) -> Vec<Value> {
     let from =
         |(name, path): &(&str, String)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
-    let servers = json!({"name": "PARAFT_SERVERS", "value": told.servers.join(",")});
+    let servers = json!({"name": "PARAFT_SERVERS", "value": container_spec.servers.join(",")});
     // After the variables that it refers to.
-    told.from.iter().map(from).chain([servers]).collect()
+    container_spec.from.iter().map(from).chain([servers]).collect()
 }
 
 fn resources(fleet: &Fleet, role: Role) -> Value {
@@ -159,7 +166,8 @@ fn mounts(fleet: &Fleet, name: &str, role: Role) -> Vec<Value> {
     all
 }
 
-fn volumes(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Vec<Value> {
+/// The pod's volumes; `mounts` says where they are in the container.
+fn volumes(fleet: &Fleet, name: &str, role: Role, container_spec: &ContainerSpec) -> Vec<Value> {
     let empty = |name: &str| json!({"emptyDir": {}, "name": name});
     let mut all = vec![json!({"configMap": {"name": format!("{name}-job")}, "name": "job"})];
     if let Some(name) = fleet.certs.of(role) {
@@ -169,7 +177,7 @@ fn volumes(fleet: &Fleet, name: &str, role: Role, told: &ContainerSpec) -> Vec<V
     if !fleet.mounts.iter().any(|m| m.at == RUN) {
         all.push(empty("run"));
     }
-    if role == Role::Server && !told.claimed {
+    if role == Role::Server && !container_spec.claimed {
         all.push(empty("data"));
     }
     all.push(empty("tmp"));

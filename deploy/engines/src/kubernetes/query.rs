@@ -120,11 +120,11 @@ fn pod(item: Item) -> Option<Pod> {
     let index = numbers.filter_map(|label| labels.get(*label)?.parse().ok()).next();
     let container = status.container_statuses.into_iter().next().unwrap_or_default();
     let mut why = match container.state.into_iter().next() {
-        Some((state, said)) if state != "running" => said.told(),
+        Some((state, said)) if state != "running" => said.describe(),
         Some(_) => format!("since {}", status.start_time),
         None => {
             let said: Vec<_> =
-                status.conditions.into_iter().map(Reason::told).filter(|s| !s.is_empty()).collect();
+                status.conditions.into_iter().map(Reason::describe).filter(|s| !s.is_empty()).collect();
             said.join("; ")
         }
     };
@@ -135,7 +135,7 @@ fn pod(item: Item) -> Option<Pod> {
 }
 
 impl Reason {
-    fn told(self) -> String {
+    fn describe(self) -> String {
         let code = self.exit_code.map(|code| format!("code {code}")).unwrap_or_default();
         let parts = [self.reason, code, self.message];
         parts.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(", ")

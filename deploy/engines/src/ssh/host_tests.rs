@@ -1,7 +1,7 @@
 //! Tests of `host`.
 
 use super::*;
-use crate::engine::told;
+use crate::engine::run_with_input;
 
 #[test]
 fn a_file_is_copied_unchanged_and_private() {
@@ -15,7 +15,7 @@ fn a_file_is_copied_unchanged_and_private() {
         ..super::super::tests::fleet()
     };
     let text = put(&fleet, &vec![(Role::Worker, 0)], &carried(&fleet).expect("files")).expect("text");
-    told("sh", &["-s"], &text).expect("put");
+    run_with_input("sh", &["-s"], &text).expect("put");
     assert_eq!(fs::read_to_string(run_dir.join("job.toml")).expect("there"), job);
     let mode = |path: &Path| {
         std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).expect("there").permissions())
@@ -40,7 +40,7 @@ fn keys_are_copied_only_to_hosts_that_need_them() {
         Fleet { run_dir: run_dir.clone(), program: "sh".into(), certs, ..super::super::tests::fleet() };
     let text = put(&fleet, &vec![(Role::Worker, 0)], &carried(&fleet).expect("files")).expect("text");
     assert!(!text.contains("peer tls.key"), "a host without a server has a server's key");
-    told("sh", &["-s"], &text).expect("put");
+    run_with_input("sh", &["-s"], &text).expect("put");
     let key = run_dir.join("certs-worker/tls.key");
     assert_eq!(fs::read_to_string(&key).expect("there"), "worker tls.key\n");
     let mode = |path: &Path| {

@@ -6,7 +6,7 @@
 mod host;
 
 use crate::{
-    engine::{Artifact, Engine, Handle, Member, ProcessOutput, told},
+    engine::{Artifact, Engine, Handle, Member, ProcessOutput, run_with_input},
     error::{EngineError, Kind},
     fleet::{Fleet, quoted},
     place::Role,
@@ -187,7 +187,7 @@ fn whole(dir: &Path) -> Result<String, EngineError> {
 fn remote(handle: &Handle, host: &str, script: &str) -> Result<String, EngineError> {
     let given: Vec<&str> = handle.args.iter().map(String::as_str).collect();
     let own = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "sh -s"];
-    told("ssh", &[&given[..], &own].concat(), script)
+    run_with_input("ssh", &[&given[..], &own].concat(), script)
         .map_err(|e| EngineError { why: format!("{host}: {}", e.why), ..e })
 }
 

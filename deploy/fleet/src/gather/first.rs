@@ -244,17 +244,17 @@ pub(crate) fn refuse(place: &Place, why: &Failure) {
     let why = FromFirst::Refused(format!("task {}: {}", place.rank, why.message()));
     let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, place.port)) else { return };
     let Ok(()) = listener.set_nonblocking(true) else { return };
-    let (until, mut told) = (Instant::now() + HELLO_TIMEOUT, 1);
-    while told < place.tasks && Instant::now() < until {
+    let (until, mut notified) = (Instant::now() + HELLO_TIMEOUT, 1);
+    while notified < place.tasks && Instant::now() < until {
         match listener.accept() {
             Ok((stream, _)) => {
-                let told_so = || {
+                let notify = || {
                     stream.set_nonblocking(false)?;
                     stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
                     let (_, stream) = Wire::accept(stream, &Access::ours(), &TASK_CERTIFICATE)?.into_split();
                     say(&stream, &why)
                 };
-                told += u32::from(told_so().is_ok());
+                notified += u32::from(notify().is_ok());
             }
             Err(_) => thread::sleep(Duration::from_millis(50)),
         }

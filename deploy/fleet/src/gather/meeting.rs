@@ -44,7 +44,7 @@ impl Meeting {
     pub(crate) fn join(place: &Place, interrupted: &AtomicI32) -> Result<(Self, Plan), Failure> {
         let began = Instant::now();
         let at = (&*place.first, place.port);
-        let mut told = false;
+        let mut logged = false;
         let stream = loop {
             let dialled = at.to_socket_addrs().and_then(|mut found| {
                 let found = found.find(|a| a.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -54,12 +54,12 @@ impl Meeting {
                 Ok(stream) => break stream,
                 Err(e) if began.elapsed() < TASKS_TIMEOUT => {
                     check_interrupted(interrupted)?;
-                    if !told && began.elapsed() > LOG_WAIT_AFTER {
+                    if !logged && began.elapsed() > LOG_WAIT_AFTER {
                         eprintln!(
                             "task {} waits for task 0 at {}:{}: {e}",
                             place.rank, place.first, place.port
                         );
-                        told = true;
+                        logged = true;
                     }
                     thread::sleep(Duration::from_millis(200));
                 }

@@ -5,6 +5,7 @@ use crate::{
     failure::Failure,
     files::{put, wall},
     fleet::JOB_FILE,
+    launcher_log::{LAUNCHER_LOG, LauncherLog},
     track::{Sweep, Tracked, mlflow::Status},
 };
 use paraft_common::{ServerId, ShardId, Version, WorkerId, histogram::LogHistogram};
@@ -17,6 +18,8 @@ use std::{path::Path, sync::Arc};
 pub(crate) struct Record {
     pub writer: MetricsWriter,
     pub tracked: Tracked,
+    /// What this launcher notes.
+    pub log: LauncherLog,
     /// Its first line.
     pub run: event::Run,
     /// The servers' replies after the bootstrap.
@@ -25,20 +28,21 @@ pub(crate) struct Record {
 
 impl Record {
     /// Starts the record and writes the job file beside it. Reduces the job's shards to those with
-    /// buckets, and applies `settle` then; the result is `told`. A trial is `of` a sweep.
+    /// buckets, and applies `settle` then; `logs_shards`: prints their new number.
+    /// `of`: the sweep of a trial.
     pub(crate) fn begin(
         job: &mut Job,
         dir: &Path,
         resume: Option<&Path>,
-        told: bool,
+        logs_shards: bool,
         of: Option<Arc<Sweep>>,
         settle: impl FnOnce(&mut Job, &mut event::Run) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let shards = job.shards();
         let mut run = describe(job, resume)?;
         settle(job, &mut run)?;
-        if told && run.shards < shards {
-            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: made are {}", run.shards);
+        if logs_shards && run.shards < shards {
+            eprintln!("cluster.shards = {shards}, and the model has fewer buckets: it gets {}", run.shards);
         }
         let file = dir.join(JOB_FILE);
         put(&file, &job.to_toml()).map_err(|e| Failure::write(&file, e))?;
@@ -46,12 +50,17 @@ impl Record {
         let first = Event::Run(run.clone());
         writer.write(&first)?;
         let tracked = Tracked::new(dir, job, &first, of);
-        Ok(Self { writer, tracked, run, before: Vec::new() })
+        let log = LauncherLog::open(dir).map_err(|e| Failure::write(&dir.join(LAUNCHER_LOG), e))?;
+        let from = run.resumed_step.map(|step| format!(" from step {}", step.0)).unwrap_or_default();
+        let (workers, servers, mode) = (run.workers, run.servers, &run.mode);
+        log.info(&format!("the run begins{from}: workers {workers}, servers {servers}, {mode}"));
+        Ok(Self { writer, tracked, log, run, before: Vec::new() })
     }
 
     /// The user has ended the run.
     pub(crate) fn killed(&mut self) {
         self.tracked.status = Status::Killed;
+        self.log.warn("a signal has ended the run");
         let (how, reason) = (event::EndKind::Interrupted, "a signal".to_string());
         // The end counts more than that it can't be recorded.
         let _ = self.writer.write(&Event::End(event::End { wall: wall(), how, reason }));
@@ -59,7 +68,11 @@ impl Record {
 
     /// The run has failed.
     pub(crate) fn failed(&mut self, e: &Failure, dir: &Path) {
-        if crate::ended::has_end(dir) {
+        let has_end = crate::ended::has_end(dir);
+        if !has_end || e.diverged() {
+            self.log.error(e.message());
+        }
+        if has_end {
             return;
         }
         let (how, reason) = (event::EndKind::Failed, e.message().to_string());
@@ -128,6 +141,7 @@ impl Record {
         let record = RunRecord::load(dir)?;
         self.writer.write(&Event::Summary(record.summarize()))?;
         self.tracked.status = Status::Finished;
+        self.log.info("the run has ended");
         Ok(record)
     }
 }

@@ -55,24 +55,24 @@ pub(super) struct Script {
     /// Closes with this process.
     _lifeline: PipeWriter,
     /// The threads that copy its output.
-    passing: Vec<JoinHandle<()>>,
+    copiers: Vec<JoinHandle<()>>,
     /// The start of this process's output in the file, which may hold that of a predecessor.
     from: u64,
 }
 
 impl Script {
     /// Waits until all output is copied.
-    pub(super) fn heard(&mut self) {
+    pub(super) fn finish_output(&mut self) {
         let deadline = Instant::now() + OUTPUT_TIMEOUT;
-        while self.passing.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
+        while self.copiers.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     /// The end of its output, if it is readable.
-    pub(super) fn last_words(&self, said: &Path) -> String {
+    pub(super) fn last_words(&self, output: &Path) -> String {
         let read = || {
-            let mut file = File::open(said)?;
+            let mut file = File::open(output)?;
             let from = file.metadata()?.len().saturating_sub(BYTES).max(self.from);
             let mut end = Vec::new();
             file.seek(SeekFrom::Start(from))?;
@@ -91,9 +91,9 @@ impl Process {
         run_dir: &Path,
         audience: Audience,
     ) -> Result<Self, Failure> {
-        let said = run_dir.join(format!("{name}.out"));
-        let open = || File::options().create(true).append(true).open(&said);
-        let keep = || open().map_err(|e| Failure::write(&said, e));
+        let output = run_dir.join(format!("{name}.out"));
+        let open = || File::options().create(true).append(true).open(&output);
+        let keep = || open().map_err(|e| Failure::write(&output, e));
         let program = command.get_program().to_string_lossy().into_owned();
         let fails =
             |e: io::Error| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}"));
@@ -112,15 +112,15 @@ impl Process {
             _ => command.stdin(Stdio::null()).process_group(0),
         };
         let mut child = command.spawn().map_err(fails)?;
-        let mut passing = Vec::new();
+        let mut copiers = Vec::new();
         if let Some(out) = child.stdout.take() {
-            passing.extend(pass_on(out, io::stdout(), keep()?));
+            copiers.extend(pass_on(out, io::stdout(), keep()?));
         }
         if let Some(err) = child.stderr.take() {
-            passing.extend(pass_on(err, io::stderr(), keep()?));
+            copiers.extend(pass_on(err, io::stderr(), keep()?));
         }
-        let script = Script { audience, _lifeline: lifeline, passing, from };
-        Ok(Self { name, child, said, ended: None, script: Some(script) })
+        let script = Script { audience, _lifeline: lifeline, copiers, from };
+        Ok(Self { name, child, output, ended: None, script: Some(script) })
     }
 
     /// The signal that ended it. A shell wrapper reports a signal by its exit code.

@@ -49,6 +49,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// After this time it logs what it waits for.
 const LOG_WAIT_AFTER: Duration = Duration::from_secs(10);
 
+/// How long a worker waits for the address of worker 0.
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The maximal number of its own restarts.
 const MAX_RESTARTS: u32 = 5;
 
@@ -58,13 +61,13 @@ impl Worker<'_> {
         script::check(&self.job.cluster.script)?;
         let mut again = 0;
         loop {
-            if let Some(code) = self.over()? {
+            if let Some(code) = self.ended()? {
                 if code == exit::OK {
                     eprintln!("w{}: nothing is left to train", self.place.rank);
                 }
                 return Ok(code);
             }
-            let Some(fleet) = self.fleet(interrupted)? else { continue };
+            let Some(fleet) = self.wait_for_fleet(interrupted)? else { continue };
             // The engine has restarted it after its last step.
             if is_trained(&fleet.jobs, &self.job.name) {
                 return self.done();
@@ -84,7 +87,7 @@ impl Worker<'_> {
     }
 
     /// The exit code, if the job or this worker's part of it has ended.
-    fn over(&self) -> Result<Option<i32>, Failure> {
+    fn ended(&self) -> Result<Option<i32>, Failure> {
         if self.folder.is_some_and(|f| f.is_worker_done(self.place.rank)) {
             return Ok(Some(exit::OK));
         }
@@ -98,16 +101,17 @@ impl Worker<'_> {
         })
     }
 
-    /// The fleet, once all its shards are served; `None`: the job is over.
-    fn fleet(&self, interrupted: &AtomicI32) -> Result<Option<DescribeReply>, Failure> {
-        let (mut since, mut told) = (Instant::now(), false);
+    /// Waits until all shards of the fleet are served. `None`: the job is over.
+    fn wait_for_fleet(&self, interrupted: &AtomicI32) -> Result<Option<DescribeReply>, Failure> {
+        // `since`: when the fleet was last known not to have started, or this wait began.
+        let (mut since, mut logged) = (Instant::now(), false);
         let began = Instant::now();
         loop {
             let number = interrupted.load(Relaxed);
             if number != 0 {
                 return Err(Failure::new(128 + number, "interrupted while it waited for its fleet"));
             }
-            if self.over()?.is_some() {
+            if self.ended()?.is_some() {
                 return Ok(None);
             }
             let (known, founded) = match self.folder {
@@ -127,7 +131,7 @@ impl Worker<'_> {
                 Some(fleet) if serves(&fleet) => return Ok(Some(fleet)),
                 Some(_) => "not all of its shards are served",
                 None if founded => "nobody answers",
-                None => "it is not founded yet",
+                None => "it has not started yet",
             };
             if since.elapsed() > self.patience {
                 let why = format!(
@@ -138,9 +142,9 @@ impl Worker<'_> {
                 return Err(Failure::new(exit::UNAVAILABLE, why)
                     .help("the servers' logs say what they wait for; --patience SECONDS waits longer"));
             }
-            if !told && began.elapsed() > LOG_WAIT_AFTER {
+            if !logged && began.elapsed() > LOG_WAIT_AFTER {
                 eprintln!("w{} waits for its fleet: {why}", self.place.rank);
-                told = true;
+                logged = true;
             }
             sleep(POLL_INTERVAL);
         }
@@ -168,7 +172,7 @@ impl Worker<'_> {
         fleet.part_meets(addresses(known, job.servers() as usize))?;
         let at = self.rendezvous()?;
         if let Some(path) = resume {
-            eprintln!("w{rank} goes on from {}", path.display());
+            eprintln!("w{rank} continues from {}", path.display());
         }
         let size = job.ranks_of_worker();
         for one in rank * size..(rank + 1) * size {
@@ -209,7 +213,7 @@ impl Worker<'_> {
             }
             if last.elapsed() > POLL_INTERVAL {
                 last = Instant::now();
-                if let Some(code) = self.over()?.filter(|code| *code != exit::OK) {
+                if let Some(code) = self.ended()?.filter(|code| *code != exit::OK) {
                     return Ok(code);
                 }
             }
@@ -217,7 +221,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Where the script's own processes meet: on the host of worker 0.
+    /// The address at which a script's own processes find each other (`MASTER_ADDR`): on the host of worker 0.
     fn rendezvous(&self) -> Result<Option<Rendezvous>, Failure> {
         if self.job.cluster.script.is_empty() {
             return Ok(None);
@@ -231,7 +235,7 @@ impl Worker<'_> {
         if place.rank == 0 {
             folder.publish("worker-0", &Address::here(format!("{own}:{port}"), &place))?;
         }
-        let until = Instant::now() + LOG_WAIT_AFTER;
+        let until = Instant::now() + RENDEZVOUS_TIMEOUT;
         loop {
             if let Some(at) = folder.address("worker-0")? {
                 let (host, port) = at.address.rsplit_once(':').unwrap_or((&own, "0"));

@@ -2,7 +2,9 @@
 
 use super::mlflow::{About, Client, Metric, OpenRun, RequestError, Status};
 use crate::failure::Failure;
-use paraft_record::{Event, METRICS_FILE, Point, RunRecord, Value, follow, read_events};
+use paraft_record::{
+    Event, Incident, IncidentKind, METRICS_FILE, Point, RunRecord, Value, follow, read_events,
+};
 use paraft_worker::{Job, exit};
 use std::{
     fs,
@@ -11,12 +13,12 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// Sends the run in a folder; a trial is nested with its name in its sweep's run.
+/// Sends the run in a folder; returns its id. `parent`: the name of a trial and its sweep's run, in which it is nested.
 pub(super) fn send_to(
     client: &Client,
     dir: &Path,
     job: &Job,
-    below: Option<(String, &str)>,
+    parent: Option<(String, &str)>,
 ) -> Result<String, Failure> {
     let events = read_events(dir.join(METRICS_FILE))?;
     let run = events.iter().find(|e| matches!(e, Event::Run(_))).ok_or_else(|| {
@@ -26,31 +28,31 @@ pub(super) fn send_to(
     let ended = events.iter().any(|e| matches!(e, Event::Summary(_)));
     let points = follow::points(dir)?;
     let wall = points.iter().map(|p| p.wall).fold(0.0, f64::max);
-    let most = Duration::from_secs(10);
+    let timeout = Duration::from_secs(10);
     let mut about = about(dir, job, run);
     let failures = RunRecord::from_events(events).map(|r| failures(&r)).unwrap_or_default();
-    let mut place = Vec::new();
-    if let Some((name, parent)) = below {
+    let mut nesting = Vec::new();
+    if let Some((name, parent_run)) = parent {
         about.name.clone_from(&name);
-        place = vec![(PARENT.to_string(), parent.to_string()), ("mlflow.runName".to_string(), name)];
-        about.tags.push(place[0].clone());
+        nesting = vec![(PARENT.to_string(), parent_run.to_string()), ("mlflow.runName".to_string(), name)];
+        about.tags.push(nesting[0].clone());
     }
     let sent = || {
-        let OpenRun { id, was_killed } = client.begin(&about, most)?;
+        let OpenRun { id, was_killed } = client.begin(&about, timeout)?;
         let status = match ended {
             true => Status::Finished,
             false if was_killed => Status::Killed,
             false => Status::Failed,
         };
         // A trial that was sent alone has another name and is not nested.
-        place.iter().chain(&failures).try_for_each(|(key, value)| client.tag(&id, key, value, most))?;
-        client.params(&id, &about.params, most)?;
+        nesting.iter().chain(&failures).try_for_each(|(key, value)| client.tag(&id, key, value, timeout))?;
+        client.params(&id, &about.params, timeout)?;
         let all: Vec<_> = metrics(&points).collect();
         let mut rest = &all[..];
         while !rest.is_empty() {
-            rest = &rest[client.metrics(&id, rest, most)?..];
+            rest = &rest[client.metrics(&id, rest, timeout)?..];
         }
-        client.update(&id, status, Some(wall), most)?;
+        client.update(&id, status, Some(wall), timeout)?;
         Ok(id)
     };
     sent().map_err(failed)
@@ -149,14 +151,17 @@ fn params(job: &Job) -> Vec<(String, String)> {
     all
 }
 
-/// The tags of an ended run for what failed of its servers; none if nothing did.
+/// The tags of an ended run for servers that failed or were drained; none if none was.
 pub(super) fn failures(record: &RunRecord) -> Vec<(String, String)> {
     let s = record.summarize();
     let tag = |key: &str, value: String| (format!("paraft.{key}"), value);
     let lost = (s.servers_lost > 0).then(|| tag("servers_lost", s.servers_lost.to_string()));
     let elected = (s.leaders_elected > 0).then(|| tag("leaders_elected", s.leaders_elected.to_string()));
     let stall = s.longest_stall_seconds.map(|t| tag("longest_stall_seconds", format!("{t:.3}")));
-    [lost, elected, stall].into_iter().flatten().collect()
+    let is_drain = |i: &&Incident| matches!(i.what, IncidentKind::ServerDrained { undo: false, .. });
+    let drained = record.incidents.iter().filter(is_drain).count();
+    let drained = (drained > 0).then(|| tag("servers_drained", drained.to_string()));
+    [lost, elected, stall, drained].into_iter().flatten().collect()
 }
 
 pub(super) fn tags(job: &Job, dir: &Path) -> Vec<(String, String)> {

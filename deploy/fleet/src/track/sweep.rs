@@ -53,8 +53,8 @@ struct Trials {
 }
 
 impl Sweep {
-    /// Of a job that names a server, in the sweep's folder; `what` says which sweep it is: one that goes on is the same. It `began` then,
-    /// in seconds of unix time.
+    /// Of a job that names a server, in the sweep's folder; `what` says which sweep it is: a resumed one is the same. `began`: in
+    /// seconds of unix time.
     pub fn new(job: &Job, dir: &Path, what: &str, began: f64) -> Option<Arc<Self>> {
         let track = job.track.as_ref()?;
         let name = dir.file_name().map_or_else(|| job.name.clone(), |n| n.to_string_lossy().into_owned());

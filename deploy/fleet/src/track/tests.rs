@@ -312,7 +312,7 @@ fn a_followed_record_sent_again_is_the_same_mlflow_run() {
 }
 
 #[test]
-fn failed_servers_become_tags_at_the_end_of_a_run() {
+fn failed_and_drained_servers_become_tags_at_the_end() {
     let server = Server::start(Mood::Answers);
     let (dir, job, run) = folder(&server.url);
     let tracked = Tracked::new(dir.path(), &job, &run, None);
@@ -324,11 +324,16 @@ fn failed_servers_become_tags_at_the_end_of_a_run() {
         restarts: false,
     };
     let mut writer = MetricsWriter::append(dir.path().join(METRICS_FILE)).expect("a record");
-    writer.write(&Event::Incident(Incident { wall: 1001.0, what })).expect("a line");
+    let drained = |undo| IncidentKind::ServerDrained { server: ServerId(1), undo };
+    for what in [what, drained(false), drained(true)] {
+        writer.write(&Event::Incident(Incident { wall: 1001.0, what })).expect("a line");
+    }
     drop(tracked);
     let tags = server.bodies("runs/set-tag");
-    assert_eq!(tags.len(), 1, "{tags:?}");
-    assert_eq!((&tags[0]["key"], &tags[0]["value"]), (&json!("paraft.servers_lost"), &json!("1")));
+    let said: Vec<_> = tags.iter().map(|tag| (&tag["key"], &tag["value"])).collect();
+    let one = json!("1");
+    let wanted = [json!("paraft.servers_lost"), json!("paraft.servers_drained")];
+    assert_eq!(said, [(&wanted[0], &one), (&wanted[1], &one)]);
     assert_eq!(server.bodies("runs/update").len(), 1, "the end follows");
 }
 

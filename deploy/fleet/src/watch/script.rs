@@ -32,6 +32,6 @@ pub(super) fn failed(workers: &mut [Process], rank: usize) -> Failure {
         true => Failure::new(code, how),
         false => Failure::new(code, format!("{how}:\n{words}")),
     };
-    let file = workers[rank].said().display().to_string();
+    let file = workers[rank].output().display().to_string();
     failure.of_output(&words).help(format!("all that it said is in {file}"))
 }

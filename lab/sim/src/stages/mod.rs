@@ -43,7 +43,7 @@ impl Leader {
 
     /// Makes all ranks pull; after a step that another step overlaps, each pulls alone.
     pub async fn pull(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
-        let together = !self.rank.goes_on_with(pull.done.next());
+        let together = !self.rank.has_begun(pull.done.next());
         if together {
             self.rank.say(Message::Pull(pull.clone()));
         }
@@ -55,24 +55,24 @@ impl Leader {
         Ok(pulled)
     }
 
-    /// Makes all ranks take a step; returns its loss and its number of samples. `goes_on`: the next
+    /// Makes all ranks take a step; returns its loss and its number of samples. `continues`: the next
     /// step follows at once.
     pub async fn step(
         &mut self,
         client: &mut Client,
-        (step, goes_on): (Step, bool),
+        (step, continues): (Step, bool),
         minibatches: &mut Minibatches,
     ) -> Result<(f32, usize), SimError> {
-        let goes_on = goes_on && self.rank.goes_on();
+        let continues = continues && self.rank.overlaps_minibatches();
         self.know(step, minibatches);
-        if goes_on {
+        if continues {
             self.know(step.next(), minibatches);
         }
-        if !self.rank.goes_on_with(step) {
+        if !self.rank.has_begun(step) {
             self.rank.say(Message::Step(step));
         }
         let samples = self.shared.lens(step).0;
-        let loss = self.rank.step(client, step, Some(goes_on)).await?;
+        let loss = self.rank.step(client, step, Some(continues)).await?;
         Ok((loss, samples))
     }
 

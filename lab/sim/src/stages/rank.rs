@@ -41,7 +41,7 @@ pub(crate) struct Rank {
     versions: Vec<u64>,
     /// The versions of the current minibatch's weights, if newer weights have arrived.
     stash: Option<Vec<u64>>,
-    going: Option<NextMinibatch>,
+    next_minibatch: Option<NextMinibatch>,
     /// Requested weights that are not needed yet.
     asked: Option<Pull>,
     /// Compute seconds of each step.
@@ -69,7 +69,7 @@ impl Rank {
             weights: vec![0.0; values(&world.layout, &cut.stages[at].buckets).len()],
             versions: Vec::new(),
             stash: None,
-            going: None,
+            next_minibatch: None,
             asked: None,
             times: BTreeMap::new(),
             said: 0,
@@ -94,7 +94,7 @@ impl Rank {
                 Message::Step(mut step) => loop {
                     self.step(&mut client, step, None).await?;
                     step = step.next();
-                    if !self.goes_on_with(step) {
+                    if !self.has_begun(step) {
                         break;
                     }
                 },
@@ -102,7 +102,7 @@ impl Rank {
                     client.leave();
                     return Ok(());
                 }
-                Message::Values | Message::Range(..) | Message::GoesOn(_) => return Err(lost()),
+                Message::Values | Message::Range(..) | Message::Continues(_) => return Err(lost()),
             }
         }
     }
@@ -165,20 +165,20 @@ impl Rank {
     // ---- weights ----
 
     /// Whether minibatches overlap.
-    pub fn goes_on(&self) -> bool {
-        self.cut.schedule.goes_on()
+    pub fn overlaps_minibatches(&self) -> bool {
+        self.cut.schedule.overlaps_minibatches()
     }
 
     /// Whether the next step has started.
-    pub fn goes_on_with(&self, step: Step) -> bool {
-        self.going.as_ref().is_some_and(|g| g.step == step)
+    pub fn has_begun(&self, step: Step) -> bool {
+        self.next_minibatch.as_ref().is_some_and(|g| g.step == step)
     }
 
     /// Pulls its stage's weights.
     pub async fn pull_own(&mut self, client: &mut Client, pull: Pull) -> Result<Pulled, SimError> {
         let pulled = client.pull(pull, &mut self.weights).await?;
         self.versions = client.versions();
-        if self.going.is_none() {
+        if self.next_minibatch.is_none() {
             let range = self.own();
             self.shared.whole.lock()[range].copy_from_slice(&self.weights);
         }
@@ -209,7 +209,7 @@ impl Rank {
     }
 
     /// Receives the requested weights.
-    async fn arrive(&mut self, client: &mut Client) -> Result<(), SimError> {
+    async fn receive_weights(&mut self, client: &mut Client) -> Result<(), SimError> {
         let Some(pull) = self.asked.take() else { return Ok(()) };
         let done = pull.done;
         let pulled = self.pull_own(client, pull).await?;
@@ -233,23 +233,23 @@ impl Rank {
     ) -> Result<f32, SimError> {
         let (at, lines, cut) = (self.at, self.shared.lines.clone(), self.cut.clone());
         let of = cut.ranks();
-        let going = self.going.take().filter(|g| g.step == step);
-        if going.is_none() {
+        let next_minibatch = self.next_minibatch.take().filter(|g| g.step == step);
+        if next_minibatch.is_none() {
             self.shared.begins(step, self.own(), &self.weights);
             self.stash = None;
         }
         let (n, behind) = self.shared.lens(step);
         client.weigh(n);
         client.computed_at(self.stash.clone());
-        if let Some(goes_on) = next.filter(|_| cut.schedule.goes_on()) {
+        if let Some(continues) = next.filter(|_| cut.schedule.overlaps_minibatches()) {
             for place in 1..of {
-                lines.send((at, place), Kind::GoesOn, step.0, 0, Message::GoesOn(goes_on));
+                lines.send((at, place), Kind::Continues, step.0, 0, Message::Continues(continues));
             }
         }
-        let mut next = if cut.schedule.goes_on() { next } else { Some(false) };
+        let mut next = if cut.schedule.overlaps_minibatches() { next } else { Some(false) };
         let window = Window {
             kept: cut.schedule.kept(at, of, cut.micro_batches),
-            ahead: going.map_or(0, |g| g.forward),
+            ahead: next_minibatch.map_or(0, |g| g.forward),
             micro_batches: cut.micro(n),
             next: if next == Some(false) { 0 } else { cut.micro(behind) },
         };
@@ -258,7 +258,7 @@ impl Rank {
                 Work::Forward(m) => self.forward(step, (n, m)).await,
                 Work::Ahead(m) => {
                     if self.hears(&mut next, step).await? {
-                        self.arrive(client).await?;
+                        self.receive_weights(client).await?;
                         self.forward(step.next(), (behind, m)).await;
                     }
                 }
@@ -271,11 +271,11 @@ impl Rank {
         }
         self.shared.note(at, client);
         self.times.remove(&step);
-        let goes_on = self.hears(&mut next, step).await?;
+        let continues = self.hears(&mut next, step).await?;
         // The requested weights arrive before any other action.
-        self.arrive(client).await?;
-        if goes_on {
-            self.go_on(client, step, window.goes_ahead());
+        self.receive_weights(client).await?;
+        if continues {
+            self.begin_next(client, step, window.ahead_forwards());
             // Later than the last stage.
             match at + 1 == of {
                 true => (0..at).for_each(|to| lines.send((at, to), Kind::Loss, step.0, 0, Message::Values)),
@@ -290,7 +290,7 @@ impl Rank {
         Ok(self.shared.done(step))
     }
 
-    fn go_on(&mut self, client: &mut Client, step: Step, forward: usize) {
+    fn begin_next(&mut self, client: &mut Client, step: Step, forward: usize) {
         self.shared.begins(step.next(), self.own(), &self.weights);
         self.stash = Some(self.versions.clone());
         // The leader pulls in its training loop.
@@ -299,7 +299,7 @@ impl Rank {
             client.ask(pull.clone());
             self.asked = Some(pull);
         }
-        self.going = Some(NextMinibatch { step: step.next(), forward });
+        self.next_minibatch = Some(NextMinibatch { step: step.next(), forward });
     }
 
     /// Whether the next minibatch overlaps with that of this step, as the leader decides.
@@ -307,7 +307,7 @@ impl Rank {
         if let Some(next) = *next {
             return Ok(next);
         }
-        let Message::GoesOn(said) = self.shared.lines.receive(self.at, (0, Kind::GoesOn, step.0)).await
+        let Message::Continues(said) = self.shared.lines.receive(self.at, (0, Kind::Continues, step.0)).await
         else {
             return Err(lost());
         };

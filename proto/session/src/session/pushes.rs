@@ -132,7 +132,8 @@ impl Session {
     /// pushes are applied one by one, only this worker's push is left out.
     ///
     /// If some pushes of the step were refused because they are not finite, only their buckets are skipped:
-    /// the step's other pushes stay.
+    /// the step's other pushes stay. Results have no marks: whether they are skipped is known with the mean
+    /// ([`Self::skip_result`]).
     ///
     /// # Panics
     /// If the worker pushed for this step, and no push was refused.
@@ -145,18 +146,32 @@ impl Session {
         self.held.clear();
         self.pushing = (0, false);
         self.pushed = PushedSquares::default();
-        let all = (0u32..).zip(&self.versions);
-        for (bucket, version) in all.filter(|(bucket, _)| whole || refused.contains(&(step.0, *bucket))) {
-            let Some(link) =
-                self.links.get_mut(&placement::shard_of(&self.layout, BucketId(bucket), self.shards))
-            else {
-                continue;
-            };
-            link.seq += 1;
-            let (seq, step, version) = (link.seq, step.0, *version);
-            let push = Push { seq, step, bucket, version, skip: true, ..Push::default() };
-            link.push(push, now, now, &mut self.out);
+        for bucket in 0..self.layout.results().start as u32 {
+            if whole || refused.contains(&(step.0, bucket)) {
+                self.mark_skipped(now, BucketId(bucket), step);
+            }
         }
+    }
+
+    /// Marks the result of a bucket as skipped: no worker writes it in this step, because the step's mean is not
+    /// whole.
+    pub fn skip_result(&mut self, now: Duration, bucket: BucketId, step: Step) {
+        self.mark_skipped(now, bucket, step);
+    }
+
+    fn mark_skipped(&mut self, now: Duration, bucket: BucketId, step: Step) {
+        let shard = placement::shard_of(&self.layout, bucket, self.shards);
+        let Some(link) = self.links.get_mut(&shard) else { return };
+        link.seq += 1;
+        let (seq, version) = (link.seq, self.versions[bucket.0 as usize]);
+        let push = Push { seq, step: step.0, bucket: bucket.0, version, skip: true, ..Push::default() };
+        link.push(push, now, now, &mut self.out);
+    }
+
+    /// The worker's weights have the results of its own step, written by it or by others, so the next pull need not
+    /// bring them.
+    pub fn has_results(&mut self) {
+        self.layout.results().for_each(|bucket| self.versions[bucket] += 1);
     }
 
     /// Sum of squares of the values as the servers decode them; 0 for running statistics.

@@ -166,12 +166,18 @@ impl Agent {
             *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = LeaderState { since: Some(Instant::now()), ..LeaderState::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
-            let mut moved = self.agreed.generations();
+            let (mut moved, mut quiet) = (self.agreed.generations(), None);
             while leadership.borrow_and_update().leads {
                 moved.mark_unchanged();
                 let began = Instant::now();
                 let busy = self.step().await;
-                let pause = if busy { self.interval() } else { self.idle_interval(began.elapsed()) };
+                let pause = match busy {
+                    true => self.interval(),
+                    // Only a report that does not come can change anything.
+                    false if group.is_asleep() => self.options.timeouts.silent / 2,
+                    false => self.idle_interval(began.elapsed()),
+                };
+                self.sleep_if_quiet(&group, busy, &mut quiet).await;
                 let pause = tokio::time::sleep(pause);
                 tokio::select! {
                     () = pause => {}

@@ -3,7 +3,7 @@
 use super::{Agent, ReportOutcome};
 use crate::{
     control::{
-        calls::SentReport,
+        calls::{ReportAnswer, SentReport},
         jobs::JobFacts,
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
@@ -19,6 +19,8 @@ use std::{
 
 /// A reason that keeps a server out for this long is logged. The reachability check runs every 2 s.
 const KEPT_OUT_LOG_DELAY: Duration = Duration::from_secs(5);
+/// A leader whose group sleeps sends no heartbeats: after this long without its answer it counts as missing.
+const ASLEEP_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Agent {
     /// What this server holds; sleeping replicas are taken from the report `before`.
@@ -99,9 +101,9 @@ impl Agent {
                 continue;
             }
             let told = difference(&address).unwrap_or_else(whole);
-            let mut reply = self.calls.report(&address, self.fleet(), &told).await;
+            let mut reply = self.send_report(&address, &told).await;
             if reply.as_ref().is_ok_and(|r| r.whole) {
-                reply = self.calls.report(&address, self.fleet(), &whole()).await;
+                reply = self.send_report(&address, &whole()).await;
             }
             match reply {
                 Ok(reply) if reply.accepted => {
@@ -128,7 +130,20 @@ impl Agent {
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
+        // In its sleep this replica would not notice that its leader is gone.
+        let group = self.group();
+        if group.is_asleep() {
+            let _ = group.ensure_awake().await; // tried again with the next report
+        }
         Ok(ReportOutcome::News)
+    }
+
+    async fn send_report(&self, address: &str, told: &SentReport) -> Result<ReportAnswer, String> {
+        let call = self.calls.report(address, self.fleet(), told);
+        match self.group().is_asleep() {
+            true => tokio::time::timeout(ASLEEP_TIMEOUT, call).await.unwrap_or_else(|e| Err(e.to_string())),
+            false => call.await,
+        }
     }
 
     /// Logs what keeps this server out, once, and only if it lasts: right after a return the leader may still

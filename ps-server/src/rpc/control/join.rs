@@ -20,7 +20,7 @@ pub async fn ask_to_join(
         loop {
             tokio::time::sleep(pause).await;
             let why = no_leader_reasons(at, access, &refused).await;
-            tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
+            tracing::warn!("no fleet has taken this server in yet: {why}. It keeps asking");
             pause = LOG_INTERVAL;
         }
     };

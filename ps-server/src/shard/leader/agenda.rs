@@ -33,8 +33,9 @@ pub(super) enum Task {
 /// lock.
 #[derive(Clone, Copy)]
 pub(super) enum FollowUp {
-    /// Restart the epoch if necessary; continue a switch of the mode.
-    Epoch,
+    /// Restart the epoch if necessary; continue a switch of the mode. `counts`: whether the input may have changed the
+    /// counts for `auto`.
+    Epoch { counts: bool },
     /// Accept pushes that wait for room.
     Room,
     /// Propose the commands that waited behind pushes.
@@ -81,7 +82,7 @@ impl Leader {
 
     pub(super) fn run_follow_up(&mut self, group: &dyn GroupStatus, after: FollowUp) {
         self.after = match after {
-            FollowUp::Epoch => Some(FollowUp::Room),
+            FollowUp::Epoch { .. } => Some(FollowUp::Room),
             FollowUp::Room => Some(FollowUp::DeferredCommand),
             FollowUp::DeferredCommand => Some(FollowUp::Delta),
             FollowUp::Delta => Some(FollowUp::Record),
@@ -89,7 +90,7 @@ impl Leader {
             FollowUp::Quiet => None,
         };
         match after {
-            FollowUp::Epoch => self.continue_epoch(group),
+            FollowUp::Epoch { counts } => self.continue_epoch(group, counts),
             FollowUp::Room => self.take_if_room(false),
             FollowUp::DeferredCommand => self.propose_deferred_commands(),
             FollowUp::Delta => self.begin_delta_if_due(),

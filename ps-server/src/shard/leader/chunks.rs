@@ -14,7 +14,7 @@ struct ChunkRequest {
     worker: WorkerId,
     request: u64,
     /// Its worker was told to wait.
-    told: bool,
+    told_to_wait: bool,
 }
 
 /// The waiting requests, one per stream.
@@ -24,7 +24,7 @@ pub struct ChunkRequests(BTreeMap<ConnId, ChunkRequest>);
 impl ChunkRequests {
     /// Adds a worker's request.
     pub fn ask(&mut self, conn: ConnId, worker: WorkerId, request: u64) {
-        self.0.insert(conn, ChunkRequest { worker, request, told: false });
+        self.0.insert(conn, ChunkRequest { worker, request, told_to_wait: false });
     }
 
     /// The stream is closed.
@@ -48,9 +48,9 @@ impl ChunkRequests {
         self.0.retain(|conn, ask| {
             let answer = answer(ask);
             let waits = matches!(answer, None | Some(Answer::Wait));
-            if let Some(answer) = answer.filter(|_| !(waits && ask.told)) {
+            if let Some(answer) = answer.filter(|_| !(waits && ask.told_to_wait)) {
                 answers.push((*conn, Reply::Acquired { request: ask.request, answer }));
-                ask.told = true;
+                ask.told_to_wait = true;
             }
             waits
         });

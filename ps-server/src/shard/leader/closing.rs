@@ -13,27 +13,32 @@ impl Leader {
     /// left.
     pub(super) fn close_rounds(&mut self) {
         let Some(e) = self.epoch.as_mut().filter(|e| !e.rounds.is_empty()) else { return };
-        let Some(conf) = self.shard.configured() else { return };
-        let drops_late = conf.job.round.drops_late();
-        if drops_late {
-            let late = self.shard.read(|m| e.rounds.take_dropped(&m.members));
-            let late: Vec<_> = late
-                .into_iter()
-                .filter_map(|((step, bucket), w)| e.pending.leave_round(w, bucket, step))
-                .map(|(part, _)| part.contribution)
-                .filter_map(|c| Some((e.streams.of_session(c.worker, c.session)?, c.seq)))
-                .collect();
-            late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::Dropped { seq }));
-        }
-        // The mode was switched: each push is now an update by itself, unless a later round that passes it over is
-        // in flight.
-        let in_force = self.shard.read(|m| m.in_force);
-        let Some(e) = &mut self.epoch else { return };
-        let mut over: Vec<Key> =
-            e.rounds.touched().filter(|(step, _)| !in_force.of_push(*step).averages()).collect();
-        over.retain(|(step, bucket)| !(drops_late && e.rounds.is_closed(*bucket, *step)));
-        for (step, bucket) in over {
-            let workers = self.epoch.as_mut().map(|e| e.rounds.take((step, bucket))).unwrap_or_default();
+        // One lock: the mode and the members are of one moment.
+        let seen = self.shard.view(|conf, m| {
+            let conf = conf?;
+            let drops_late = conf.job.round.drops_late();
+            let late = if drops_late { e.rounds.take_dropped(&m.members) } else { Vec::new() };
+            // The mode was switched: each push is now an update by itself, unless a later round that passes it over is
+            // in flight.
+            let mut over: Vec<Key> =
+                e.rounds.touched().filter(|(step, _)| !m.in_force.of_push(*step).averages()).collect();
+            over.retain(|(step, bucket)| !(drops_late && e.rounds.is_closed(*bucket, *step)));
+            let over: Vec<_> = over.into_iter().map(|key| (key, e.rounds.take(key))).collect();
+            let complete = match m.started {
+                true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round),
+                false => Vec::new(),
+            };
+            Some((conf.clone(), late, over, complete))
+        });
+        let Some((conf, late, over, complete)) = seen else { return };
+        let late: Vec<_> = late
+            .into_iter()
+            .filter_map(|((step, bucket), w)| e.pending.leave_round(w, bucket, step))
+            .map(|(part, _)| part.contribution)
+            .filter_map(|c| Some((e.streams.of_session(c.worker, c.session)?, c.seq)))
+            .collect();
+        late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::Dropped { seq }));
+        for ((step, bucket), workers) in over {
             for worker in workers {
                 let left = self.epoch.as_mut().and_then(|e| e.pending.leave_round(worker, bucket, step));
                 if let Some((part, arrived)) = left {
@@ -43,11 +48,6 @@ impl Leader {
                 }
             }
         }
-        let Some(e) = &mut self.epoch else { return };
-        let complete = self.shard.read(|m| match m.started {
-            true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round),
-            false => Vec::new(),
-        });
         self.next(complete.into_iter().map(Task::Close));
     }
 

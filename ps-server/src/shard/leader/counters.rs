@@ -28,8 +28,8 @@ pub struct WorkerInfo {
 /// Counts of the leader, and the bytes of readers (which every replica serves). They start at zero with the
 /// process.
 ///
-/// A status locks some of them while it holds the shard's state. Whoever holds one of these locks must therefore not ask
-/// for that state.
+/// A status locks some of them while it holds the shard's state. Code that holds one of these locks must therefore not
+/// lock that state.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counters {
@@ -88,9 +88,9 @@ impl Counters {
     pub fn take_auto(&self, shard: &Shard) -> Option<auto::Report> {
         let in_force = shard.read(|m| m.in_force);
         in_force.auto?;
-        let mut told = self.auto.lock();
-        let report = told.filter(|t| t.number == in_force.number)?;
-        *told = Some(auto::Report { counted: auto::Counted { lead: 0, ..report.counted }, ..report });
+        let mut auto = self.auto.lock();
+        let report = auto.filter(|t| t.number == in_force.number)?;
+        *auto = Some(auto::Report { counted: auto::Counted { lead: 0, ..report.counted }, ..report });
         Some(report)
     }
 }

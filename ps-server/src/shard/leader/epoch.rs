@@ -24,8 +24,13 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A leader whose group answers nothing for this long has no majority. It restarts its epoch: its workers then look
 /// for another leader, which may exist without its knowledge, and give up if there is none.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// A group that is idle for this long is put to sleep.
-pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A group without workers is put to sleep after this long.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A group whose workers say nothing is put to sleep after this long. More than a step takes: after it their streams
+/// have to be opened again.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// A group that sleeps is checked so much later: a server leads many of them.
+const ASLEEP_CHECK_DELAY: Duration = Duration::from_secs(15);
 
 /// One leadership epoch: all leader-only state. Dropped as a whole.
 pub(super) struct Epoch {
@@ -39,8 +44,8 @@ pub(super) struct Epoch {
     pub asked: BTreeMap<u64, Purpose>,
     /// When the last of them was answered; if none was, when the first was made.
     pub heard: Instant,
-    /// Since when the epoch is idle.
-    pub quiet: Option<Instant>,
+    /// Since when the epoch is idle, and after how long it may sleep.
+    pub quiet: Option<(Instant, Duration)>,
     pub streams: streams::Streams,
     pub leases: leases::Leases,
     pub pending: pending::PendingPushes<DeferredCommand>,
@@ -56,6 +61,19 @@ pub(super) struct Epoch {
 }
 
 impl Epoch {
+    /// Whether a worker waits for something, or has sent something that is not in the log.
+    fn owes(&self) -> bool {
+        let waits = [
+            self.pending.is_empty(),
+            self.rounds.is_empty(),
+            self.norms.is_empty(),
+            self.pulls.is_empty(),
+            self.asks.is_empty(),
+            self.deltas.working().is_level(),
+        ];
+        waits.contains(&false) || self.switching.is_under_way()
+    }
+
     /// When the leader must assume that it has no majority.
     pub fn stalled(&self) -> Option<Instant> {
         (!self.asked.is_empty()).then_some(self.heard + STALL_TIMEOUT)
@@ -217,7 +235,7 @@ impl Leader {
         self.restart(group);
     }
 
-    pub(super) fn continue_epoch(&mut self, group: &dyn GroupStatus) {
+    pub(super) fn continue_epoch(&mut self, group: &dyn GroupStatus, counts: bool) {
         let now = self.now.at;
         if self.leading().and_then(|e| e.stalled()).is_some_and(|at| at <= now) {
             tracing::warn!(
@@ -229,7 +247,9 @@ impl Leader {
         if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {
             return self.restart(group);
         }
-        self.tell_counts();
+        if counts {
+            self.tell_counts();
+        }
         self.propose_switch();
     }
 
@@ -241,31 +261,35 @@ impl Leader {
         }
     }
 
-    // ---- sleep: no stream is open, no member is absent, and nothing is in flight ----
+    // ---- sleep: no stream is open or all are silent, no member is absent, and nothing is in flight ----
 
     pub(super) fn check_idle(&mut self) {
         let (under_way, now) = (self.under_way, self.now.at);
         let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
         let Some(e) = &mut self.epoch else { return };
         self.counters.streams.store(e.streams.len() as u64, Relaxed);
-        let busy = under_way > 0 || e.phase != Phase::Leads || !e.streams.is_empty() || !e.leases.is_quiet();
-        match !busy && !members() {
-            true => _ = e.quiet.get_or_insert(now),
-            false => e.quiet = None,
+        if under_way > 0 || e.phase != Phase::Leads || !e.leases.is_quiet() || e.owes() {
+            e.quiet = None;
+            return;
         }
+        let workers = !e.streams.is_empty() || members();
+        let timeout = if workers { SILENT_TIMEOUT } else { IDLE_TIMEOUT };
+        e.quiet = Some((e.quiet.map_or(now, |(since, _)| since), timeout));
     }
 
     /// Puts an idle group to sleep. It checks a sleeping group too: another replica may wake it without an event
     /// here.
     pub(super) fn sleep_if_quiet(&mut self, group: &dyn GroupStatus) {
         let now = self.now.at;
-        let Some(e) =
-            self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + IDLE_TIMEOUT <= now))
-        else {
+        let Some(e) = &mut self.epoch else { return };
+        let Some((since, timeout)) = e.quiet.filter(|(since, timeout)| *since + *timeout <= now) else {
             return;
         };
-        e.quiet = Some(now);
-        if !group.is_asleep() {
+        let asleep = group.is_asleep();
+        e.quiet = Some((if asleep { now + ASLEEP_CHECK_DELAY } else { now }, timeout));
+        if !asleep {
+            tracing::debug!(shard = self.shard.id().0, idle = ?(now - since), "the group may sleep");
+            self.falls_asleep = true;
             self.under_way += 1;
             self.out.push_back(Effect::Sleep);
         }

@@ -99,7 +99,7 @@ use super::{
     state::Shard,
 };
 use agenda::{Computing, FollowUp, Task};
-use epoch::{Epoch, IDLE_TIMEOUT, Phase};
+use epoch::{Epoch, Phase};
 use paraft_common::SessionId;
 use paraft_proto::RefusalKind;
 use paraft_trace::Moment;
@@ -132,6 +132,8 @@ pub struct Leader {
     asked: u64,
     /// Effects that an input will answer, including those of earlier epochs.
     under_way: usize,
+    /// The group is about to sleep.
+    falls_asleep: bool,
     /// Inputs that arrived during a computation.
     inputs: VecDeque<Input>,
     agenda: VecDeque<Task>,
@@ -156,6 +158,7 @@ impl Leader {
             deltas: 0,
             asked: 0,
             under_way: 0,
+            falls_asleep: false,
             inputs: VecDeque::new(),
             agenda: VecDeque::new(),
             after: None,
@@ -192,7 +195,9 @@ impl Leader {
     }
 
     fn begins_with(&mut self, group: &dyn GroupStatus, input: Input) {
-        self.after = Some(FollowUp::Epoch);
+        // A push counts when it is applied.
+        let counts = !matches!(input, Input::Message(_, Message::Push { .. }));
+        self.after = Some(FollowUp::Epoch { counts });
         self.input(group, input);
     }
 
@@ -212,7 +217,7 @@ impl Leader {
         let own = [
             e.leases.deadline(e.streams.any_attached()),
             if e.deltas.working().is_level() { None } else { of_job() },
-            e.quiet.map(|since| since + IDLE_TIMEOUT),
+            e.quiet.map(|(since, timeout)| since + timeout),
             e.stalled(),
         ];
         own.into_iter().flatten().min()
@@ -238,7 +243,10 @@ impl Leader {
                 self.under_way -= 1;
                 self.outcome(group, number, result);
             }
-            Input::SleepOrWake => self.under_way -= 1,
+            Input::SleepOrWake => {
+                self.under_way -= 1;
+                self.falls_asleep = false;
+            }
             Input::Time => self.time(group),
             Input::Computed(_) => {} // handled on entry
         }
@@ -253,6 +261,12 @@ impl Leader {
         let Some((worker, session)) = e.streams.member(conn) else {
             return self.refuse(conn, RefusalKind::NotOpened);
         };
+        e.quiet = None;
+        // The worker opens its session again, and repeats what has no answer.
+        if self.woken_by(group, conn) {
+            return;
+        }
+        let Some(e) = &mut self.epoch else { return };
         match message {
             Message::Init { bucket, part, payload } => {
                 let command = Command::Init { bucket, part };

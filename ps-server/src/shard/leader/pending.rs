@@ -19,7 +19,7 @@ use super::push::Push;
 use crate::shard::{
     command::Contribution,
     counts::{decrement, increment},
-    round::Part,
+    round::RoundPush,
 };
 use paraft_common::{SessionId, Step, WorkerId};
 use paraft_trace::Moment;
@@ -33,7 +33,7 @@ enum Pending {
     /// The next update of its unit, after which the push is decided again.
     Update(Box<Push>),
     /// The other pushes of its round.
-    Round { part: Part, arrived: Moment },
+    Round { part: RoundPush, arrived: Moment },
     /// The sum of its closed round, or the norm of its step. The round holds the payload.
     Norm { session: SessionId, arrived: Moment, bytes: u64 },
     /// The outcome of its proposal.
@@ -205,6 +205,11 @@ impl<C> PendingPushes<C> {
         self.rooms.contains_key(&worker)
     }
 
+    /// Whether every push is proposed, and no command waits behind one.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.behind.is_empty()
+    }
+
     /// Whether any push waits for room.
     pub fn any_waits_for_room(&self) -> bool {
         !self.room.is_empty()
@@ -269,7 +274,7 @@ impl<C> PendingPushes<C> {
     }
 
     /// Keeps a push until its round closes.
-    pub fn wait_for_round(&mut self, unit: usize, part: Part, arrived: Moment) {
+    pub fn wait_for_round(&mut self, unit: usize, part: RoundPush, arrived: Moment) {
         let c = part.contribution;
         self.put((c.worker, unit, c.step), Pending::Round { part, arrived });
     }
@@ -284,7 +289,7 @@ impl<C> PendingPushes<C> {
     }
 
     /// Closes a round and returns the pushes of these workers, in the order of the workers.
-    pub fn close(&mut self, step: Step, unit: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
+    pub fn close(&mut self, step: Step, unit: usize, workers: BTreeSet<WorkerId>) -> Vec<RoundPush> {
         let mut parts = Vec::with_capacity(workers.len());
         for worker in workers {
             let Some(pending) = self.get_mut((worker, unit, step)) else { continue };
@@ -301,7 +306,7 @@ impl<C> PendingPushes<C> {
     }
 
     /// Removes a push from its round.
-    pub fn leave_round(&mut self, worker: WorkerId, unit: usize, step: Step) -> Option<(Part, Moment)> {
+    pub fn leave_round(&mut self, worker: WorkerId, unit: usize, step: Step) -> Option<(RoundPush, Moment)> {
         match self.take((worker, unit, step))? {
             Pending::Round { part, arrived } => Some((part, arrived)),
             _ => None,

@@ -106,7 +106,7 @@ proptest! {
                         PendingKind::Room => prop_assert!(pushes.wait_for_room(p, 99)),
                         PendingKind::Update => pushes.wait_for_update(p),
                         _ => {
-                            let part = Part { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
+                            let part = RoundPush { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
                             pushes.wait_for_round(b, part, p.arrived);
                         }
                     }

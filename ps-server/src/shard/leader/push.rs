@@ -1,7 +1,7 @@
 //! A push as its worker sent it.
 
 use super::messages::ConnId;
-use crate::shard::{command::Contribution, round::Part};
+use crate::shard::{command::Contribution, round::RoundPush};
 use paraft_common::Payload;
 use paraft_trace::Moment;
 
@@ -30,8 +30,8 @@ pub struct Push {
 
 impl Push {
     /// The part of the push that a round needs.
-    pub fn part(self) -> Part {
+    pub fn round_push(self) -> RoundPush {
         let Push { contribution, payload, rate, skip, .. } = self;
-        Part { contribution, payload, rate, skip }
+        RoundPush { contribution, payload, rate, skip }
     }
 }

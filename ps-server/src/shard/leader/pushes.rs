@@ -8,7 +8,10 @@ use super::{
     update::UpdatePlan,
     working::PushPlace,
 };
-use crate::shard::{command::Contribution, state::ShardConfig};
+use crate::shard::{
+    command::Contribution,
+    state::{Meta, ShardConfig},
+};
 use paraft_common::{SessionId, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::Stage;
@@ -32,8 +35,6 @@ impl Leader {
             return;
         };
         let now = self.now.at;
-        let Some(conf) = self.shard.configured() else { return };
-        let averages = self.averages(&conf, step, sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
         if bucket == 0 {
@@ -51,6 +52,15 @@ impl Leader {
             arrived,
             precedes_weights,
         };
+        // Only the level `leader` bounds what is ahead of the log.
+        if !e.pending.any_waits_for_room() && e.deltas.working().is_level() {
+            return self.take_push(push);
+        }
+        let seen = self.shard.view(|conf, m| {
+            let conf = conf?;
+            Some((conf.clone(), averages(conf, m, (bucket, step), sum_of_squares)))
+        });
+        let Some((conf, averages)) = seen else { return };
         // A round always has room, but the pushes of a worker keep their order.
         let has_room = averages && !e.pending.waits_for_room(worker)
             || !e.pending.any_waits_for_room() && e.deltas.has_room(&conf.job, now);
@@ -64,14 +74,6 @@ impl Leader {
             let kind = RefusalKind::Overloaded(why.into());
             self.refuse(conn, Refusal { kind, seq: seq.0 });
         }
-    }
-
-    /// Whether a push of a step joins a round. If the job clips by the norm of the whole gradient, a push that
-    /// carries the norm is applied by itself in every mode. The same holds for all pushes of that worker and step,
-    /// so a switch never splits a step.
-    fn averages(&self, conf: &ShardConfig, step: Step, sum_of_squares: f64) -> bool {
-        let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
-        !alone && self.shard.read(|m| m.in_force.of_push(step)).averages()
     }
 
     /// Accepts the pushes that wait for room, while there is room.
@@ -93,36 +95,40 @@ impl Leader {
     /// Decides on one push: applies it to the working copy, proposes it, or adds it to its round.
     pub(super) fn take_push(&mut self, push: Push) {
         let now = self.now.at;
-        let Some(conf) = self.shard.configured() else { return };
-        let averages = self.averages(&conf, push.contribution.step, push.sum_of_squares);
         let Some(e) = &mut self.epoch else { return };
         if e.broken {
             return; // a retry
         }
         let (conn, mut c, bucket) = (push.conn, push.contribution, push.unit);
-        let target = &conf.buckets[bucket];
         let in_flight = Some(c.step).filter(|step| e.pending.is_taken(c.worker, bucket, *step));
-        let leader_acks = conf.job.durability.is_leader();
-        let working = leader_acks.then(|| e.deltas.working().data(&conf, bucket));
-        let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
-        if leader_acks {
-            // At this level a leader serves weights that may not be replicated yet. After a failover a worker may
-            // therefore name a version that is lost: with its first push, or later if it computes at weights before
-            // the latest.
-            c.pulled = c.pulled.min(current);
-        }
         let mut lost = 0;
-        let decision = self.shard.read(|m| {
-            let replicated = m.members.in_session(c.worker, c.session)?;
-            let working = e.deltas.working_mut();
-            if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
-                // An earlier leader acknowledged these steps and lost them. The worker no longer has them: they are
-                // counted, and it continues.
-                let at = PushPlace { conf: &conf, replicated, bucket, now };
-                lost = working.skip(at, c.worker, Step(c.step.0 - 1));
+        // One lock: job, bucket, mode and member are of one moment.
+        let seen = self.shard.view(|conf, m| {
+            let conf = conf?;
+            let averages = averages(conf, m, (bucket, c.step), push.sum_of_squares);
+            let leader_acks = conf.job.durability.is_leader();
+            let working = leader_acks.then(|| e.deltas.working().data(conf, bucket));
+            let current = working.as_ref().map_or_else(|| conf.buckets[bucket].version(), |w| w.version);
+            if leader_acks {
+                // At this level a leader serves weights that may not be replicated yet. After a failover a worker may
+                // therefore name a version that is lost: with its first push, or later if it computes at weights
+                // before the latest.
+                c.pulled = c.pulled.min(current);
             }
-            Some(admit(working.member(c.worker, replicated), bucket, c.step, c.pulled, current, in_flight))
+            let decision = m.members.in_session(c.worker, c.session).map(|replicated| {
+                let working = e.deltas.working_mut();
+                if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
+                    // An earlier leader acknowledged these steps and lost them. The worker no longer has them: they
+                    // are counted, and it continues.
+                    let at = PushPlace { conf, replicated, bucket, now };
+                    lost = working.skip(at, c.worker, Step(c.step.0 - 1));
+                }
+                admit(working.member(c.worker, replicated), bucket, c.step, c.pulled, current, in_flight)
+            });
+            Some((conf.clone(), averages, working, current, decision))
         });
+        let Some((conf, averages, working, current, decision)) = seen else { return };
+        let (target, leader_acks) = (&conf.buckets[bucket], working.is_some());
         self.report_lost(c.worker, lost);
         let waits = match decision {
             // Its round is closed and not applied yet; the push will be too late.
@@ -155,7 +161,7 @@ impl Leader {
             }
             Some(Admission::Accept) if averages => {
                 if let Some(e) = &mut self.epoch {
-                    let (arrived, part) = (push.arrived, push.part());
+                    let (arrived, part) = (push.arrived, push.round_push());
                     e.rounds.add(c.step, bucket, c.worker);
                     e.pending.wait_for_round(bucket, part, arrived);
                 }
@@ -170,7 +176,7 @@ impl Leader {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));
                         self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
-                        self.update(&conf, bucket, UpdatePlan::alone(push.part(), factor));
+                        self.update(&conf, bucket, UpdatePlan::alone(push.round_push(), factor));
                     }
                     // Its image would claim that the bucket has its initial weights.
                     Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
@@ -207,4 +213,13 @@ impl Leader {
             tracing::warn!(shard = self.shard.id().0, worker = worker.0, pushes = lost, "{why}");
         }
     }
+}
+
+/// Whether a push of a step joins a round. If the job clips by the norm of the whole gradient, a push that carries the
+/// norm is applied by itself in every mode. The same holds for all pushes of that worker and step, so a switch never
+/// splits a step. One worker writes a result for all.
+fn averages(conf: &ShardConfig, meta: &Meta, (unit, step): (usize, Step), sum_of_squares: f64) -> bool {
+    let alone = conf.job.clip.norm.is_some() && sum_of_squares > 0.0;
+    let result = conf.buckets[unit].spec.kind == TensorKind::Result;
+    !alone && !result && meta.in_force.of_push(step).averages()
 }

@@ -31,17 +31,18 @@ impl Leader {
 
     /// Publishes the counts for the rule, for this server's reports to the control group.
     pub(super) fn tell_counts(&mut self) {
-        let in_force = self.shard.read(|m| m.in_force);
-        let Some(loosest) = in_force.auto else { return };
-        let Some(conf) = self.shard.configured() else { return };
-        let members = self.shard.read(|m| m.members.active_count()) as u32;
+        let seen = self.shard.view(|conf, m| {
+            let loosest = m.in_force.auto?;
+            Some((conf?.job.auto, m.in_force, loosest, m.members.active_count() as u32))
+        });
+        let Some((rule, in_force, loosest, members)) = seen else { return };
         let Some(e) = self.leading() else { return };
         let (term, counted) = (e.term, e.tally.take());
-        let mut told = self.counters.auto.lock();
-        let lead = told.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
-        let (rule, counted) = (conf.job.auto, Counted { lead, ..counted });
+        let mut auto = self.counters.auto.lock();
+        let lead = auto.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
+        let counted = Counted { lead, ..counted };
         let (number, mode) = (in_force.number, in_force.mode);
-        *told = Some(Report { term, rule, number, mode, loosest, members, counted });
+        *auto = Some(Report { term, rule, number, mode, loosest, members, counted });
     }
 
     /// Ends the job now. The request is repeated until the job has ended.

@@ -21,6 +21,7 @@ impl Leader {
         if let Some(e) = &mut self.epoch {
             e.streams.open(conn, worker, session);
             e.leases.opened(conn, liveness);
+            e.quiet = None;
         }
         if self.woken_by(group, conn) {
             return;
@@ -41,12 +42,13 @@ impl Leader {
         }
     }
 
-    /// Handles a stream that opens while the group sleeps. A leader may have been deposed meanwhile: it restarts
-    /// its epoch, and the worker opens the stream again. Otherwise the leader is notified, wherever it is.
-    fn woken_by(&mut self, group: &dyn GroupStatus, conn: ConnId) -> bool {
+    /// Handles a stream that opens, or sends something, while the group sleeps. A leader may have been deposed
+    /// meanwhile: it restarts its epoch, and the worker opens the stream again. Otherwise the leader is notified,
+    /// wherever it is.
+    pub(super) fn woken_by(&mut self, group: &dyn GroupStatus, conn: ConnId) -> bool {
         // Also if another replica has woken the group meanwhile.
         let slept = group.has_slept();
-        if group.is_asleep() {
+        if group.is_asleep() || self.falls_asleep {
             self.under_way += 1;
             self.out.push_back(Effect::Wake);
         }

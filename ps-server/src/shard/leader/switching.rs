@@ -71,7 +71,7 @@ impl Switching {
         let other = |s: &Switch| (s.mode, s.auto) != (mode, auto);
         if asked.is_none() && self.0.as_ref().is_some_and(other) {
             // For two requests of different modes: the second gets its own switch after the first one's.
-            let why = "another switch is under way; ask again";
+            let why = "another switch is in progress; ask again";
             return answer(asker, Err(RefusalKind::Unavailable(why.into())));
         }
         if let Err(e) = job.may_switch(mode) {

@@ -3,7 +3,7 @@
 use super::{Leader, ProposalSpan, Purpose};
 use crate::shard::{
     command::{Command, Contribution, Proposal, PushEntry},
-    round::{Part, Sum},
+    round::{RoundPush, Sum},
     state::ShardConfig,
 };
 use paraft_common::Payload;
@@ -22,8 +22,8 @@ pub(super) struct UpdatePlan {
 
 impl UpdatePlan {
     /// A push that is an update by itself.
-    pub(super) fn alone(part: Part, factor: f32) -> Self {
-        let Part { contribution, payload, rate, skip } = part;
+    pub(super) fn alone(part: RoundPush, factor: f32) -> Self {
+        let RoundPush { contribution, payload, rate, skip } = part;
         Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
     }
 
@@ -40,10 +40,11 @@ impl Leader {
         let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         // Pushes of sessions that are over are not reported.
-        let heard =
-            |c: &&Contribution| self.shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
-        let heard: Vec<_> = contributions.iter().filter(heard).copied().collect();
-        for c in &heard {
+        let reported: Vec<Contribution> = self.shard.read(|m| {
+            let in_session = |c: &&Contribution| m.members.in_session(c.worker, c.session).is_some();
+            contributions.iter().filter(in_session).copied().collect()
+        });
+        for c in &reported {
             let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
             if let Some((arrived, pushed)) = waited {
                 self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);

@@ -9,9 +9,13 @@ use paraft_common::{
     BucketId, Durability, Mode, Payload, Seq, ServerId, Step, Version, WorkerId, config::ServerJob,
 };
 use paraft_proto::RefusalKind;
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
-struct Alone;
+#[derive(Default)]
+struct Alone {
+    asleep: Cell<bool>,
+    slept: Cell<bool>,
+}
 
 impl GroupStatus for Alone {
     fn leads(&self) -> bool {
@@ -23,11 +27,11 @@ impl GroupStatus for Alone {
     }
 
     fn is_asleep(&self) -> bool {
-        false
+        self.asleep.get()
     }
 
     fn has_slept(&self) -> bool {
-        false
+        self.slept.take()
     }
 }
 
@@ -35,6 +39,7 @@ impl GroupStatus for Alone {
 struct World {
     shard: Arc<Shard>,
     leader: Leader,
+    group: Alone,
     now: Instant,
     job: String,
     /// Proposals that are not committed.
@@ -69,6 +74,7 @@ impl World {
         let mut world = Self {
             shard,
             leader,
+            group: Alone::default(),
             now: Instant::now(),
             job: job.to_toml().expect("a valid job"),
             log: VecDeque::new(),
@@ -89,7 +95,7 @@ impl World {
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
             let now = Now { at: self.now, moment: Moment::default() };
-            self.leader.handle(now, &Alone, input);
+            self.leader.handle(now, &self.group, input);
             while let Some(effect) = self.leader.next_effect() {
                 match effect {
                     Effect::Propose(number, proposal) => self.log.push_back((number, proposal)),
@@ -99,7 +105,15 @@ impl World {
                     Effect::Compute(_, work) => inputs.push(Input::Computed(Ok(work()))),
                     Effect::SwitchResult(asker, switched) => asker.answer(switched),
                     Effect::FetchResult(asker, fetched) => asker.answer(fetched),
-                    Effect::Sleep | Effect::Wake => inputs.push(Input::SleepOrWake),
+                    Effect::Sleep => {
+                        self.group.asleep.set(true);
+                        self.group.slept.set(true);
+                        inputs.push(Input::SleepOrWake);
+                    }
+                    Effect::Wake => {
+                        self.group.asleep.set(false);
+                        inputs.push(Input::SleepOrWake);
+                    }
                 }
             }
         }
@@ -219,6 +233,48 @@ fn deposed_leader_answers_only_not_leader() {
     let outcome = world.applies();
     world.hears(outcome);
     assert!(world.sent().is_empty());
+}
+
+/// The first worker that speaks finds a leader that may have been deposed meanwhile.
+#[test]
+fn silent_workers_let_the_group_sleep_until_one_speaks() {
+    let mut world = World::new(Mode::Asp);
+    world.init();
+    world.pull(0);
+    world.sent();
+    let minute = world.now + Duration::from_secs(60);
+    world.now = minute - Duration::from_millis(1);
+    world.hears(Input::Time);
+    assert!(!world.group.asleep.get(), "it may be a long step");
+    world.now = minute;
+    world.hears(Input::Time);
+    assert!(world.group.asleep.get() && world.closed.is_empty(), "{:?}", world.closed);
+    world.push(1);
+    assert!(!world.group.asleep.get());
+    let sent = world.sent();
+    let [(1, Reply::Refused(refusal))] = sent else { panic!("{sent:?}") };
+    assert!(matches!(refusal.kind, RefusalKind::Unavailable(_)), "{refusal:?}");
+    assert_eq!(world.closed, [1]);
+    assert!(world.log.is_empty(), "it does not propose the push");
+    // It confirms that it leads, and takes the worker back.
+    world.now = world.leader.deadline().expect("it restarts");
+    world.hears(Input::Time);
+    world.commit();
+    let (worker, session, job, liveness) =
+        (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 2, worker, session, job, liveness });
+    assert!(matches!(world.sent().last(), Some((2, Reply::Opened { .. }))));
+}
+
+/// Its pushes wait for the norm.
+#[test]
+fn group_that_owes_a_worker_something_stays_awake() {
+    let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
+    (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
+    world.commit();
+    world.now += Duration::from_secs(600);
+    world.hears(Input::Time);
+    assert!(!world.group.asleep.get());
 }
 
 /// A queued reply holds no weights: an update needs no copy for it, and the worker gets the newest weights.
@@ -504,4 +560,78 @@ fn workers_beyond_the_bound_of_a_job_are_refused() {
     world.hears(Input::Open { conn, worker, session: None, job, liveness });
     world.commit();
     assert!(matches!(world.sent(), [(300, Reply::Opened { .. })]), "another one has finished");
+}
+
+/// Two workers whose own optimizer runs on the mean: bucket 0 has the mean, bucket 1 a result.
+fn two_with_results() -> World {
+    let mut world = World::with(Mode::Bsp, |job| (job.workers, job.results_len) = (2, 8));
+    let (worker, job, liveness) = (WorkerId(1), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 2, worker, session: None, job, liveness });
+    world.commit();
+    (0..2).for_each(|bucket| world.init_bucket(bucket));
+    world.sent();
+    world
+}
+
+fn write(world: &mut World, conn: ConnId, step: u64, value: f32) {
+    let payload = Payload::from(value.to_le_bytes().repeat(8));
+    let (seq, step, bucket, pulled) = (Seq(2 * step), Step(step), 1, Version(step - 1));
+    let (samples, arrived, sum_of_squares, rate, skip) = (1, Moment::default(), 0.0, None, false);
+    let push =
+        Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, rate, skip, arrived };
+    world.hears(Input::Message(conn, push));
+}
+
+fn result(world: &World) -> (Version, f32) {
+    world.shard.configured().expect("a job").buckets[1].peek(|d| (d.version, d.weights[0]))
+}
+
+#[test]
+fn a_result_is_written_once_whoever_writes_it() {
+    let mut world = two_with_results();
+    for conn in [1, 2] {
+        world.push_on(conn, 0, 1, 1.0, None, false);
+    }
+    world.commit();
+    world.sent();
+    // Both write it at once, and one again after a break: each is acknowledged, and one is applied.
+    write(&mut world, 2, 1, -0.0);
+    write(&mut world, 1, 1, 5.0);
+    world.commit();
+    write(&mut world, 2, 1, 7.0);
+    world.commit();
+    assert_eq!(result(&world).0, Version(1));
+    assert_eq!(result(&world).1.to_bits(), (-0.0f32).to_bits(), "bit by bit");
+    assert_eq!(world.acks(), [2, 2, 2]);
+    assert!(is_answered(&mut world, 1), "it is every worker's step");
+}
+
+#[test]
+fn a_result_waits_for_a_writer_and_not_for_all() {
+    let mut world = two_with_results();
+    for conn in [1, 2] {
+        world.push_on(conn, 0, 1, 1.0, None, false);
+    }
+    world.commit();
+    assert!(!is_answered(&mut world, 1), "nobody has written it");
+    // The worker that was to write it is gone; the other one does.
+    world.hears(Input::Message(2, Message::Leave));
+    world.commit();
+    assert!(!is_answered(&mut world, 1));
+    write(&mut world, 1, 1, 3.0);
+    world.commit();
+    assert_eq!(result(&world), (Version(1), 3.0));
+    assert!(world.sent().iter().any(|(_, reply)| matches!(reply, Reply::Weights(w) if w.last)));
+}
+
+#[test]
+fn a_job_with_results_stays_in_lock_step() {
+    let mut world = two_with_results();
+    world.hears(Input::Message(1, Message::SwitchMode { number: 1, mode: Mode::Asp }));
+    world.commit();
+    assert_eq!(world.shard.read(|m| m.in_force.mode), Mode::Bsp);
+    for mode in [Mode::Asp, Mode::Ssp(1)] {
+        let job = ServerJob { results_len: 8, ..ServerJob::new("whole", mode, 8, 8) };
+        assert!(job.validate().is_err(), "{mode}");
+    }
 }

@@ -9,7 +9,7 @@
 //! module, so the copies that `delta` takes between two pushes are consistent with each other and with the record.
 
 use crate::shard::{
-    bucket::{BucketData, Incoming, vector_bytes},
+    bucket::{BucketData, BucketUpdate, vector_bytes},
     command::{Command, Contribution, Proposal},
     delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorId},
     members::{Member, Members},
@@ -292,7 +292,7 @@ pub fn add(
     gradient: Gradient<'_>,
 ) {
     let contributions = std::slice::from_ref(c);
-    let update = Incoming { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
+    let update = BucketUpdate { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
     Arc::make_mut(data).update(conf.buckets[bucket].spec, update);
 }
 

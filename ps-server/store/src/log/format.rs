@@ -21,7 +21,7 @@
 //!   that damage in them can be recognised as harmless.
 //! - The lengths are covered by the head's own checksum, so they are verified before anything is allocated or
 //!   skipped.
-//! - A later version keeps the first 44 bytes and their checksum, so that it is told from damage.
+//! - A later version keeps the first 44 bytes and their checksum, so that it can be distinguished from damage.
 
 use super::record::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
 use bytes::{Buf, BufMut, Bytes};

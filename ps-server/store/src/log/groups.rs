@@ -344,7 +344,7 @@ impl LiveRecords {
 
 /// The error of a log whose thread ended early. Only a panic does that, such as one in a `done`.
 pub(super) fn gone() -> io::Error {
-    io::Error::other("the log's writer has ended; open the log anew")
+    io::Error::other("the log's writer has ended; open the log again")
 }
 
 /// The error that stopped the writer, as a new error for each caller.

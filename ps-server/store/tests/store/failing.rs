@@ -75,7 +75,7 @@ fn a_done_that_panics_ends_the_log_and_everyone_else_is_told() {
     hold.send(()).unwrap();
     for why in [outcome.recv().unwrap(), append(&log, vec![record(3, 1, 10)]), log.truncate_after(None)] {
         let why = why.unwrap_err().to_string();
-        assert!(why.contains("open the log anew"), "{why}");
+        assert!(why.contains("open the log again"), "{why}");
     }
     drop(log);
     assert_eq!(open(&disk).unwrap().1.records, [record(0, 1, 10), record(1, 1, 10), record(2, 1, 10)]);

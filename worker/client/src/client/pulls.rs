@@ -6,7 +6,10 @@ use paraft_common::{BucketId, ShardId, Step, codec::F32_BYTES};
 use paraft_proto::limits;
 use paraft_session::{Arrived, Event, Pull, Pulled, SessionError, sum_of_parts};
 use paraft_trace::{Moment, Stage};
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 /// How long the client waits for another worker to supply the missing parts of a step's gradient norm, when this
 /// worker's processes do not know all parts.
@@ -21,6 +24,20 @@ pub trait Places {
     fn placed(&mut self, bucket: BucketId, changed: bool) {
         let _ = (bucket, changed);
     }
+}
+
+/// A worker that has results to write beside its own finds out after this time whether there is room for more.
+const ROOM_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The results of a step that other workers write, and this one if they do not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestOfResults {
+    /// Their buckets.
+    pub buckets: BTreeSet<BucketId>,
+    /// Those of them that this worker has written in their place.
+    pub written: BTreeSet<BucketId>,
+    /// The step has no result: mark them as skipped.
+    pub skips: bool,
 }
 
 /// Identifies a buffer. The servers do not send a bucket again if it is unchanged since the last pull into the same
@@ -100,6 +117,64 @@ impl Client {
             let into = spec.and_then(|spec| weights.get_mut(spec.range()));
             client.take(arrived, into)
         })
+    }
+
+    /// Like [`Self::pull_by`] after this worker has written its own results. Results that are missing after a lease were
+    /// to be written by a worker that is gone: this one writes them too, from `weights`. All workers have the same
+    /// bits, so it does not matter who does.
+    ///
+    /// # Errors
+    /// See [`Self::pull`].
+    pub fn pull_results(
+        &mut self,
+        pull: Pull,
+        weights: &mut [f32],
+        rest: &mut RestOfResults,
+    ) -> Result<Pulled, ClientError> {
+        let (began, step, into) = (Instant::now(), pull.done, Some(address(weights)));
+        self.io.session().pull(io::now(), pull, self.holds == into);
+        self.holds = None; // until the pull has filled it
+        let mut until = Some(began + self.options.job.lease());
+        let pulled = loop {
+            match self.io.next(self.interrupt.as_deref(), until)? {
+                Some(Event::Weights(arrived)) => {
+                    let (shard, bucket) = (arrived.shard, BucketId(arrived.weights.bucket));
+                    rest.buckets.remove(&bucket);
+                    let spec = self.layout.bucket(bucket).copied();
+                    self.take(&arrived, spec.and_then(|spec| weights.get_mut(spec.range())))?;
+                    drop(arrived);
+                    self.io.give_back(shard);
+                }
+                Some(Event::Pulled(pulled)) => break pulled,
+                Some(_) => {}
+                None => {
+                    until = self.write_rest(step, weights, rest).then(|| Instant::now() + ROOM_INTERVAL);
+                }
+            }
+        };
+        if pulled.rejoined {
+            self.encoders.forget();
+        }
+        self.holds = into;
+        self.counters.waited += began.elapsed();
+        Ok(pulled)
+    }
+
+    /// Writes results in the place of other workers, as far as there is room; returns whether some remain.
+    fn write_rest(&mut self, step: Step, weights: &[f32], rest: &mut RestOfResults) -> bool {
+        while let Some(bucket) = rest.buckets.first().copied() {
+            let spec = self.layout.buckets()[bucket.0 as usize];
+            if !self.io.session().has_room(spec.len * F32_BYTES) {
+                return true;
+            }
+            rest.buckets.remove(&bucket);
+            rest.written.insert(bucket);
+            match rest.skips {
+                true => self.skip_result(bucket, step),
+                false => self.push(bucket, step, &weights[spec.range()]),
+            }
+        }
+        false
     }
 
     /// Like [`Self::pull_by`], for weights in the buffer with this [address]; `places` gives the destination of

@@ -100,7 +100,7 @@ impl Client {
     }
 
     /// The norm of the parameters' gradient since [`Self::begin_norm`], as it is encoded; NaN if not all of it was pushed
-    /// here. And what it cost.
+    /// here. Second value: the time that measuring it took.
     pub fn end_norm(&mut self) -> Option<(f64, Duration)> {
         let Measured { values, squares, took } = self.measured.take()?;
         let norm = if values == self.layout.params_len() { squares.sqrt() } else { f64::NAN };
@@ -133,6 +133,17 @@ impl Client {
     /// If the client pushed something for this step and no push was refused.
     pub fn skip(&mut self, step: Step) {
         self.io.session().skip(io::now(), step);
+    }
+
+    /// Marks the result of a bucket as skipped, in place of its push: the step's mean is not whole, so no worker has a
+    /// result.
+    pub fn skip_result(&mut self, bucket: BucketId, step: Step) {
+        self.io.session().skip_result(io::now(), bucket, step);
+    }
+
+    /// The buffer of the last pull has the results of this worker's own step, so the next pull need not bring them.
+    pub fn has_results(&mut self) {
+        self.io.session().has_results();
     }
 
     /// Sets this worker's encoders. Call it before the first push. `layout` has the model's tensors, in which

@@ -40,12 +40,13 @@ impl SliceMember {
         self.sum_of(&all)
     }
 
-    /// This slice's part of such rows.
+    /// This slice's part of rows that [`Self::columns`] has assembled.
     pub fn own_columns(&self, all: &[f32], cols: usize) -> Vec<f32> {
         let part = self.slice.part(cols);
         all.chunks_exact(cols.max(1)).flat_map(|row| &row[part.clone()]).copied().collect()
     }
 
+    /// The values of all slices, which have equally many, in the slices' order.
     fn gather(&self, own: &[f32]) -> NetResult<Vec<Vec<f32>>> {
         let all = self.ranks.gather(own)?;
         if all.len() != self.slice.of || all.iter().any(|part| part.len() != own.len()) {

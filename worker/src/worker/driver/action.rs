@@ -14,7 +14,7 @@ pub(crate) enum DriverAction {
         /// Call `Client::ask_ahead` before the first push.
         ask_ahead: bool,
         /// The next step follows directly.
-        goes_on: bool,
+        continues: bool,
     },
     /// Train one minibatch at the worker's own weights (`Driver::local`), which change. Answer:
     /// `Driver::trained`.
@@ -24,6 +24,9 @@ pub(crate) enum DriverAction {
         /// Minibatches before this one.
         clock: u64,
     },
+    /// Run the optimizer on the pulled mean gradient if it is `whole`; otherwise change nothing. Answer:
+    /// `Driver::applied`.
+    Apply { whole: bool },
     /// Evaluate this share of the held-out data. Answer: `Driver::evaluated`.
     Evaluate {
         /// Of the evaluation.

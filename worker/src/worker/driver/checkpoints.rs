@@ -1,6 +1,6 @@
 //! Checkpoints that the servers or the loop request, and the final weights.
 
-use super::{Driver, End, Landing};
+use super::{Driver, End, WeightBuffer};
 use crate::{
     checkpoints::{Checkpoints, InForce},
     worker::WorkerError,
@@ -41,7 +41,7 @@ impl Driver {
     }
 
     /// Writes the final weights and waits for the remaining checkpoints.
-    pub fn save(&mut self, end: End, into: &mut dyn Landing) -> Result<(), WorkerError> {
+    pub fn save(&mut self, end: End, into: &mut dyn WeightBuffer) -> Result<(), WorkerError> {
         self.note_evaluations()?;
         let own = self.weights.clone();
         let run = self.run_dir.as_ref().filter(|_| end.first).map(|d| d.join(MODEL_FILE));
@@ -55,8 +55,8 @@ impl Driver {
     }
 
     /// Writes the state at which the job was stopped, if the job makes checkpoints and none has this state: all workers
-    /// have finished, so it is that of the final weights. Not with leased samples: within an epoch nobody could resume
-    /// from it. A failure does not fail the run.
+    /// have finished, so it is that of the final weights. Not with leased samples: no run could resume from it within an
+    /// epoch. A failure does not fail the run.
     fn save_at_stop(&mut self, done: Step) {
         let is_stopped = self.trainer.is_stopped() && self.plan.leased.is_none() && done.0 < self.plan.total;
         let Some(c) = self.checkpoints.as_ref().filter(|c| is_stopped && c.lacks(done)) else { return };

@@ -22,7 +22,7 @@ impl Driver {
     /// Copies the worker's weights of this range to the user's.
     pub(super) fn copy_to_user(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
         if let (Some(user_weights), Some(local)) = (&mut self.user_weights, &self.local) {
-            user_weights.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
+            user_weights.buffer()?[range.clone()].copy_from_slice(&local.weights()[range]);
         }
         Ok(())
     }

@@ -10,6 +10,8 @@ use std::time::Instant;
 pub(super) enum NextAction {
     /// Compute a gradient at the pulled weights; `ask_ahead`: the following weights may be asked for.
     Gradient { step: Step, ask_ahead: bool },
+    /// Run the optimizer on the pulled mean gradient, if it is `whole`.
+    Apply { whole: bool },
     /// Train a minibatch at the worker's own weights.
     Local,
     /// Prepare the minibatches of a chunk.
@@ -48,6 +50,10 @@ impl OpenRun {
                 DriverAction::Local { .. } => {
                     self.asked = NextAction::Local;
                     self.hold();
+                    return Ok(());
+                }
+                DriverAction::Apply { whole } => {
+                    self.asked = NextAction::Apply { whole };
                     return Ok(());
                 }
                 DriverAction::Evaluate { .. } => self.driver.not_evaluated(),

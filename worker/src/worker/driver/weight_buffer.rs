@@ -5,20 +5,20 @@ use paraft_client::{Client, Pull, Pulled};
 use paraft_common::Layout;
 
 /// The destination of pulled weights. With a user's own local steps: the memory of the user's weights.
-pub trait Landing {
+pub trait WeightBuffer {
     /// The current weights.
     fn weights(&mut self) -> &[f32];
     /// The memory that the next pull writes; then call [`Self::landed`].
     ///
     /// # Errors
     /// There is no such memory.
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError>;
+    fn buffer(&mut self) -> Result<&mut [f32], WorkerError>;
     /// A pull of everything has written the memory.
     ///
     /// # Errors
     /// The weights cannot be moved to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
-    /// Pulls in this destination's own way. `None`: pull everything into [`Self::landing`].
+    /// Pulls in this destination's own way. `None`: pull everything into [`Self::buffer`].
     ///
     /// # Errors
     /// Those of a pull.
@@ -28,12 +28,12 @@ pub trait Landing {
 }
 
 /// Weights in this process's memory.
-impl Landing for Vec<f32> {
+impl WeightBuffer for Vec<f32> {
     fn weights(&mut self) -> &[f32] {
         self
     }
 
-    fn landing(&mut self) -> Result<&mut [f32], WorkerError> {
+    fn buffer(&mut self) -> Result<&mut [f32], WorkerError> {
         Ok(self)
     }
 
