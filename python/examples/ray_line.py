@@ -29,4 +29,5 @@ def train(steps):
 if __name__ == "__main__":
     # A folder that all nodes share.
     result = paraft.ray.fit(train, 500, workers=2, run_dir=sys.argv[1])  # resources_per_worker={"GPU": 1}
-    print(f"loss {result.metrics['final_loss']:.6f}")
+    loss = result.metrics["final_loss"]
+    print("no step was left to train" if loss is None else f"loss {loss:.6f}")
