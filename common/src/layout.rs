@@ -4,7 +4,7 @@
 //! them. The vector is cut into *buckets* of a fixed length; a tensor may cross a bucket's edge. Parameters
 //! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
 //! different rules: so all parameters come first, all buffers after them, and last the results that workers write. Parameters may be in *groups*, each with its own
-//! rate and decay; a bucket is of one group. A model may be cut in *stages*, each a range of the flat vector that some process of a worker
+//! rate, decay and optimizer; a bucket is of one group. A model may be cut in *stages*, each a range of the flat vector that some process of a worker
 //! holds; a bucket is of one stage. Rows that a constraint holds to a norm are whole in a bucket.
 //!
 //! ```text
@@ -16,6 +16,7 @@
 use crate::{
     constraint::{self, Constraint},
     id::BucketId,
+    optim::OptimizerConfig,
 };
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -76,9 +77,8 @@ impl TensorSpec {
     }
 }
 
-/// Parameters that lie together and share their own rate and decay. All other options come from the
-/// job's optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Parameters that lie together and share a rate, a decay and an optimizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamGroup {
     /// Number of values.
@@ -87,6 +87,19 @@ pub struct ParamGroup {
     pub lr: f64,
     /// Replaces the optimizer's weight decay.
     pub weight_decay: f64,
+    /// Whether its values climb along the gradient instead of descending.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub maximize: bool,
+    /// Replaces the job's optimizer, all options but the rate and the weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<OptimizerConfig>,
+}
+
+impl ParamGroup {
+    /// A group of `values` values whose optimizer is the job's, with this rate and weight decay.
+    pub fn new(values: usize, lr: f64, weight_decay: f64) -> Self {
+        Self { values, lr, weight_decay, maximize: false, optimizer: None }
+    }
 }
 
 /// The maximal number of parameter groups.

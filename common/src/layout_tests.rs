@@ -22,7 +22,7 @@ fn buckets_cover_the_vector_once_and_never_mix_kinds() {
 }
 
 fn group(values: usize) -> ParamGroup {
-    ParamGroup { values, lr: 0.1, weight_decay: 0.0 }
+    ParamGroup::new(values, 0.1, 0.0)
 }
 
 fn in_groups(

@@ -92,7 +92,7 @@ proptest! {
         let ends: Vec<usize> = cuts.into_iter().filter(|c| *c < params).chain([params]).collect();
         let stages: Vec<usize> = (0..ends.len()).map(|i| ends[i] - if i == 0 { 0 } else { ends[i - 1] }).collect();
         let (stages, buffers) = if stages.len() > 1 { (stages, 0) } else { (Vec::new(), buffers) };
-        let groups = groups.iter().map(|n| ParamGroup { values: *n, lr: 0.1, weight_decay: 0.0 }).collect();
+        let groups = groups.iter().map(|n| ParamGroup::new(*n, 0.1, 0.0)).collect();
         let (offset, row, count) = rows;
         let held_to = Constraint { offset, values: row * count, rule: Rule::UnitNorm { row } };
         let whole = ServerJob { buffers_len: buffers, groups, stages, ..job(params, len) };

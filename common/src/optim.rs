@@ -37,6 +37,7 @@ pub mod exact;
 mod gradient;
 mod mean;
 pub mod nadam;
+mod overrides;
 pub mod radam;
 pub mod rmsprop;
 mod rule;
@@ -58,6 +59,7 @@ pub use descent::{Descent, NotFinite};
 pub use gradient::Gradient;
 pub use mean::{take_mean, take_result};
 pub use nadam::{NAdam, NAdamRule};
+pub use overrides::Overrides;
 pub use radam::{RAdam, RAdamRule};
 pub use rmsprop::{Norm, RmsProp, RmsPropRule};
 pub use rule::Rule;
@@ -179,7 +181,11 @@ impl OptimizerConfig {
 
     /// Whether a GPU kernel exists for it, for ranks that apply their gradients themselves.
     pub fn has_kernel(&self) -> bool {
-        !matches!(self, Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_))
+        match self {
+            Self::Adadelta(_) | Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_) => false,
+            Self::Adam(Adam { amsgrad, .. }) | Self::AdamW(AdamW { amsgrad, .. }) => !amsgrad,
+            _ => true,
+        }
     }
 
     /// The same optimizer with this base rate and weight decay.
@@ -219,6 +225,7 @@ impl OptimizerConfig {
             Self::Sgd(_) => 0,
             Self::Momentum(_) | Self::Nesterov(_) | Self::Adagrad(_) => 1,
             Self::RmsProp(c) => c.slots(),
+            Self::Adam(Adam { amsgrad: true, .. }) | Self::AdamW(AdamW { amsgrad: true, .. }) => 3,
             Self::Adam(_) | Self::AdamW(_) | Self::Adadelta(_) => 2,
             Self::Adamax(_) | Self::NAdam(_) | Self::RAdam(_) => 2,
         }
@@ -233,6 +240,9 @@ impl OptimizerConfig {
             Self::RmsProp(c) => c.slot_names(),
             Self::Adadelta(_) => vec!["square_avg", "acc_delta"],
             Self::Adamax(_) => vec!["exp_avg", "exp_inf"],
+            Self::Adam(Adam { amsgrad: true, .. }) | Self::AdamW(AdamW { amsgrad: true, .. }) => {
+                vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+            }
             Self::Adam(_) | Self::AdamW(_) | Self::NAdam(_) | Self::RAdam(_) => {
                 vec!["exp_avg", "exp_avg_sq"]
             }

@@ -74,8 +74,8 @@ pub enum RefusalKind {
         "a message without a kind, or of a kind that this server does not know; use the same paraft on both sides"
     )]
     NoKind,
-    #[error("a push of {bucket} has the rate {got}: {why}")]
-    BadRate { bucket: BucketId, got: f64, why: &'static str },
+    #[error("a push of {bucket} has the {option} {got}: {why}")]
+    BadRate { bucket: BucketId, option: &'static str, got: f64, why: &'static str },
     #[error("a push of {bucket} has seq 0: they count from 1")]
     BadSeq { bucket: BucketId },
     #[error("{message} names {got}: steps go up to 2^53")]

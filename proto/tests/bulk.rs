@@ -64,6 +64,7 @@ fn push(len: usize) -> ToShard {
         payload: payload(len).into(),
         samples: 64,
         rate: Some(0.25),
+        overrides: None,
         skip: true,
     };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }

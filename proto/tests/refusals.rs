@@ -32,7 +32,7 @@ fn all() -> Vec<K> {
         K::Unavailable(text()),
         K::Unreadable(text()),
         K::NoKind,
-        K::BadRate { bucket, got: -1.0, why: "why" },
+        K::BadRate { bucket, option: "rate", got: -1.0, why: "why" },
         K::BadSeq { bucket },
         K::BadStep { message: "Pull", got: step },
         K::BadInitPart { bucket, part: 9, slots: 1 },

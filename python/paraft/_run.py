@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 from . import _paraft
 from ._fleet import Fleet
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .torch._group import Group
 
 _LOG = logging.getLogger("paraft")
+
+_M = TypeVar("_M")
+_O = TypeVar("_O")
 
 #: A tensor of the model: its name, its shape, and whether it is trained.
 Tensor = tuple[str, list[int], bool]
@@ -168,14 +171,14 @@ class Run:
         if self._fleet is not None and self._fleet._trained:
             raise MisuseError("these servers have trained their job to its end: make new ones with paraft.local()")
 
-    def prepare(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """Joins the job with a PyTorch model and its optimizer, and returns them, ready to train: see
+    def prepare(self, model: _M, optimizer: _O, **options: Any) -> tuple[_M, _O]:
+        """Joins the job with a PyTorch model and its optimizer, or with several, and returns them, ready to train: see
         :func:`paraft.torch.prepare`, which has the options."""
         from . import torch as front
 
-        return front.prepare(self, model, optimizer, **options)
+        prepare: Any = front.prepare
+        prepared: tuple[_M, _O] = prepare(self, model, optimizer, **options)
+        return prepared
 
     def _join(
         self,
@@ -184,10 +187,10 @@ class Run:
         values: int,
         owner: Any,
         *,
-        groups: Sequence[tuple[int, float, float]] = (),
+        groups: Sequence[tuple[int, float, float, Optional[str], bool]] = (),
         settings: Sequence[str] = (),
         data: str = "python",
-        state: tuple[Sequence[int], int] = ((), 0),
+        state: tuple[Sequence[int], Sequence[int]] = ((), ()),
         results: int = 0,
         note: str = "",
     ) -> Any:
@@ -217,7 +220,7 @@ class Run:
             values=values,
             owner=owner,
             state=list(state[0]),
-            updates=state[1],
+            updates=list(state[1]),
             results=results,
             note=note,
             run_dir=self._run_dir,
@@ -237,7 +240,7 @@ class Run:
             if e.rank_taken and any(self._is_beside(other) for other in _RUNS):
                 raise MisuseError(
                     f"this process is worker {self.rank} of these servers already, with another model: finish() or close() that run first. "
-                    "Servers train one job: two models at once (as of a GAN) need two fleets, or are one nn.ModuleDict with one optimizer"
+                    "Two models at once (as of a GAN) are one run: run.prepare([first, second], [optimizer, optimizer])"
                 ) from None
             raise
         self._query()

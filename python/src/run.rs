@@ -7,12 +7,13 @@ use crate::{
 };
 use paraft_tls::{Access, access::As};
 use paraft_worker::{
-    Evaluation, Interrupt, Job, OpenRun, OptimizerState, ParamGroup, Setup, StepOutcome, TensorKind,
-    TensorSpec, WeightBuffer, WorkerError, WorkerOptions, slow::Slowness,
+    Evaluation, Interrupt, Job, OpenRun, OptimizerState, Overrides, ParamGroup, Setup, StepOutcome,
+    TensorKind, TensorSpec, WeightBuffer, WorkerError, WorkerOptions, slow::Slowness,
 };
 use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyDict};
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
     process,
     sync::{
@@ -55,12 +56,12 @@ impl Run {
     ///
     /// `job`: a job file, or None; `set`: assignments over it, as for `--set`. `tensors`: name, shape and whether
     /// it is trained, in the order of the `values` float32 at `address`, which `owner` keeps alive. `groups`:
-    /// values, rate and decay of each. `brings`: these are a new job's initial weights; `state`: the addresses of
-    /// the optimizer's state vectors, each as long as the trained part, after this many `updates`. `results`: so many of
+    /// values, rate and decay of each, its own `[optimizer]` table if it has one, and whether it climbs. `brings`: these are a new job's initial weights; `state`: the addresses of
+    /// the optimizer's state vectors, each as long as the trained part, after this many `updates` of each group. `results`: so many of
     /// the last tensors are results of the script's own optimizer. `note`: the
     /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=0, results=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=Vec::new(), results=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -69,7 +70,7 @@ impl Run {
         rank: u32,
         servers: Vec<String>,
         tensors: Vec<(String, Vec<usize>, bool)>,
-        groups: Vec<(usize, f64, f64)>,
+        groups: Vec<(usize, f64, f64, Option<String>, bool)>,
         samples: usize,
         data: String,
         brings: bool,
@@ -77,7 +78,7 @@ impl Run {
         values: usize,
         owner: Py<PyAny>,
         state: Vec<usize>,
-        updates: u64,
+        updates: Vec<u64>,
         results: usize,
         note: String,
         run_dir: Option<PathBuf>,
@@ -125,10 +126,8 @@ impl Run {
                 false => TensorSpec::buffer(name, shape),
             })
             .collect();
-        let groups = groups
-            .into_iter()
-            .map(|(values, lr, weight_decay)| ParamGroup { values, lr, weight_decay })
-            .collect();
+        let groups = groups.into_iter().map(group).collect::<Result<_, _>>();
+        let groups = groups.map_err(|e| errors::config(py, &e))?;
         let lengths: Vec<usize> = specs.iter().map(TensorSpec::len).collect();
         if lengths.iter().sum::<usize>() != values {
             return Err(errors::misuse(py, &format!("{values} values for tensors of another length")));
@@ -142,7 +141,7 @@ impl Run {
         let Some(vectors) = vectors else {
             return Err(errors::misuse(py, "no memory for the optimizer's state"));
         };
-        let state = (updates > 0).then_some(OptimizerState { vectors, updates });
+        let state = updates.iter().any(|n| *n > 0).then_some(OptimizerState { vectors, updates });
         let joined = py.detach(|| {
             // Built-in workers of the job may train on this data too.
             let data = paraft_worker::cli::data_name(&job)?.unwrap_or(data);
@@ -204,10 +203,23 @@ impl Run {
         self.on(py, |inner, _| inner.wait(OpenRun::continue_wait))
     }
 
-    /// The learning rates for the next gradients, per group. Empty: the job's schedule.
-    fn rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
+    /// Options for the next gradients, per group: the rate, and by name those that differ from the group's
+    /// (`weight_decay`, `momentum`, `square`, `eps`, `clip_value`). Empty: the job's.
+    fn options(&self, py: Python<'_>, of_groups: Vec<(f64, HashMap<String, f64>)>) -> PyResult<()> {
+        let set = |(rate, options): &(f64, HashMap<String, f64>)| {
+            let of = |name: &str| options.get(name).copied();
+            Overrides {
+                rate: Some(*rate),
+                weight_decay: of("weight_decay"),
+                momentum: of("momentum"),
+                square: of("square"),
+                eps: of("eps"),
+                clip_value: of("clip_value"),
+            }
+        };
+        let of_groups = of_groups.iter().map(set).collect();
         self.on(py, |inner, _| {
-            inner.run()?.rates(rates);
+            inner.run()?.override_options(of_groups);
             Ok(())
         })
     }
@@ -224,6 +236,11 @@ impl Run {
             inner.run()?.forget_weights();
             Ok(())
         })
+    }
+
+    /// Leaves groups of parameters out of this step.
+    fn leave_out(&self, py: Python<'_>, groups: Vec<u16>) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.leave_out(&groups))
     }
 
     /// Skips this step: nothing is pushed, and it counts as done.
@@ -297,6 +314,13 @@ impl Run {
         d.set_item("skipped", c.skipped)?;
         Ok(d)
     }
+}
+
+/// A group of parameters from Python: values, rate, decay, its own optimizer in TOML, whether it climbs.
+fn group(of: (usize, f64, f64, Option<String>, bool)) -> Result<ParamGroup, String> {
+    let (values, lr, weight_decay, optimizer, maximize) = of;
+    let optimizer = optimizer.map(|table| paraft_worker::cli::optimizer(&table)).transpose()?;
+    Ok(ParamGroup { values, lr, weight_decay, maximize, optimizer })
 }
 
 impl Inner {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -313,11 +314,32 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "warm-up": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, 1.0, 20),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 7),
     "each its own": lambda o: torch.optim.lr_scheduler.LambdaLR(o, [lambda i: 1 / (1 + i), lambda i: 0.9**i]),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.01, total_steps=30),
+    "decay": lambda o: Decay(o),
+}
+GROUPED: dict[str, Callable[[Any], Any]] = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.005, eps=1e-4),
+    "adamax": lambda groups: torch.optim.Adamax(groups, lr=0.005, eps=1e-4),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.005, momentum=0.9),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.005, momentum=0.9, nesterov=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=0.005, momentum=0.9, eps=1e-4),
 }
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any) -> None:
+class Decay:
+    """A cosine of the weight decay, as some papers have it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.step_count = optimizer, 0
+
+    def step(self) -> None:
+        self.step_count += 1
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.2 * (1 + math.cos(self.step_count / 10))
+
+
+@pytest.mark.parametrize("scheduler, optimizer", [(s, "adamw") for s in SCHEDULERS] + [("one cycle", o) for o in GROUPED])
+def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, optimizer: str, fleet: Any) -> None:
     run = paraft.init(fleet)
     both = []
     for _ in range(2):
@@ -325,7 +347,7 @@ def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any)
         decay = [p for p in m.parameters() if p.ndim > 1]
         rest = [p for p in m.parameters() if p.ndim == 1]
         groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 0.02}]
-        o = torch.optim.AdamW(groups, lr=0.005, eps=1e-4)
+        o = GROUPED[optimizer](groups)
         both.append((m, o, SCHEDULERS[scheduler](o)))
     run.prepare(both[0][0], both[0][1], apply="servers")
     for batch in models.batches("mlp", 0, 30):
@@ -338,6 +360,28 @@ def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any)
     run.finish()
 
 
+def test_each_group_has_options_of_its_own(fleet: Any) -> None:
+    def make(m: nn.Module) -> torch.optim.Optimizer:
+        first, second = list(m.parameters())[:2], list(m.parameters())[2:]
+        groups = [{"params": first}, {"params": second, "betas": (0.5, 0.9), "eps": 1e-3, "lr": 0.02, "amsgrad": True}]
+        return torch.optim.AdamW(groups, lr=0.005, eps=1e-4)
+
+    m, plain = models.model("mlp"), models.model("mlp")
+    run = paraft.init(fleet)
+    both = [(m, make(m)), (plain, make(plain))]
+    run.prepare(m, both[0][1], apply="servers")
+    for batch in models.batches("mlp", 0, 30):
+        for model, o in both:
+            models.loss(model, batch).backward()
+            o.step()
+            o.zero_grad()
+    same(m, plain, 1e-5)
+    states = [o.state_dict()["state"] for _, o in both]
+    assert [sorted(entry) for entry in states[0].values()] == [sorted(entry) for entry in states[1].values()]
+    assert torch.allclose(states[0][3]["max_exp_avg_sq"], states[1][3]["max_exp_avg_sq"], atol=1e-6)
+    run.finish()
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -345,6 +389,10 @@ def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any)
         lambda p: torch.optim.Adamax(p, lr=0.01),
         lambda p: torch.optim.NAdam(p, lr=0.01, eps=1e-4),
         lambda p: torch.optim.RAdam(p, lr=0.01, eps=1e-4),
+        lambda p: torch.optim.Adam(p, lr=0.005, eps=1e-4, amsgrad=True, weight_decay=0.01),
+        lambda p: torch.optim.AdamW(p, lr=0.005, eps=1e-4, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.005, eps=1e-4, maximize=True),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True),
     ],
 )
 def test_more_optimizers_on_the_servers(make: Any, fleet: Any) -> None:

@@ -10,7 +10,7 @@ use crate::{
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser, builder::FalseyValueParser};
-use paraft_common::{check_address, group::MAX_RANKS};
+use paraft_common::{check_address, group::MAX_RANKS, optim::OptimizerConfig};
 use paraft_data::Split;
 use paraft_models::{Keep, Layer, Model};
 use paraft_record::begin::make_folder;
@@ -275,6 +275,16 @@ pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
 pub fn data_name(job: &Job) -> Result<Option<String>, WorkerError> {
     let Some(config) = &job.data else { return Ok(None) };
     Ok(Some(config.load(&job.base_dir)?.digest()?.to_string()))
+}
+
+/// An optimizer from an `[optimizer]` table, for a group of parameters.
+///
+/// # Errors
+/// The table is none, or an option is out of its range.
+pub fn optimizer(table: &str) -> Result<OptimizerConfig, String> {
+    let optimizer: OptimizerConfig = toml::from_str(table).map_err(|e| e.to_string())?;
+    optimizer.validate().map_err(|e| e.to_string())?;
+    Ok(optimizer)
 }
 
 /// The job's built-in model, on the device that the job names, and its data.

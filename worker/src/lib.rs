@@ -36,7 +36,7 @@ pub mod worker;
 
 pub use paraft_client::Transport;
 pub use paraft_client::{Counters, Interrupt, Pulled};
-pub use paraft_common::{Layout, ParamGroup};
+pub use paraft_common::{Layout, ParamGroup, optim::Overrides};
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};

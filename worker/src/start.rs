@@ -4,7 +4,7 @@ use crate::{Job, WorkerError, streamed, worker::Plan};
 use paraft_checkpoint::{Checkpoint, Folder, Manifest, weights};
 use paraft_client::{Initial, Values};
 use paraft_common::{
-    Layout,
+    Layout, ParamGroup,
     config::{Start, Stopping},
 };
 use std::path::Path;
@@ -35,7 +35,7 @@ pub fn begin(
     job: &Job,
     resume: Option<&Path>,
     init: Option<&mut Init<'_>>,
-    layout: &Layout,
+    (layout, groups): (&Layout, &[ParamGroup]),
     plan: &Plan,
     scratch: &Path,
 ) -> Result<InitialState, WorkerError> {
@@ -46,7 +46,7 @@ pub fn begin(
         }
     };
     if let Some(path) = resume {
-        return from_checkpoint(job, path, layout, plan, room);
+        return from_checkpoint(job, path, (layout, groups), plan, room);
     }
     if let Some(name) = job.train.init_job() {
         // The servers copy the weights.
@@ -66,13 +66,13 @@ pub fn begin(
 fn from_checkpoint(
     job: &Job,
     path: &Path,
-    layout: &Layout,
+    (layout, groups): (&Layout, &[ParamGroup]),
     plan: &Plan,
     room: impl FnMut(usize) -> Result<Values, WorkerError>,
 ) -> Result<InitialState, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
-    checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
+    checkpoint.fits(layout.tensors(), &job.on_servers().optimizer, groups)?;
     let manifest = checkpoint.manifest();
     let samples = u64::from(job.shares()) * job.train.batch as u64;
     let place = manifest.step_in(plan.per_epoch, samples);

@@ -75,8 +75,8 @@ pub struct ServerJob {
     /// The source of the weights if it is not the seed: a checkpoint, a model file or another job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
-    /// Parameter groups with their own rate and decay, in the order of the flat vector. They cover all
-    /// parameters, or the list is empty and all parameters use the optimizer's rate and decay.
+    /// Parameter groups with their own rate, decay and optimizer, in the order of the flat vector. They
+    /// cover all parameters, or the list is empty and all parameters use `optimizer`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParamGroup>,
     /// For workers of several processes that each hold a pipeline stage: the number of values of each
@@ -219,6 +219,15 @@ impl ServerJob {
                 ServerJobError(format!("group {group} of the parameters: {e}"))
             });
             optimizer.validate().map_err(|e| of(&e))?;
+            self.algorithm.algorithm().validate(&optimizer).map_err(|e| of(&e))?;
+        }
+        if self.algorithm != AlgorithmConfig::default()
+            && self.optimizers().any(|o| o.kind() != self.optimizer.kind())
+        {
+            return bad(format!(
+                "parameter groups with several kinds of optimizers go with the default [algorithm], and not with {}",
+                self.algorithm.kind()
+            ));
         }
         if self.takes_means()
             && (self.first_mode() != Mode::Bsp
@@ -297,33 +306,55 @@ impl ServerJob {
         self.algorithm.algorithm().keeps()
     }
 
+    /// The optimizers of all parameter groups, before the algorithm.
+    fn optimizers(&self) -> impl Iterator<Item = OptimizerConfig> {
+        (0..self.groups.len().max(1)).map(|group| self.optimizer_of(group as u16))
+    }
+
     /// Names of the state vectors of a bucket of trained values: those of the optimizer (unless each worker has its own),
-    /// then those of the algorithm.
+    /// then those of the algorithm. If groups have optimizers of several kinds, the names are of the first with the most
+    /// vectors. All buckets have as many; those that a bucket's optimizer does not use stay zero.
     pub fn slot_names(&self) -> Vec<&'static str> {
-        let mut names = if self.keeps().own_slots { Vec::new() } else { self.on_shard().slot_names() };
+        let mut names = if self.keeps().own_slots { Vec::new() } else { self.most_slots().slot_names() };
         names.extend(self.keeps().slots);
         names
     }
 
+    /// The optimizer with the most state vectors: the first of these.
+    fn most_slots(&self) -> OptimizerConfig {
+        let first = self.on_shard();
+        let all = self.optimizers().map(|o| self.algorithm.algorithm().on_shard(&o));
+        all.fold(first, |most, o| if o.slots() > most.slots() { o } else { most })
+    }
+
     /// The number of state vectors.
     pub fn slots(&self) -> usize {
-        let optimizer = if self.keeps().own_slots { 0 } else { self.on_shard().slots() };
+        let optimizer = if self.keeps().own_slots { 0 } else { self.most_slots().slots() };
         optimizer + self.keeps().slots.len()
     }
 
-    /// The initial state vectors of a bucket of `len` trained values.
-    pub fn new_slots(&self, len: usize) -> Vec<Vec<f32>> {
-        let mut slots = if self.keeps().own_slots { Vec::new() } else { self.on_shard().new_slots(len) };
-        slots.extend(self.keeps().slots.iter().map(|_| vec![0.0; len]));
+    /// The initial state vectors of a bucket of `len` trained values of a group.
+    pub fn new_slots(&self, group: u16, len: usize) -> Vec<Vec<f32>> {
+        let mut slots = match self.keeps().own_slots {
+            true => Vec::new(),
+            false => self.algorithm.algorithm().on_shard(&self.optimizer_of(group)).new_slots(len),
+        };
+        slots.resize_with(self.slots(), || vec![0.0; len]);
         slots
     }
 
     /// The optimizer of a parameter group, before the algorithm.
     pub fn optimizer_of(&self, group: u16) -> OptimizerConfig {
         match self.groups.get(usize::from(group)) {
-            Some(g) => self.optimizer.with(g.lr, g.weight_decay),
+            Some(g) => g.optimizer.as_ref().unwrap_or(&self.optimizer).with(g.lr, g.weight_decay),
             None => self.optimizer.clone(),
         }
+    }
+
+    /// 1, or -1 for a group whose values climb along the gradient.
+    pub fn sign_of(&self, group: u16) -> f32 {
+        let climbs = self.groups.get(usize::from(group)).is_some_and(|g| g.maximize);
+        if climbs { -1.0 } else { 1.0 }
     }
 
     /// Applies the job's constraints to the values of a bucket.

@@ -27,7 +27,7 @@ fn what_a_worker_must_not_send_is_refused_with_the_value() {
         assert!(why.contains(word), "`{word}` is not in: {why}");
         ServerJob::decode(&text).expect("its log may hold it, and is replayed");
     }
-    let of = |lr, weight_decay| ParamGroup { values: 5, lr, weight_decay };
+    let of = |lr, weight_decay| ParamGroup::new(5, lr, weight_decay);
     let in_groups = |second| ServerJob { groups: vec![of(0.1, 0.0), second], ..job() };
     let cases = [
         (in_groups(of(-0.1, 0.0)), "group 1 of the parameters: [optimizer] lr = -0.1"),
@@ -50,7 +50,7 @@ fn what_is_no_job_at_all_is_never_decoded() {
         ServerJob { bucket_len: MAX_BUCKET_LEN + 1, ..job() },
         ServerJob { params_len: 1 << 20, bucket_len: 1, ..job() },
         ServerJob { workers: 0, ..job() },
-        ServerJob { groups: vec![ParamGroup { values: 9, lr: 0.1, weight_decay: 0.0 }], ..job() },
+        ServerJob { groups: vec![ParamGroup::new(9, 0.1, 0.0)], ..job() },
         ServerJob { chunks: Some(ChunkPlan { per_epoch: 0, epochs: 1 }), ..job() },
     ];
     for job in cases {
@@ -85,7 +85,7 @@ fn a_logged_job_names_every_key_so_defaults_may_change() {
         assert!(table.contains_key(key), "`{key}` is missing in {text}");
     }
     assert_eq!(ServerJob::decode(&text), Ok(job()));
-    let group = |values, lr| ParamGroup { values, lr, weight_decay: 1e-4 };
+    let group = |values, lr| ParamGroup::new(values, lr, 1e-4);
     let in_groups = ServerJob { groups: vec![group(3, 0.5), group(7, 0.0)], ..job() };
     assert_eq!(ServerJob::from_toml(&in_groups.to_toml().expect("written")), Ok(in_groups));
 }

@@ -30,6 +30,8 @@ pub struct Adam {
     pub eps: f64,
     /// L2 penalty, 0 or more, added to the gradient. Default 0.
     pub weight_decay: f64,
+    /// Divide by the largest mean square so far. Default false.
+    pub amsgrad: bool,
 }
 
 /// Options of AdamW.
@@ -46,17 +48,19 @@ pub struct AdamW {
     pub eps: f64,
     /// Share of a weight lost in an update, divided by the rate; 0 or more. Default 0.01.
     pub weight_decay: f64,
+    /// Divide by the largest mean square so far. Default false.
+    pub amsgrad: bool,
 }
 
 impl Default for Adam {
     fn default() -> Self {
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, amsgrad: false }
     }
 }
 
 impl Default for AdamW {
     fn default() -> Self {
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, amsgrad: false }
     }
 }
 
@@ -112,6 +116,26 @@ impl AdamRule {
             step: (f64::from(hyper.lr) / (1.0 - pow(beta1, hyper.t))) as f32,
             unbias2: (1.0 / (1.0 - pow(beta2, hyper.t)).sqrt()) as f32,
             eps: eps as f32,
+        }
+    }
+
+    /// With `amsgrad`: `most` is the largest mean square so far.
+    #[inline(always)]
+    pub(super) fn run_by_most(
+        self,
+        weights: &mut [f32],
+        (m, v, most): (&mut [f32], &mut [f32], &mut [f32]),
+        grad: Prepared<'_>,
+    ) {
+        let slots = m.iter_mut().zip(v).zip(most);
+        for ((w, ((m, v), most)), word) in weights.iter_mut().zip(slots).zip(grad.words()) {
+            let (w0, m0, v0, most0) = (*w, *m, *v, *most);
+            let g = grad.value(word, w0);
+            let m1 = lerp(m0, g, self.enter1);
+            let v1 = self.keep2 * v0 + self.enter2 * g * g;
+            let most1 = if v1 > most0 { v1 } else { most0 };
+            let divisor = most1.sqrt() * self.unbias2 + self.eps;
+            (*m, *v, *most, *w) = (m1, v1, most1, w0 * self.shrink - self.step * m1 / divisor);
         }
     }
 

@@ -53,6 +53,10 @@ impl Rule {
             (Rule::Adagrad(r), [sum]) => r.run(weights, &mut sum[at], grad),
             (Rule::RmsProp(r), slots) => r.run(weights, slots, at, grad),
             (Rule::Adam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
+            (Rule::Adam(r), [m, v, most]) => {
+                let slots = (&mut m[at.clone()], &mut v[at.clone()], &mut most[at]);
+                r.run_by_most(weights, slots, grad);
+            }
             (Rule::Adadelta(r), [s, a]) => r.run(weights, &mut s[at.clone()], &mut a[at], grad),
             (Rule::Adamax(r), [m, u]) => r.run(weights, &mut m[at.clone()], &mut u[at], grad),
             (Rule::NAdam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),

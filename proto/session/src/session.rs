@@ -23,6 +23,7 @@ use crate::{
     norms::{Norms, sum_of_parts},
 };
 use chunks::ChunkWait;
+use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes, placement,
     retry::RetryPolicy,
@@ -113,7 +114,7 @@ pub struct Session {
     /// Samples behind the gradients of the next pushes.
     samples: u32,
     /// Rates for the next pushes; empty: the job's own.
-    rates: Vec<f64>,
+    overrides: Vec<Overrides>,
     /// For each bucket, the version at which the next pushes were computed; empty: the version that the
     /// worker has.
     computed_at: Vec<u64>,
@@ -198,7 +199,7 @@ impl Session {
             pushed: PushedSquares::default(),
             awaits_parts: None,
             samples: 1,
-            rates: Vec::new(),
+            overrides: Vec::new(),
             computed_at: Vec::new(),
             loss: None,
             evaluations: Vec::new(),

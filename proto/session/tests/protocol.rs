@@ -1,6 +1,7 @@
 //! A session against servers with scripted answers: what it keeps, resends, waits for and releases.
 
 use bytes::Bytes;
+use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
 };
@@ -174,6 +175,10 @@ fn joined(session: &mut Session, servers: &mut Servers, clocks: &[u64]) -> Step 
     }
 }
 
+fn of_rates(rates: &[f64]) -> Vec<Overrides> {
+    rates.iter().map(|rate| Overrides::rate(Some(*rate))).collect()
+}
+
 #[test]
 fn shards_that_are_behind_are_brought_to_the_latest_clock() {
     let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::new());
@@ -193,23 +198,23 @@ fn pushes_say_the_rate_that_the_worker_has_set_last() {
     };
     let mut seen = Vec::new();
     for rates in [vec![], vec![0.5], vec![0.25], vec![]] {
-        session.rates(rates);
+        session.override_options(of_rates(&rates));
         push(&mut session, &mut servers, 0, 1);
         seen.push(rate(&servers));
     }
     assert_eq!(seen, [None, Some(0.5), Some(0.25), None]);
-    session.rates(vec![0.5]);
+    session.override_options(of_rates(&[0.5]));
     push(&mut session, &mut servers, BUCKETS as u32, 1);
     assert_eq!(rate(&servers), None, "running statistics have none");
 }
 
 #[test]
 fn each_group_of_parameters_has_its_rate() {
-    let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
+    let group = |values| ParamGroup::new(values, 0.1, 0.0);
     let job = ServerJob { groups: vec![group(2 * LEN), group(LEN), group(LEN)], ..job(Mode::Asp) };
     let (mut session, mut servers) = (session(job, 1), Servers::new());
     joined(&mut session, &mut servers, &[0]);
-    session.rates(vec![0.5, 0.25, 0.125]);
+    session.override_options(of_rates(&[0.5, 0.25, 0.125]));
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
     let rate = |kind: &Kind| if let Kind::Push(p) = kind { p.rate } else { None };
     let said: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(rate).collect();
@@ -220,7 +225,7 @@ fn each_group_of_parameters_has_its_rate() {
 fn skipped_step_sends_a_mark_for_every_bucket() {
     let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::new());
     joined(&mut session, &mut servers, &[0, 0]);
-    session.rates(vec![0.5]);
+    session.override_options(of_rates(&[0.5]));
     (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
     session.skip(servers.now, Step(2));
     servers.carry_out(&mut session);

@@ -1,7 +1,9 @@
 //! The commands of a shard's log, and the outcomes of applying them.
 
 pub use crate::delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorId};
-use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{
+    BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId, optim::Overrides,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -174,6 +176,21 @@ pub enum Command {
     },
     /// A person has ended the job: its workers finish when they learn of it.
     Stop,
+    /// As [`Command::Update`], with other options than the rate, too.
+    UpdateWith {
+        /// Which bucket.
+        bucket: BucketId,
+        /// As in [`Command::Update`].
+        contributions: Vec<Contribution>,
+        /// As in [`Command::Update`].
+        encoding: Encoding,
+        /// As in [`Command::Update`].
+        factor: f32,
+        /// As in [`Command::Update`].
+        closes: bool,
+        /// For a round, the mean of what its workers set.
+        overrides: Overrides,
+    },
 }
 
 /// An entry with pushes to apply, of any kind.
@@ -189,8 +206,8 @@ pub struct PushEntry<'a> {
     pub factor: f32,
     /// Closes the round of its step.
     pub closes: bool,
-    /// Learning rate instead of the job's own.
-    pub rate: Option<f64>,
+    /// What its workers set in place of the job's options.
+    pub overrides: Overrides,
 }
 
 /// The content of an `Init`.
@@ -306,26 +323,38 @@ pub struct Proposal {
 impl Command {
     /// Creates an entry of pushes.
     pub fn of_pushes(entry: PushEntry<'_>) -> Self {
-        let PushEntry { bucket, contributions, encoding, factor, closes, rate } = entry;
+        let PushEntry { bucket, contributions, encoding, factor, closes, overrides } = entry;
         let contributions = contributions.to_vec();
-        Command::Update { bucket, contributions, encoding, factor, closes, rate }
+        match overrides.is_rate_alone() {
+            true => {
+                let rate = overrides.rate;
+                Command::Update { bucket, contributions, encoding, factor, closes, rate }
+            }
+            false => Command::UpdateWith { bucket, contributions, encoding, factor, closes, overrides },
+        }
     }
 
     /// The pushes in it; `None` if it holds none, a delta, or pushes that are not applied.
     pub fn pushes(&self) -> Option<PushEntry<'_>> {
-        let Command::Update { bucket, contributions, encoding, factor, closes, rate } = self else {
-            return None;
+        let (bucket, contributions, encoding, factor, closes, overrides) = match self {
+            Command::Update { bucket, contributions, encoding, factor, closes, rate } => {
+                (bucket, contributions, encoding, factor, closes, Overrides::rate(*rate))
+            }
+            Command::UpdateWith { bucket, contributions, encoding, factor, closes, overrides } => {
+                (bucket, contributions, encoding, factor, closes, *overrides)
+            }
+            _ => return None,
         };
-        let (bucket, encoding, factor, closes, rate) = (*bucket, *encoding, *factor, *closes, *rate);
-        Some(PushEntry { bucket, contributions, encoding, factor, closes, rate })
+        let (bucket, encoding, factor, closes) = (*bucket, *encoding, *factor, *closes);
+        Some(PushEntry { bucket, contributions, encoding, factor, closes, overrides })
     }
 
     /// The latest step of its pushes; `None` if it holds none or does not record it.
     pub fn latest_step(&self) -> Option<Step> {
         match self {
-            Command::Update { contributions, .. } | Command::Skip { contributions, .. } => {
-                contributions.iter().map(|c| c.step).max()
-            }
+            Command::Update { contributions, .. }
+            | Command::UpdateWith { contributions, .. }
+            | Command::Skip { contributions, .. } => contributions.iter().map(|c| c.step).max(),
             Command::Delta { record, .. } => {
                 record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
             }

@@ -8,6 +8,7 @@ use crate::shard::{
     leader::{Message, Reply, WorkerInfo},
     state::ShardConfig,
 };
+use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
     config::MAX_STEP,
@@ -85,7 +86,10 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
             }
-            let rate = rate(&conf, bucket, m.rate).map_err(|kind| refuse(kind.into()))?;
+            let overrides = match m.skip {
+                true => Overrides::default(),
+                false => overrides(&conf, bucket, &m).map_err(|kind| refuse(kind.into()))?,
+            };
             Ok(Message::Push {
                 seq: Seq(m.seq),
                 step,
@@ -94,7 +98,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 samples: m.samples.max(1),
                 sum_of_squares: m.sum_of_squares.max(0.0),
                 payload,
-                rate: rate.filter(|_| !m.skip),
+                overrides,
                 skip: m.skip,
                 arrived,
             })
@@ -139,21 +143,47 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
     }
 }
 
-/// The rate of a push, if its bucket is trained.
-fn rate(conf: &ShardConfig, bucket: usize, rate: Option<f64>) -> Result<Option<f64>, RefusalKind> {
+/// What a push sets in place of the job's options, if its bucket is trained.
+fn overrides(conf: &ShardConfig, bucket: usize, push: &wire::Push) -> Result<Overrides, RefusalKind> {
     let target = &conf.buckets[bucket];
-    let Some(got) = rate.filter(|_| target.spec.kind == TensorKind::Param) else { return Ok(None) };
-    let bad = |why| Err(RefusalKind::BadRate { bucket: target.id, got, why });
+    let set = push.overrides.unwrap_or_default();
+    let overrides = Overrides {
+        rate: push.rate,
+        weight_decay: set.weight_decay,
+        momentum: set.momentum,
+        square: set.square,
+        eps: set.eps,
+        clip_value: set.clip_value,
+    };
+    if target.spec.kind != TensorKind::Param || overrides == Overrides::default() {
+        return Ok(Overrides::default());
+    }
+    let bad = |option, got, why| Err(RefusalKind::BadRate { bucket: target.id, option, got, why });
     // Optimizers compute with it as an f32.
-    if got.is_sign_negative() && got != 0.0 || !(got as f32).is_finite() {
-        return bad("it must be a finite number, 0 or more");
+    if let Some(got) = push.rate
+        && (got.is_sign_negative() && got != 0.0 || !(got as f32).is_finite())
+    {
+        return bad("rate", got, "it must be a finite number, 0 or more");
+    }
+    if let Some(got) = set.clip_value
+        && !(got as f32 > 0.0 && (got as f32).is_finite())
+    {
+        return bad("clip_value", got, "it must be a finite number above 0");
     }
     if conf.job.algorithm.algorithm().looks_ahead() {
-        return bad(
-            "this job's algorithm looks ahead at the job's own rate, so its workers cannot say theirs",
-        );
+        let got = push.rate.unwrap_or(f64::NAN);
+        let why =
+            "this job's algorithm looks ahead at the job's own options, so its workers cannot say theirs";
+        return bad("rate", got, why);
     }
-    Ok(Some(got))
+    match conf.job.optimizer_of(target.spec.group).overridden(&overrides).map(|o| o.validate()) {
+        Some(Ok(())) => Ok(overrides),
+        Some(Err(e)) => bad(e.key, e.value, e.range),
+        None => {
+            let first = set.momentum.or(set.square).or(set.eps).unwrap_or(f64::NAN);
+            bad("option", first, "the bucket's optimizer has no such option, or cannot change it")
+        }
+    }
 }
 
 /// More switches than a job's operators can make, so that the next number always exists.

@@ -74,6 +74,7 @@ fn a_message() -> impl Strategy<Value = ToShard> {
                         samples,
                         rate,
                         skip,
+                        overrides: None,
                     }))
                 }
             ),
@@ -128,17 +129,16 @@ fn a_rate_is_a_number_that_an_optimizer_can_take() {
     };
     let plain = with("asgd");
     for rate in [0.0, -0.0, 0.1, 1e30] {
-        let Ok(Some(Message::Push { rate: got, .. })) = push(&plain, 0, rate) else { panic!("{rate}") };
-        assert_eq!(got, Some(rate));
+        let Ok(Some(Message::Push { overrides: got, .. })) = push(&plain, 0, rate) else { panic!("{rate}") };
+        assert_eq!(got, Overrides::rate(Some(rate)));
     }
     let bad =
         |r: Result<_, Refusal>| r.is_err_and(|r| r.seq == 3 && matches!(r.kind, RefusalKind::BadRate { .. }));
     for rate in [-0.1, f64::NAN, f64::INFINITY, 1e39] {
         assert!(bad(push(&plain, 0, rate)), "{rate}");
     }
-    let Ok(Some(Message::Push { rate: None, .. })) = push(&plain, 1, -1.0) else {
-        panic!("running statistics have no rate")
-    };
+    let Ok(Some(Message::Push { overrides, .. })) = push(&plain, 1, -1.0) else { panic!("no push") };
+    assert_eq!(overrides, Overrides::default(), "running statistics have no rate");
     assert!(bad(push(&with("dana-zero"), 0, 0.1)), "it looks ahead at the job's rate");
 }
 
@@ -150,10 +150,11 @@ proptest! {
         let shard = shard(encoding);
         let conf = shard.configured().expect("configured");
         match message(&shard, m.clone().into()) {
-            Ok(Some(Message::Push { payload, rate, skip: true, .. })) => {
-                prop_assert!(payload.is_empty() && rate.is_none());
+            Ok(Some(Message::Push { payload, overrides, skip: true, .. })) => {
+                prop_assert!(payload.is_empty() && overrides == Overrides::default());
             }
-            Ok(Some(Message::Push { bucket, payload, sum_of_squares, rate, .. })) => {
+            Ok(Some(Message::Push { bucket, payload, sum_of_squares, overrides, .. })) => {
+                let rate = overrides.rate;
                 prop_assert!(rate.is_none_or(|r| r >= 0.0 && (r as f32).is_finite()), "{:?}", rate);
                 let mut values = vec![0.0; conf.buckets[bucket].spec.len];
                 let decoded = Values::new(&payload, encoding, values.len()).map(|mut v| v.read(&mut values));

@@ -13,7 +13,7 @@ use paraft_common::{
     codec::value_bytes,
     config::ServerJob,
     need,
-    optim::{Gradient, Hyper, apply_buffer, take_mean, take_result},
+    optim::{Gradient, Hyper, Overrides, apply_buffer, take_mean, take_result},
 };
 use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
@@ -46,12 +46,19 @@ pub struct BucketUpdate<'a> {
     pub gradient: Gradient<'a>,
     /// The pushes in the gradient.
     pub contributions: &'a [Contribution],
-    /// Learning rate instead of the job's own.
-    pub rate: Option<f64>,
+    /// What its workers set in place of the job's options.
+    pub overrides: Overrides,
     /// Number of members that train.
     pub members: usize,
     /// Workers with kept state that no longer train.
     pub gone: &'a [WorkerId],
+}
+
+impl BucketUpdate<'_> {
+    /// Bound on the size of each gradient value.
+    fn clip_value(&self) -> Option<f32> {
+        self.overrides.clip_value.map(|bound| bound as f32).or(self.job.clip.value)
+    }
 }
 
 impl BucketData {
@@ -73,7 +80,7 @@ impl BucketData {
     /// A bucket without initial state: zero weights, and the optimizer's initial slots.
     pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
-            TensorKind::Param => job.new_slots(spec.len),
+            TensorKind::Param => job.new_slots(spec.group, spec.len),
             TensorKind::Buffer | TensorKind::Result => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
@@ -103,7 +110,7 @@ impl BucketData {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Result => take_result(&mut self.weights, gradient),
             TensorKind::Param if update.job.takes_means() => {
-                take_mean(&mut self.weights, gradient, update.job.clip.value)
+                take_mean(&mut self.weights, gradient, update.clip_value())
             }
             TensorKind::Param => self.train(spec, update),
         }
@@ -118,10 +125,14 @@ impl BucketData {
     }
 
     fn train(&mut self, spec: BucketSpec, update: BucketUpdate<'_>) {
-        let BucketUpdate { job, gradient, contributions, rate, gone, .. } = update;
+        let BucketUpdate { job, gradient, contributions, overrides, gone, .. } = update;
+        let clip_value = update.clip_value();
         gone.iter().for_each(|w| self.forget(job, *w));
         let optimizer = job.optimizer_of(spec.group);
-        let rate = match rate {
+        // The leader has checked that the optimizer has these options.
+        let optimizer = optimizer.overridden(&overrides).unwrap_or(optimizer);
+        let gradient = Gradient { scale: gradient.scale * job.sign_of(spec.group), ..gradient };
+        let rate = match overrides.rate {
             Some(rate) => rate * job.schedule.scale.factor(contributions.len()),
             None => optimizer.lr() * job.schedule.factor(self.clock, contributions.len()),
         };
@@ -146,7 +157,7 @@ impl BucketData {
         let pulled = kept.pulled.as_ref().filter(|(v, _)| *v == from && from < self.version);
         let own_t = if keeps.own_slots { kept.updates } else { t };
         let update = algorithm::Update {
-            hyper: Hyper { lr: rate as f32, t: own_t, clip_value: job.clip.value },
+            hyper: Hyper { lr: rate as f32, t: own_t, clip_value },
             base_lr: optimizer.lr() as f32,
             t,
             delay: self.version.0 - from.0,

@@ -206,7 +206,7 @@ impl World {
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 };
         let now = Instant::now();
         let mut data = self.working.lend(&conf, bucket);
-        add(&mut data, &conf, bucket, active, &c, None, gradient);
+        add(&mut data, &conf, bucket, active, &c, paraft_common::optim::Overrides::default(), gradient);
         let at = PushPlace { conf: &conf, replicated: &member, bucket, now };
         self.working.pushed(at, &c, payload.len(), data);
         let command = Command::Update {

@@ -16,7 +16,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     constraint::{self, Constraint, Rule},
-    optim::{ClipConfig, Gradient, LrScale, OptimizerConfig, ScheduleConfig, Shape},
+    optim::{ClipConfig, Gradient, LrScale, OptimizerConfig, Overrides, ScheduleConfig, Shape},
     round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
@@ -203,7 +203,8 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
             if value < -500.0 {
                 return Command::Skip { bucket, contributions: contributions.to_vec(), closes }.into();
             }
-            let entry = PushEntry { bucket, contributions, encoding, factor, closes, rate };
+            let overrides = Overrides::rate(rate);
+            let entry = PushEntry { bucket, contributions, encoding, factor, closes, overrides };
             Proposal { command: Command::of_pushes(entry), payload }
         }
         Op::Pull { worker, stale } => {
@@ -418,7 +419,14 @@ fn ledger_shows_double_push_without_push_record() {
     let conf = shard.configured().expect("configured");
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
     let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
-    let update = BucketUpdate { job: &conf.job, gradient, contributions, rate: None, members: 1, gone: &[] };
+    let update = BucketUpdate {
+        job: &conf.job,
+        gradient,
+        contributions,
+        overrides: Overrides::default(),
+        members: 1,
+        gone: &[],
+    };
     conf.buckets[0].update(update, &conf);
     assert_eq!(weight(&shard), -2.0);
 }
@@ -803,8 +811,14 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
                 let contributions = [contribution(0), contribution(1)];
                 for (shard, rate) in [(&said, Some(0.125)), (&own, None)] {
                     let (bucket, encoding, factor, closes) = (BucketId(0), Encoding::F32, 0.5, false);
-                    let entry =
-                        PushEntry { bucket, contributions: &contributions, encoding, factor, closes, rate };
+                    let entry = PushEntry {
+                        bucket,
+                        contributions: &contributions,
+                        encoding,
+                        factor,
+                        closes,
+                        overrides: Overrides::rate(rate),
+                    };
                     let payload = (step as f32).to_le_bytes().repeat(6).into();
                     let outcome = shard.apply(&Proposal { command: Command::of_pushes(entry), payload });
                     assert_eq!(outcome, Outcome::Updated { version: Version(step), applied: true });
@@ -852,7 +866,7 @@ fn constraints_project_the_initial_weights_and_each_update() {
             job: &free,
             gradient,
             contributions: &contributions,
-            rate: None,
+            overrides: Overrides::default(),
             members: 1,
             gone: &[],
         };
@@ -897,7 +911,7 @@ fn constraints_project_weights_that_are_ahead() {
 fn each_group_of_parameters_has_its_rate_and_its_decay() {
     for kind in ["sgd", "adamw", "radam"] {
         let optimizer: OptimizerConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect("a kind");
-        let of = |lr, weight_decay| ParamGroup { values: 0, lr, weight_decay };
+        let of = |lr, weight_decay| ParamGroup::new(0, lr, weight_decay);
         let [a, b] = [of(0.5, 0.25), of(0.125, 0.0)];
         let groups = vec![ParamGroup { values: 12, ..a }, ParamGroup { values: 28, ..b }];
         let jobs = [

@@ -2,7 +2,7 @@
 //! rounds (`leader/rounds.rs`).
 
 use super::{batched::BatchedPushes, command::Contribution};
-use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares};
+use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares, optim::Overrides};
 
 /// A push of a round.
 #[derive(Clone, Debug)]
@@ -11,20 +11,10 @@ pub struct RoundPush {
     pub contribution: Contribution,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
-    /// Learning rate instead of the job's own.
-    pub rate: Option<f64>,
+    /// What the worker sets in place of the job's options.
+    pub overrides: Overrides,
     /// It has no gradient, so its round changes nothing.
     pub skip: bool,
-}
-
-/// The mean of the rates of a round's pushes; `None` if none has a rate.
-fn mean_rate(rates: &[Option<f64>]) -> Option<f64> {
-    let said = || rates.iter().copied().flatten();
-    let first = said().next()?;
-    if said().all(|rate| rate == first) {
-        return Some(first); // exact, without the rounding of a mean
-    }
-    Some(said().sum::<f64>() / said().count() as f64)
 }
 
 /// A closed round: its parts, ascending by worker, or their sum.
@@ -38,8 +28,8 @@ pub struct Sum {
     pub factor: f32,
     /// Squared norm of the mean.
     pub mean_sum_of_squares: f64,
-    /// The mean of the rates of its pushes.
-    pub rate: Option<f64>,
+    /// The mean of what its pushes set.
+    pub overrides: Overrides,
     /// One of its pushes has no gradient: none is applied.
     pub skip: bool,
 }
@@ -55,15 +45,15 @@ pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();
-        let (payload, rate) = (Payload::EMPTY, None);
+        let (payload, overrides) = (Payload::EMPTY, Overrides::default());
         // It waits for the norm of its step as any other sum, and adds nothing to it.
-        return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, rate, skip: true };
+        return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, overrides, skip: true };
     }
-    let rates: Vec<_> = parts.iter().map(|p| p.rate).collect();
+    let set: Vec<_> = parts.iter().map(|p| p.overrides).collect();
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
     let total = contributions.len().max(1) as f64;
-    let rate = mean_rate(&rates);
+    let overrides = Overrides::mean(&set);
     let (payload, squares) = match payloads.len() {
         // One worker: the bytes as they came, so that BSP, SSP and ASP are bit-equal for one worker.
         0 | 1 => {
@@ -79,7 +69,7 @@ pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
         }
     };
     let (mean_sum_of_squares, factor) = (squares / (total * total), 1.0 / total as f32);
-    Sum { contributions, mean_sum_of_squares, factor, payload, rate, skip: false }
+    Sum { contributions, mean_sum_of_squares, factor, payload, overrides, skip: false }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ fn part(worker: u32, payload: Payload) -> RoundPush {
     RoundPush {
         contribution: Contribution { worker, session, seq, step, pulled, samples: 1 },
         payload,
-        rate: None,
+        overrides: Overrides::default(),
         skip: false,
     }
 }
@@ -24,14 +24,6 @@ fn a_round_in_which_anybody_skips_has_nothing_but_its_workers() {
     assert!(sum.skip && sum.payload.is_empty() && sum.mean_sum_of_squares == 0.0);
     assert_eq!(sum.contributions, [values().contribution, skips.contribution]);
     assert!(!super::sum(vec![values(); 2], Encoding::F32, 2).skip);
-}
-
-#[test]
-fn the_rate_of_a_round_is_the_mean_of_those_that_its_pushes_say() {
-    assert_eq!((mean_rate(&[]), mean_rate(&[None, None])), (None, None));
-    assert_eq!(mean_rate(&[Some(0.1); 3]), Some(0.1), "equal ones as they are");
-    assert_eq!(mean_rate(&[Some(1.0), Some(2.0)]), Some(1.5));
-    assert_eq!(mean_rate(&[Some(1.0), None, Some(0.0)]), Some(0.5));
 }
 
 proptest! {

@@ -247,7 +247,7 @@ impl Shard {
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Update { .. } => self.update(proposal)?,
+            Command::Update { .. } | Command::UpdateWith { .. } => self.update(proposal)?,
             Command::Skip { bucket, contributions, closes } => self.skip(*bucket, contributions, *closes)?,
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::SwitchMode { number, mode, after, auto } => {

@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{compute, raft::ApplyError};
 use paraft_common::{
-    BucketId, Encoding, Payload, TensorKind, Version, WorkerId, codec::F32_BYTES, optim::Gradient,
+    BucketId, Encoding, Payload, TensorKind, Version, WorkerId,
+    codec::F32_BYTES,
+    optim::{Gradient, Overrides},
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -28,7 +30,7 @@ struct Update<'a> {
     closes: bool,
     encoding: Encoding,
     factor: f32,
-    rate: Option<f64>,
+    overrides: Overrides,
     /// Number of members that train.
     members: usize,
     /// Workers with kept state that no longer train.
@@ -53,8 +55,8 @@ impl Update<'_> {
             PushPayload::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
-        let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
-        let update = BucketUpdate { job: &conf.job, gradient, contributions, rate, members, gone };
+        let (members, gone, overrides) = (self.members, self.gone.as_slice(), self.overrides);
+        let update = BucketUpdate { job: &conf.job, gradient, contributions, overrides, members, gone };
         bucket.update(update, conf)
     }
 
@@ -165,12 +167,24 @@ impl Shard {
         let Some(entry) = proposal.command.pushes() else {
             return Err(Outcome::Refused("no update".into()));
         };
-        let PushEntry { bucket: id, contributions, encoding, factor, closes, rate } = entry;
+        let PushEntry { bucket: id, contributions, encoding, factor, closes, overrides } = entry;
         let (conf, b, pushes) =
             self.pushes(id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
         let (members, gone) = self.admit_pushes(&conf, b, contributions)?;
         let before = conf.buckets[b].version();
-        Ok(Update { conf, b, contributions, pushes, encoding, factor, rate, closes, members, gone, before })
+        Ok(Update {
+            conf,
+            b,
+            contributions,
+            pushes,
+            encoding,
+            factor,
+            overrides,
+            closes,
+            members,
+            gone,
+            before,
+        })
     }
 
     /// Whether pushes of a local bucket are new, and none is late. Returns the number of members that train and the

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 
@@ -19,16 +19,20 @@ from ._leased import LeasedLoader, LeasedSampler
 from ._mean import OnMean, means, refusal
 from ._state import State
 from ._steps import OnServers, OnWorker, check_step, servers, take_over
+from ._together import Models, Together, each, one_module
 
 __all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "export_dcp", "load_checkpoint", "prepare"]
 
 _LOG = logging.getLogger("paraft")
 
+_M = TypeVar("_M", bound=Models)
+_O = TypeVar("_O", bound=Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer]])
+
 
 def prepare(
     run: Run,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: _M,
+    optimizer: _O,
     *,
     apply: str = "auto",
     clip_norm: Optional[float] = None,
@@ -36,7 +40,7 @@ def prepare(
     overlap: Optional[bool] = None,
     encoding: str = "f32",
     constraints: Optional[Mapping[str, Constraint]] = None,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+) -> tuple[_M, _O]:
     """Joins the job with this model; waits until all its workers have joined. Returns the same two objects, ready to
     train.
 
@@ -44,7 +48,13 @@ def prepare(
     ``load_state_dict()`` before). Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode requires,
     and pulls; ``optimizer.state_dict()`` asks the servers.
 
+    Several optimizers, as of a GAN, train in one run, each with steps of its own, in the same order on all workers::
+
+        models, (opt_g, opt_d) = run.prepare({"g": generator, "d": discriminator}, [opt_g, opt_d])
+
     Args:
+        model: a module, or a list or dict of them.
+        optimizer: an optimizer, or a list of them, which have different parameters. The servers run all of a list.
         apply: which side runs the optimizer. ``"servers"``: the servers, with the rules of ``optimizer`` (SGD,
             Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"mean"``: the
             servers average the gradients, and each worker runs ``optimizer``, of any class, on the mean; the servers
@@ -64,56 +74,104 @@ def prepare(
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained this way.
         UnavailableError: the servers cannot be reached.
     """
-    given, optimizer = optimizer, _inner(optimizer)
-    _new(run, optimizer)
-    _grouped(run, model, overlap)
+    whole: torch.nn.Module = one_module(model)
+    if isinstance(optimizer, Sequence):
+        _several(run, whole, optimizer, apply, overlap)
+        together = Together([_inner(one) for one in optimizer])
+        _on_servers(run, whole, together, overlap, push_settings(encoding, clip_norm, clip_value), constraints)
+        return model, optimizer
+    inner: torch.optim.Optimizer = _inner(optimizer)
+    _new(run, inner)
+    _grouped(run, whole, overlap)
     if apply not in ("auto", "servers", "mean", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"mean\", \"worker\" or \"auto\"")
     if apply == "mean":
-        state = refusal(run, optimizer, bool(constraints))
+        state = refusal(run, inner, bool(constraints))
         if isinstance(state, str):
             raise ConfigError(f"apply=\"mean\": {state}")
-        return _mean(run, model, optimizer, state, overlap, push_settings(encoding, clip_norm, clip_value)), given
+        _mean(run, whole, inner, state, overlap, push_settings(encoding, clip_norm, clip_value))
+        return model, optimizer
     if apply != "worker":
         try:
-            table = _optim.table(optimizer)
+            _optim.tables(inner)
         except _optim.Unmapped as why:
             if apply == "servers":
                 raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
-            state = refusal(run, optimizer, bool(constraints))
+            state = refusal(run, inner, bool(constraints))
             if not isinstance(state, str):
                 _LOG.info("%s: it runs on each worker, on the mean gradient (apply=\"mean\")", why)
-                return _mean(run, model, optimizer, state, overlap, push_settings(encoding, clip_norm, clip_value)), given
+                _mean(run, whole, inner, state, overlap, push_settings(encoding, clip_norm, clip_value))
+                return model, optimizer
             _LOG.warning(
                 "%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\"). That is not DDP's "
                 "result, where the optimizer is given the mean gradient. It is not apply=\"mean\" because %s",
                 why, state,
             )
         else:
-            check_step(optimizer)
-            settings = [f"optimizer={toml(table)}", *push_settings(encoding, clip_norm, clip_value)]
-            with torch.inference_mode(False):  # tensors created in inference mode cannot be trained
-                front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
-            take_over(optimizer, front, servers)
-            return model, given
+            _on_servers(run, whole, inner, overlap, push_settings(encoding, clip_norm, clip_value), constraints)
+            return model, optimizer
     if clip_norm is not None or clip_value is not None:
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
     if constraints:
         raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
-    local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
-    return model, given
+    local(run, whole, inner, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
+    return model, optimizer
+
+
+def _on_servers(
+    run: Run,
+    model: torch.nn.Module,
+    optimizer: Union[torch.optim.Optimizer, Together],
+    overlap: Optional[bool],
+    settings: list[str],
+    constraints: Optional[Mapping[str, Constraint]],
+) -> None:
+    for one in each(optimizer):
+        check_step(one)
+    settings = [f"optimizer={toml(_optim.table(optimizer))}", *settings]
+    with torch.inference_mode(False):  # tensors created in inference mode cannot be trained
+        front = OnServers(run, model, optimizer, overlap=overlap, settings=settings, constraints=constraints or {})
+    for place, one in enumerate(each(optimizer)):
+        take_over(one, front, servers, place if isinstance(optimizer, Together) else None)
+
+
+def _several(run: Run, model: torch.nn.Module, optimizers: Sequence[Any], apply: str, overlap: Optional[bool]) -> None:
+    """Checks that the servers can run several optimizers.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not optimizers:
+        raise ConfigError("the list of optimizers is empty")
+    for optimizer in optimizers:
+        _new(run, _inner(optimizer))
+    if len(set(map(id, optimizers))) < len(optimizers):
+        raise ConfigError("the list has an optimizer twice")
+    why = "several optimizers are the servers', "
+    if apply not in ("auto", "servers"):
+        raise ConfigError(f"{why}so that apply is not {apply!r}")
+    if overlap:
+        raise ConfigError(f"{why}and their gradients are pushed by step(): no overlap=True")
+    if run._group is not None:
+        raise ConfigError(f"{why}and ranks of a group have one: make each rank a worker")
+    if run._leased:
+        raise ConfigError(f"{why}and a leased batch is one step of one optimizer: take DistributedSampler")
+    try:
+        _optim.tables(Together([_inner(one) for one in optimizers]))
+    except _optim.Unmapped as e:
+        raise ConfigError(f"{why}and of these {e}") from None
+    _grouped(run, model, overlap)
 
 
 def _mean(
     run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: State, overlap: Optional[bool], settings: list[str]
-) -> torch.nn.Module:
+) -> None:
     rate = optimizer.param_groups[0].get("lr", 0.0)
     # The servers apply no rule; the rate is for the record.
     settings = [f"optimizer={toml({'kind': 'sgd', 'lr': float(rate)})}", *settings]
     with torch.inference_mode(False):
         front = OnMean(run, model, optimizer, state=state, overlap=overlap, settings=settings)
     take_over(optimizer, front, means)
-    return model
 
 
 def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:
@@ -151,8 +209,7 @@ def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
     run.check_new()
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"the optimizer is a {type(optimizer).__name__}, and not a torch.optim.Optimizer: a run has one optimizer. What several ones train is "
-            "several runs' models (as of a GAN), or parameter groups of one"
+            f"the optimizer is a {type(optimizer).__name__}, and not a torch.optim.Optimizer, nor a list of them"
         )
     if hasattr(optimizer, "_paraft"):
         raise MisuseError("this optimizer is another run's: make one for each")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -20,6 +21,7 @@ from ..errors import DataError
 from . import _optim
 from ._flat import MEAN, STATE, Flat, own, part
 from ._names import Names, as_in
+from ._together import Models, Optimizers, Together, one_module
 
 _LOG = logging.getLogger("paraft")
 
@@ -29,7 +31,7 @@ _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 _Path = Union[str, "PathLike[str]"]
 
 
-def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) -> dict[str, Any]:
+def load_checkpoint(checkpoint: _Path, model: Optional[Models] = None) -> dict[str, Any]:
     """Loads a checkpoint, from which a script without Paraft can resume::
 
         saved = paraft.torch.load_checkpoint("checkpoints")
@@ -41,7 +43,8 @@ def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) 
     parameters nor each worker's own values (integer buffers). With ``model=`` it is complete for
     ``model.load_state_dict()``: by that model's names, including wrappers', and with that model's present values for
     everything missing in the checkpoint. ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made
-    the steps itself; ``None`` if the workers ran their own optimizers. ``step`` is the number of finished steps.
+    the steps itself; a list if the run had several,
+    ``None`` if the workers ran their own. ``step`` is the number of finished steps.
 
     Args:
         checkpoint: a checkpoint, a folder of them, or a run's folder: of several the latest.
@@ -51,7 +54,7 @@ def load_checkpoint(checkpoint: _Path, model: Optional[torch.nn.Module] = None) 
         DataError: there is none, or it is truncated or damaged.
     """
     found = opened(checkpoint)
-    state = found.model() if model is None else as_in(model, found.model())
+    state = found.model() if model is None else as_in(one_module(model), found.model())
     return {"model": state, "optimizer": found.optimizer(), "step": found.step}
 
 
@@ -74,8 +77,8 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
     optimizer = found.optimizer()
     if optimizer is not None:
         names = [name for group in found.groups() for name in group["params"]]
-        groups = [{**g, "params": [names[i] for i in g["params"]]} for g in optimizer["param_groups"]]
-        state["optimizer"] = {"state": {names[i]: s for i, s in optimizer["state"].items()}, "param_groups": groups}
+        groups = found.groups()
+        state["optimizer"] = {"state": {n: s for n in names if (s := found.state_of(n))}, "param_groups": groups}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")  # a group is not needed
         save(state, checkpoint_id=to, no_dist=True)
@@ -129,11 +132,18 @@ class Checkpoint:
         """Shapes of trained tensors, by name, in the order of the checkpoint."""
         return {t["name"]: list(t["shape"]) for t in self._trained()}
 
-    def optimizer(self) -> Optional[dict[str, Any]]:
-        """``state_dict()`` of the optimizer, by torch's indices; None if it was not the servers'."""
+    def optimizer(self) -> Union[dict[str, Any], list[dict[str, Any]], None]:
+        """``state_dict()`` of the optimizer, by torch's indices, or a list of those of several; None if it was not the
+        servers'."""
         if "local" in self._said:
             return None
-        groups = self.groups()
+        groups, counts = self.groups(), self._said.get("optimizers")
+        if counts is None:
+            return self._state_dict(groups)
+        of = iter(groups)
+        return [self._state_dict(list(itertools.islice(of, n))) for n in counts]
+
+    def _state_dict(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
         names = [name for group in groups for name in group["params"]]
         state = {i: self.state_of(name) for i, name in enumerate(names)}
         at = 0
@@ -160,8 +170,23 @@ class Checkpoint:
         """A parameter's state in torch's optimizer: empty if the optimizer has made no step with it."""
         if name not in self._updates:
             return {}
-        slots = {slot: self._slots[f"{slot}.{name}"] for slot in self._manifest["slots"]}
-        return _optim.state_of(self._manifest["optimizer"], slots, self._updates[name])
+        table = self._tables[name]
+        # A group with an optimizer of its own has its vectors in the places of the job's.
+        slots = {own: self._slots[f"{slot}.{name}"] for own, slot in zip(_optim.slots(table), self._manifest["slots"])}
+        return _optim.state_of(table, slots, self._updates[name])
+
+    @functools.cached_property
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        """The optimizer's table of each trained parameter."""
+        table = self._manifest["optimizer"]
+        of, tables = iter(self._trained()), {}
+        for cut in self._manifest.get("groups") or [{"values": _len(self._trained())}]:
+            left = cut["values"]
+            while left > 0:
+                tensor = next(of)
+                tables[tensor["name"]] = cut.get("optimizer") or table
+                left -= _len([tensor])
+        return tables
 
     # ---- the content of the files ----
 
@@ -174,7 +199,7 @@ class Checkpoint:
         of = iter(self._trained())
         groups = []
         for cut in self._manifest.get("groups") or [{"values": _len(self._trained()), **table}]:
-            group = _optim.group({**table, "lr": cut["lr"], "weight_decay": cut["weight_decay"]})
+            group = _optim.group({**(cut.get("optimizer") or table), "lr": cut["lr"], "weight_decay": cut["weight_decay"]})
             group["params"], left = [], cut["values"]
             while left > 0:
                 tensor = next(of)
@@ -283,7 +308,7 @@ class Checkpoint:
             raise self._broken(piece, "is damaged: its header can't be read") from None
 
 
-def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module, flat: Flat) -> str:
+def note(optimizer: Optional[Optimizers], model: torch.nn.Module, flat: Flat) -> str:
     """A script's note in checkpoints, with which :func:`load_checkpoint` restores torch's objects. ``optimizer``:
     None if it is the worker's own."""
     names = Names(model)
@@ -292,11 +317,13 @@ def note(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module, fla
         said["local"] = True
     else:
         said["classes"] = flat.classes
+        if isinstance(optimizer, Together):
+            said["optimizers"] = [len(one.param_groups) for one in optimizer.all]
         said["groups"] = [{**_optim.plain(group), "params": [names.of(p) for p in group["params"]]} for group in optimizer.param_groups]
     return json.dumps({"torch": said})
 
 
-def resumes_elsewhere(run: Run, model: torch.nn.Module, flat: Flat, optimizer: Optional[torch.optim.Optimizer]) -> None:
+def resumes_elsewhere(run: Run, model: torch.nn.Module, flat: Flat, optimizer: Optional[Optimizers]) -> None:
     """A checkpoint of this model with other layers frozen cannot resume in the servers' job, so a new job starts from
     it: this loads its values into model and optimizer. It leaves any other checkpoint to the servers' job.
 
@@ -313,7 +340,7 @@ def resumes_elsewhere(run: Run, model: torch.nn.Module, flat: Flat, optimizer: O
         return
     if any(before[n] != now[n] for n in now if n in before):
         return
-    if optimizer is not None and found.kind != _optim.table(optimizer)["kind"]:
+    if isinstance(optimizer, Together) or optimizer is not None and found.kind != _optim.table(optimizer)["kind"]:
         return
     values, names = found.model(), Names(model)
     with torch.no_grad():

@@ -23,6 +23,7 @@ from .._run import Tensor
 from ..errors import ConfigError, MisuseError
 from ._group import Group
 from ._names import Names
+from ._together import Optimizers, owners
 
 _LOG = logging.getLogger("paraft")
 
@@ -31,9 +32,9 @@ _LOG = logging.getLogger("paraft")
 MEAN = "mean gradient of "
 STATE = "state of the optimizer"
 
-#: The maximum number of parameter classes on the servers, each with its own rate and decay.
+#: The maximum number of parameter classes on the servers, each with its own options.
 MAX_CLASSES = 1024
-#: With more groups, those of equal rate and decay become one class, because each class has its own buckets.
+#: With more groups, those of equal options become one class, because each class has its own buckets.
 _FEW_GROUPS = 32
 
 
@@ -58,7 +59,7 @@ class Flat:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Optional[Group], state: Optional[int] = None
+        self, model: torch.nn.Module, optimizer: Optimizers, group: Optional[Group], state: Optional[int] = None
     ) -> None:
         self._model = names = Names(model)
         for name, t in (*model.named_parameters(), *model.named_buffers()):
@@ -104,8 +105,8 @@ class Flat:
             if p.requires_grad and id(p) not in held:
                 raise ConfigError(
                     f"`{name}` requires a gradient and is in no parameter group of the optimizer, so that no worker would train it, and each worker "
-                    "keep its own: freeze it (requires_grad_(False)), or give it to the optimizer. A run has one optimizer; what another one "
-                    "trains (as of a GAN) is another run's model, with servers of its own"
+                    "keep its own: freeze it (requires_grad_(False)), or give it to an optimizer. Several optimizers, as of a GAN: "
+                    "run.prepare(model, [first, second])"
                 )
         self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
         # The model's hooks hold this: a reference back would keep both, and the run's thread, until a garbage collection.
@@ -412,20 +413,21 @@ class Flat:
             torch.cuda.current_stream(device).synchronize()  # the next pull overwrites the vector
 
 
-def _classes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """The class of each parameter group. If there are many groups, for example one per tensor, groups of equal rate
-    and decay form one class."""
+def _classes(optimizer: Optimizers) -> list[int]:
+    """The class of each parameter group. If there are many groups, for example one per tensor, groups of equal options
+    form one class."""
     trains = [any(p.requires_grad for p in g["params"]) for g in optimizer.param_groups]
     few = sum(trains) <= _FEW_GROUPS
     known: dict[Any, int] = {}
     classes = []
+    its = owners(optimizer)
     for i, (g, trained) in enumerate(zip(optimizer.param_groups, trains)):
-        key = i if few else tuple(float(g.get(k, g["lr"])) for k in ("lr", "initial_lr", "weight_decay"))
+        key = i if few else (id(its[i]), g.get("initial_lr", g["lr"]), repr([(k, v) for k, v in g.items() if k != "params"]))
         classes.append(known.setdefault(key, len(known)) if trained else -1)
     if len(known) > MAX_CLASSES:
         raise ConfigError(
-            f"the optimizer has {len(optimizer.param_groups)} parameter groups with {len(known)} different pairs of lr and weight_decay, and the "
-            f"servers hold at most {MAX_CLASSES}: give more parameters the same lr and weight_decay"
+            f"the optimizer has {len(optimizer.param_groups)} parameter groups with {len(known)} different options, and the "
+            f"servers hold at most {MAX_CLASSES}: give more parameters the same ones"
         )
     return classes
 

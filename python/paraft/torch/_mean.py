@@ -66,10 +66,10 @@ class OnMean(OnServers):
         self._moves_known, self._own = 0, -1
         super().__init__(run, model, optimizer, constraints={}, **options)
 
-    def _flat(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Flat:
+    def _flat(self, model: torch.nn.Module, optimizer: Any) -> Flat:
         return Flat(model, optimizer, None, self._state.values)
 
-    def _join(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: list[str]) -> Any:
+    def _join(self, model: torch.nn.Module, optimizer: Any, settings: list[str]) -> Any:
         run, flat = self.run, self.flat
         self._state.gather(flat.state)
         return run._join(
@@ -83,14 +83,14 @@ class OnMean(OnServers):
             note=note(None, model, flat),
         )
 
-    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
+    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor], of: Optional[int] = None) -> None:
         """Pushes the gradients and waits for their mean, on which :meth:`pulled` runs the optimizer."""
         if not self.run._waits and self.run._joined().applies() is not None:
             raise MisuseError(
                 "an earlier optimizer.step() was interrupted while it changed the weights, which are no longer the other workers': end this "
                 "process; another one may take its place"
             )
-        super().step(found_inf, scale)
+        super().step(found_inf, scale, of)
 
     def tell_rates(self) -> None:
         """Passes on the first group's rate, for the record."""

@@ -5,18 +5,29 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
 
+from .._run import toml
 from ..errors import ConfigError, DataError
 from ._flat import is_sharded
+from ._together import Optimizers, each, owners
 
 _LOG = logging.getLogger("paraft")
 
-#: Options that may differ between parameter groups; all others must be equal.
-OF_GROUP = ("lr", "weight_decay")
+#: Options of torch's groups that a script may change while it trains, by the servers' names, for each kind.
+_CHANGES: dict[str, dict[str, str]] = {
+    "sgd": {},
+    **dict.fromkeys(("momentum", "nesterov"), {"momentum": "momentum"}),
+    "adagrad": {"eps": "eps"},
+    "rmsprop": {"momentum": "momentum", "alpha": "square", "eps": "eps"},
+    "adadelta": {"rho": "square", "eps": "eps"},
+    **dict.fromkeys(("adam", "adamw", "adamax", "radam"), {"beta1": "momentum", "beta2": "square", "eps": "eps"}),
+    # Its momenta depend on all earlier ones.
+    "nadam": {"beta2": "square", "eps": "eps"},
+}
 #: Options that change only the speed of torch's kernels.
 _SPEED = {"foreach", "fused", "capturable", "differentiable"}
 
@@ -35,10 +46,10 @@ def _sgd(g: dict[str, Any]) -> dict[str, Any]:
 
 def _betas(kind: str, *options: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def table(g: dict[str, Any]) -> dict[str, Any]:
-        if g.get("amsgrad"):
-            raise Unmapped("amsgrad=True: the servers have Adam without it")
         beta1, beta2 = g["betas"]
         own = {name: g[name] for name in options}
+        if g.get("amsgrad"):
+            own["amsgrad"] = True
         return {"kind": kind, "beta1": float(beta1), "beta2": float(beta2), "eps": g["eps"], **own}
 
     return table
@@ -78,36 +89,61 @@ _KINDS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], dict[str, A
 }
 
 
-def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The ``[optimizer]`` table for servers that act like this optimizer, with the rate and decay of its first group.
+def _table(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+    """The ``[optimizer]`` table for servers that act like an optimizer of this class on this group.
 
     Raises:
         Unmapped: the servers cannot; the text gives the reason.
     """
-    kind = type(optimizer)
     make = _KINDS.get(kind)
     if make is None:
         known = ", ".join(k.__name__ for k in _KINDS)
         raise Unmapped(f"{kind.__name__} is none of the servers' optimizers: {known}")
-    if any(g.get("maximize") for g in optimizer.param_groups):
-        raise Unmapped("maximize=True: the servers descend; minimize the negative loss")
-    tables = [make(g) for g in optimizer.param_groups]
-    for i, other in enumerate(tables[1:], 1):
-        for key, value in tables[0].items():
-            if other.get(key) != value:
-                raise Unmapped(
-                    f"parameter group {i} has {key} {other.get(key)!r} and group 0 {value!r}; groups have "
-                    f"{' and '.join(OF_GROUP)} of their own, and nothing else"
-                )
-    first = optimizer.param_groups[0]
-    return {**tables[0], "lr": float(first["lr"]), "weight_decay": float(first["weight_decay"])}
+    return {**make(group), "lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
 
 
-def groups(optimizer: torch.optim.Optimizer, classes: list[int], values: list[int]) -> list[tuple[int, float, float]]:
-    """Values, rate and decay of each class of groups, if there are several."""
-    first = [optimizer.param_groups[classes.index(c)] for c in range(len(values))]
-    of = [(n, float(g["lr"]), float(g["weight_decay"])) for n, g in zip(values, first)]
-    return of if len(of) > 1 else []
+def tables(optimizer: Optimizers) -> list[dict[str, Any]]:
+    """The table of each parameter group.
+
+    Raises:
+        Unmapped: the servers cannot.
+    """
+    return [_table(_kind(one), g) for one in each(optimizer) for g in one.param_groups]
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the script made it of."""
+    kind = type(optimizer)
+    return kind if kind in _KINDS or not hasattr(optimizer, "_paraft") else kind.__bases__[0]
+
+
+def table(optimizer: Optimizers) -> dict[str, Any]:
+    """The table of the first group.
+
+    Raises:
+        Unmapped: the servers cannot run a group of it.
+    """
+    return tables(optimizer)[0]
+
+
+def _own(table: dict[str, Any], first: dict[str, Any]) -> Optional[str]:
+    """A group's table in TOML, if its optimizer is another than the first group's."""
+    shared = ("lr", "weight_decay")
+    if {k: v for k, v in table.items() if k not in shared} == {k: v for k, v in first.items() if k not in shared}:
+        return None
+    return "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
+
+
+def groups(optimizer: Optimizers, classes: list[int], values: list[int]) -> list[tuple[int, float, float, Optional[str], bool]]:
+    """Each class of groups: its number of values, rate, decay, its own table, and whether it maximizes. Empty if the job's
+    optimizer is all there is to say."""
+    of, all_groups = tables(optimizer), optimizer.param_groups
+    first = [classes.index(c) for c in range(len(values))]
+    found = [
+        (n, of[i]["lr"], of[i]["weight_decay"], _own(of[i], of[0]), bool(all_groups[i].get("maximize", False)))
+        for n, i in zip(values, first)
+    ]
+    return found if len(found) > 1 or found[0][3] or found[0][4] else []
 
 
 #: The state vectors of each kind, by torch's names; RMSprop's depend on its options.
@@ -127,38 +163,46 @@ def slots(table: dict[str, Any]) -> list[str]:
     if table["kind"] == "rmsprop":
         with_mean, with_momentum = table["centered"], table["momentum"] > 0
         return ["square_avg", *(["grad_avg"] if with_mean else []), *(["momentum_buffer"] if with_momentum else [])]
-    return list(_SLOTS[table["kind"]])
+    return [*_SLOTS[table["kind"]], *(["max_exp_avg_sq"] if table.get("amsgrad") else [])]
 
 
-def _updates(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> int:
+def _updates(state: Mapping[Any, Any], p: torch.Tensor) -> int:
     """The number of steps that an optimizer has made with a parameter. SGD has no count: only 0 or 1."""
-    entry = optimizer.state.get(p) or {}
+    entry = state.get(p) or {}
     if "step" in entry:
         return int(entry["step"])
     return int(entry.get("momentum_buffer") is not None)
 
 
-def brought(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> tuple[list[torch.Tensor], int]:
-    """An optimizer's present state in the servers' form: vectors over all parameters, and their number of updates.
-    Without vectors it has made no step."""
-    counts = [_updates(optimizer, p) for p in params]
-    most = max(counts)
-    if most == 0:
-        return [], 0
-    if min(counts) < most:
-        _LOG.warning(
-            "the optimizer has made %d to %d steps with its parameters, and the servers count them together: from here on %d with each",
-            min(counts), most, most,
-        )
+def brought(optimizer: Optimizers, params: list[torch.nn.Parameter], classes: list[int]) -> tuple[list[torch.Tensor], list[int]]:
+    """An optimizer's present state in the servers' form: vectors over all parameters, and the number of updates of each
+    class of groups. Without vectors it has made no step."""
+    updates = [0] * (max(classes, default=0) + 1)
+    few: dict[int, int] = {}
+    names: dict[int, list[str]] = {}
+    for table, group, c in zip(tables(optimizer), optimizer.param_groups, classes):
+        for p in group["params"]:
+            names[id(p)] = slots(table)
+            if c >= 0 and p.requires_grad:
+                count = _updates(optimizer.state, p)
+                updates[c], few[c] = max(updates[c], count), min(few.get(c, count), count)
+    if not any(updates):
+        return [], []
+    for c, least in few.items():
+        if least < updates[c]:
+            _LOG.warning(
+                "the optimizer has made %d to %d steps with its parameters, and the servers count them together: from here on %d with each",
+                least, updates[c], updates[c],
+            )
     vectors = []
-    for name in slots(table(optimizer)):
+    for k in range(max(map(len, names.values()))):
         parts = []
         for p in params:
-            own = optimizer.state.get(p, {}).get(name)
+            own = optimizer.state.get(p, {}).get(names[id(p)][k]) if k < len(names[id(p)]) else None
             own = own.full_tensor() if own is not None and is_sharded(own) else own
             parts.append(torch.zeros(p.numel(), dtype=torch.float32, device="cpu") if own is None else own.detach().to("cpu", torch.float32).contiguous().reshape(-1))
         vectors.append(torch.cat(parts))
-    return vectors, most
+    return vectors, updates
 
 
 def state_of(of: dict[str, Any], vectors: dict[str, torch.Tensor], updates: int) -> dict[str, torch.Tensor]:
@@ -209,76 +253,91 @@ def group(of: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in whole.items() if k != "params"}
 
 
-class Watch:
-    """Observes the changes that a script may make to an optimizer's groups during training: rates, set by schedulers.
-    The servers would not receive other changes."""
+#: Options of a class of groups: its rate, and by the servers' names what differs from its table.
+Options = tuple[float, dict[str, float]]
 
-    def __init__(self, optimizer: torch.optim.Optimizer, classes: list[int]) -> None:
+
+class Watch:
+    """Observes the changes that a script may make to an optimizer's groups during training, as schedulers do. The servers
+    would not receive other changes."""
+
+    def __init__(self, optimizer: Optimizers, classes: list[int]) -> None:
         """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
-        self._groups = optimizer.param_groups
-        #: Other keys are the script's own, and no optimizer reads them.
-        self._options = set(optimizer.defaults) - _SPEED - {"lr"}
-        self._params = [list(g["params"]) for g in self._groups]
-        self._fixed = [self._of(g) for g in self._groups]
+        self._optimizer = optimizer
+        self._owners = owners(optimizer)
+        self._tables = tables(optimizer)
+        self._params = [list(g["params"]) for g in optimizer.param_groups]
+        self._maximizes = [bool(g.get("maximize", False)) for g in optimizer.param_groups]
         self._classes = classes
-        self._last = self.rates()
+        self._last = self.options()
         self._note()
 
     def _note(self) -> None:
         """Copies the groups, so that a step without changes costs one comparison. A tensor may change in place."""
-        tensors = any(isinstance(v, torch.Tensor) for g in self._groups for v in g.values())
-        self._noted = None if tensors else [dict(g) for g in self._groups]
+        groups = self._optimizer.param_groups
+        tensors = any(isinstance(v, torch.Tensor) for g in groups for v in g.values())
+        self._noted = None if tensors else [dict(g) for g in groups]
 
-    def _of(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in group.items() if k in self._options}
-
-    def rates(self) -> list[float]:
-        """The present rate of each of the servers' classes.
+    def options(self) -> list[Options]:
+        """The present options of each of the servers' classes.
 
         Raises:
-            ConfigError: groups of one class have different rates.
+            ConfigError: groups of one class have different ones, or something was changed that cannot be.
         """
-        rates: dict[int, tuple[int, float]] = {}
-        for i, (g, c) in enumerate(zip(self._groups, self._classes)):
-            first, rate = rates.setdefault(c, (i, float(g["lr"])))
-            if c >= 0 and float(g["lr"]) != rate:
+        found: dict[int, tuple[int, Options]] = {}
+        for i, (group, c) in enumerate(zip(self._optimizer.param_groups, self._classes)):
+            now = self._of(i, group)
+            first, before = found.setdefault(c, (i, now))
+            if c >= 0 and now != before:
                 raise ConfigError(
-                    f"parameter groups {first} and {i} had the same lr and weight_decay at run.prepare(), so that the servers, with so many groups, "
-                    f"keep them as one, and now have lr {rate:g} and {float(g['lr']):g}. Give them different ones (or initial_lr) before, or "
-                    "make fewer groups: up to 32 are kept apart"
+                    f"parameter groups {first} and {i} had the same options at run.prepare(), so that the servers, with so many groups, keep them as "
+                    f"one, and now have lr {before[0]:g} and {now[0]:g}, or other options. Give them different ones (or initial_lr) before, or make "
+                    "fewer groups: up to 32 are kept apart"
                 )
-        return [rates[c][1] for c in sorted(rates) if c >= 0]
+        return [found[c][1] for c in sorted(found) if c >= 0]
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has new groups, with loaded options."""
-        self._groups = optimizer.param_groups
+    def _of(self, i: int, group: dict[str, Any]) -> Options:
+        """The rate of a group, and what differs from its table."""
+        was = self._tables[i]
+        now = _table(_kind(self._owners[i]), group)
+        changes = {"weight_decay": "weight_decay", **_CHANGES[was["kind"]]}
+        for key in {**was, **now}:
+            value = was.get(key)
+            can = key in changes or key == "lr"
+            # Without momentum the servers keep no vector for it.
+            if now.get(key) != value and not (can and now["kind"] == was["kind"]) or key == "momentum" and (now.get(key) == 0) != (value == 0):
+                raise self._fixed(i, key, value, now.get(key))
+        if bool(group.get("maximize", False)) != self._maximizes[i]:
+            raise self._fixed(i, "maximize", self._maximizes[i], group.get("maximize"))
+        return now["lr"], {name: float(now[key]) for key, name in changes.items() if key in was and now[key] != was[key]}
 
-    def changed(self) -> Optional[list[float]]:
-        """The rates of all groups, if a scheduler has set any since the last call; otherwise None.
+    @staticmethod
+    def _fixed(i: int, key: str, was: Any, now: Any) -> ConfigError:
+        return ConfigError(
+            f"{key} of parameter group {i} was changed from {was!r} to {now!r}, and the servers cannot change it while a job trains: set it before "
+            "run.prepare(), or prepare(..., apply=\"mean\")"
+        )
+
+    def changed(self) -> Optional[list[Options]]:
+        """The options of all classes, if a script has changed any since the last call; otherwise None.
 
         Raises:
-            ConfigError: something other than a rate was changed.
+            ConfigError: something was changed that cannot be.
         """
-        for i, (group, params) in enumerate(zip(self._groups, self._params)):
+        groups = self._optimizer.param_groups
+        for i, (group, params) in enumerate(zip(groups, self._params)):
             if len(group["params"]) != len(params) or any(map(operator.is_not, group["params"], params)):
                 raise ConfigError(
                     f"the parameters of group {i} were changed after run.prepare(): the servers train those that it had then. For others save, and "
                     "begin another run: paraft.init(resume=...)"
                 )
-        if self._groups == self._noted:
+        if groups == self._noted:
             return None
-        if len(self._groups) != len(self._fixed):
+        if len(groups) != len(self._params):
             raise ConfigError("a parameter group was added after run.prepare(): add it before")
-        for i, (group, fixed) in enumerate(zip(self._groups, self._fixed)):
-            for key, value in fixed.items():
-                if group.get(key) != value:
-                    raise ConfigError(
-                        f"{key} of parameter group {i} was changed from {value!r} to {group.get(key)!r}: on the servers only lr "
-                        "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
-                    )
-        rates = self.rates()
+        options = self.options()
         self._note()
-        if rates == self._last:
+        if options == self._last:
             return None
-        self._last = rates
-        return rates
+        self._last = options
+        return options

@@ -24,6 +24,7 @@ from ..errors import ConfigError, MisuseError
 from . import _optim
 from ._checkpoints import note, opened, resumes_elsewhere
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
+from ._together import Optimizers, Together, each, heads
 
 _LOG = logging.getLogger("paraft")
 
@@ -57,6 +58,8 @@ class Seen:
 
     def __init__(self, run: Run, front: object) -> None:
         self._run = weakref.ref(run)
+        #: The step of its last samples, and their number: of several models the one that was given most counts.
+        self._step, self._samples = -1, 0
         #: Lives as long as the model: a script may drop the optimizer, and later writes must not pass unseen.
         self._front = front
 
@@ -69,7 +72,10 @@ class Seen:
             return
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor) and given.ndim:
-                run._seen += given.shape[0]
+                if run.step != self._step:
+                    self._step, self._samples = run.step, 0
+                self._samples += given.shape[0]
+                run._seen = max(run._seen, self._samples)
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,17 +156,21 @@ class OnServers:
         self,
         run: Run,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         *,
         overlap: Optional[bool],
         settings: list[str],
         constraints: Mapping[str, Constraint],
     ) -> None:
         self.run = run
+        #: The parameters that each of several optimizers steps, and the groups that it leaves out.
+        self._parts: list[tuple[set[int], list[int]]] = []
         self.flat = flat = self._flat(model, optimizer)
         settings = [*settings, *_constraints.settings(constraints, flat.known(), flat.frozen)]
-        flat.check_ties()
         self._params = list(enumerate(flat.params))
+        if isinstance(optimizer, Together):
+            self._parts = self._divide(optimizer)
+        flat.check_ties()
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
@@ -179,16 +189,19 @@ class OnServers:
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
         grouped = run._group is not None
+        # The backward pass of one optimizer's loss may reach parameters of another, which drops those gradients.
+        alone = not self._parts
         self._push = _Push.LATE if overlap is False else _Push.TRY
-        self._then = _Push.EARLY if not grouped and (overlap or (overlap is None and large)) else _Push.LATE
+        self._then = _Push.EARLY if alone and not grouped and (overlap or (overlap is None and large)) else _Push.LATE
         self._asked = bool(overlap)
         #: Whether a gradient arrived twice before the first step, or was thrown away.
         self._twice = self._thrown = False
         #: Digests of gradients, which show writes to ``.data``.
         self._sums: dict[int, int] = {}
-        run._hooks.append(model.register_forward_pre_hook(Seen(run, self), with_kwargs=True))
+        run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         run._hooks.append(_hear_losses(run, flat.params[0]))
+        self._lasting = len(run._hooks)
         self._hooks: list[Any] = []
         if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
@@ -199,15 +212,34 @@ class OnServers:
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
         self._steps = 0
 
-    def _flat(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Flat:
+    def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
         return Flat(model, optimizer, self.run._group)
 
-    def _join(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: list[str]) -> Any:
+    def _divide(self, optimizer: Together) -> list[tuple[set[int], list[int]]]:
+        """The parameters that each optimizer steps, by index, and the classes of the others' groups.
+
+        Raises:
+            ConfigError: two optimizers have the same parameter.
+        """
+        index = {id(p): i for i, p in self._params}
+        classes = iter(self.flat.classes)
+        parts: list[tuple[set[int], set[int]]] = []
+        seen: set[int] = set()
+        for one in optimizer.all:
+            its = {index[id(p)] for group in one.param_groups for p in group["params"] if id(p) in index}
+            if its & seen:
+                raise ConfigError(f"two optimizers have `{self.flat.names[min(its & seen)]}`: a parameter is one's")
+            seen |= its
+            parts.append((its, {next(classes) for _ in one.param_groups} - {-1}))
+        all_classes = {c for _, own in parts for c in own}
+        return [(its, sorted(all_classes - own)) for its, own in parts]
+
+    def _join(self, model: torch.nn.Module, optimizer: Optimizers, settings: list[str]) -> Any:
         run, flat = self.run, self.flat
         self._watch = _optim.Watch(optimizer, flat.classes)
         # The optimizer's state of earlier steps: worker 0's, like its weights.
         resumes_elsewhere(run, model, flat, optimizer)
-        vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
+        vectors, updates = _optim.brought(optimizer, flat.params, flat.classes) if run.rank == 0 else ([], [])
         session = run._join(
             flat.tensors,
             flat.values.data_ptr(),
@@ -231,7 +263,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[3:] = self._hooks  # after those of the model, of other optimizers and of the loss
+        self.run._hooks[self._lasting :] = self._hooks  # after those of the model, of other optimizers and of the loss
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -273,8 +305,8 @@ class OnServers:
             gradient = self._stages[i] = staged(gradient, self._stages.get(i))
         return gradient.data_ptr()
 
-    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
-        """Pushes the remaining gradients, waits as the mode requires, and pulls."""
+    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor], of: Optional[int] = None) -> None:
+        """Pushes the remaining gradients, waits as the mode requires, and pulls. ``of``: which of several optimizers steps."""
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
@@ -284,6 +316,10 @@ class OnServers:
         if scaled:
             self.run._heard = math.nan  # it is scaled too
         skips = found_inf is not None and float(found_inf) != 0.0
+        params = self._params if of is None else [(i, p) for i, p in self._params if i in self._parts[of][0]]
+        if of is not None:
+            # The others' gradients are dropped before they step, or were changed by this one's backward pass.
+            self._pushed = {i: pushed for i, pushed in self._pushed.items() if i in self._parts[of][0]}
         if self._pushed:
             self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
@@ -297,9 +333,11 @@ class OnServers:
             )
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
-            torch._foreach_mul_([p.grad for _, p in self._params if p.grad is not None], inverse)
+            torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
         self.tell_rates()
-        gradients = [] if skips else self._gradients()
+        if of is not None and not skips:
+            self._session.leave_out(self._parts[of][1])
+        gradients = [] if skips else self._gradients(params)
         if skips:
             self._session.skip()
         self._pushed.clear()
@@ -313,16 +351,16 @@ class OnServers:
         self.run._finish_step(gradients)
 
     def tell_rates(self) -> None:
-        """Passes on the rates that a scheduler has set since."""
-        rates = self._watch.changed()
-        if rates is not None:
-            self._session.rates(rates)
+        """Passes on the options that a scheduler has set since."""
+        options = self._watch.changed()
+        if options is not None:
+            self._session.options(options)
 
-    def _gradients(self) -> list[tuple[int, int]]:
+    def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
         pushed = self._pushed if self._push is _Push.EARLY else {}
         flat = self.flat
         gradients = []
-        for i, p in reversed(self._params):
+        for i, p in reversed(params):
             if i not in pushed:
                 gradient = p.grad
                 gradients.append((i, 0 if gradient is None else self._address(i, gradient)))
@@ -352,13 +390,12 @@ class OnServers:
         """Keeps the state for queries after the end."""
         self._kept = self.state()
 
-    def forget(self, optimizer: torch.optim.Optimizer) -> bool:
+    def forget(self, optimizer: Optimizers) -> bool:
         """Removes the servers' state from an optimizer; returns whether it had any."""
-        return any([optimizer.state.pop(p, None) for p in self.flat.params])
+        return any([one.state.pop(p, None) for one in each(optimizer) for p in self.flat.params])
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Options and state were loaded into the optimizer."""
-        self._watch.follow(optimizer)
         if self.forget(optimizer):
             _LOG.warning(
                 "the state that was loaded into the optimizer is passed over: since run.prepare() it is the servers'. Load it before, or "
@@ -450,14 +487,14 @@ class OnServers:
         flat.mark()
 
 
-def _refuse_others(front: Union[OnServers, OnWorker], prepared: torch.optim.Optimizer) -> Callable[..., None]:
+def _refuse_others(front: Union[OnServers, OnWorker], prepared: Optimizers) -> Callable[..., None]:
     """Runs before each step of any optimizer: another one must not step weights that the servers train."""
-    front_of, prepared_of = weakref.ref(front), weakref.ref(prepared)
+    front_of, own = weakref.ref(front), weakref.WeakSet(each(prepared))
     names = {id(p): name for p, name in zip(front.flat.params, front.flat.names)}
 
     def before(stepping: torch.optim.Optimizer, *_: Any) -> None:
         now = front_of()
-        if stepping is prepared_of() or now is None or getattr(now, "inside", False):
+        if now is None or stepping in own or getattr(now, "inside", False):
             return
         name = next((names[id(p)] for group in stepping.param_groups for p in group["params"] if id(p) in names), None)
         if name is not None:
@@ -617,10 +654,12 @@ def stepping(kind: Any, **own: Any) -> type[torch.optim.Optimizer]:
         if front is None:
             raise MisuseError("this optimizer is no run's: it was made by the class of one that is; call run.prepare() with torch's own")
         try:
-            front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+            of = getattr(self, "_paraft_place", None)
+            given = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+            front.step(*given) if of is None else front.step(*given, of)
         except BaseException:
-            for given in ("found_inf", "grad_scale"):
-                self.__dict__.pop(given, None)  # a GradScaler may take them back only after a step
+            for name in ("found_inf", "grad_scale"):
+                self.__dict__.pop(name, None)  # a GradScaler may take them back only after a step
             raise
         return loss
 
@@ -638,7 +677,8 @@ def servers(kind: Any) -> type[torch.optim.Optimizer]:
 
     def state_dict(self: Any) -> Any:
         # The original class creates the copy.
-        self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry)
+        own = {id(p) for group in self.param_groups for p in group["params"]}
+        self.state.update((p, entry) for p, entry in self._paraft.state().items() if entry and id(p) in own)
         try:
             return kind.state_dict(self)
         finally:
@@ -665,13 +705,17 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def take_over(optimizer: Any, front: OnServers, kind: Callable[[Any], type[torch.optim.Optimizer]]) -> None:
+def take_over(
+    optimizer: Any, front: OnServers, kind: Callable[[Any], type[torch.optim.Optimizer]], place: Optional[int] = None
+) -> None:
     """Makes ``optimizer.step()`` the run's. The object stays the same for schedulers and scalers; ``kind``: makes its
-    new class."""
+    new class; ``place``: its place among several."""
     by_scheduler = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = kind(type(optimizer))
     optimizer._patch_step_function()
     optimizer._paraft = front
+    if place is not None:
+        optimizer._paraft_place = place
     # A GradScaler then reports what it found, and does not skip the step on its own.
     optimizer._step_supports_amp_scaling = True
     if front.run.step:

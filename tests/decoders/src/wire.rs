@@ -1,6 +1,7 @@
 //! Messages of workers and servers.
 
 use crate::input::{Input, payload, pieces};
+use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Encoding, Mode, Payload, Seq, Step, Version, WorkerId,
     config::{ChunkPlan, MAX_STEP, ServerJob},
@@ -192,8 +193,11 @@ pub fn push(data: &[u8]) {
     let conf = ours.configured().expect("configured");
     let Ok(Some(message)) = convert::message(ours, m) else { return };
     match message {
-        Message::Push { payload, rate, skip: true, .. } => assert!(payload.is_empty() && rate.is_none()),
-        Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, rate, .. } => {
+        Message::Push { payload, overrides, skip: true, .. } => {
+            assert!(payload.is_empty() && overrides == Overrides::default());
+        }
+        Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, overrides, .. } => {
+            let rate = overrides.rate;
             assert!(rate.is_none_or(|r| r >= 0.0 && (r as f32).is_finite()));
             let encoding = conf.encoding(bucket);
             let len = conf.buckets[bucket].spec.len;

@@ -116,7 +116,14 @@ fn update(
         }
         OptimizerConfig::Adam(c) => adam(c, c.weight_decay, 1.0, w, slots),
         OptimizerConfig::AdamW(c) => {
-            let plain = Adam { lr: c.lr, beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: 0.0 };
+            let plain = Adam {
+                lr: c.lr,
+                beta1: c.beta1,
+                beta2: c.beta2,
+                eps: c.eps,
+                weight_decay: 0.0,
+                amsgrad: false,
+            };
             adam(&plain, 0.0, 1.0 - f64::from(lr) * c.weight_decay, w, slots);
         }
     }

@@ -5,7 +5,7 @@ use paraft_client::{Client, ClientError, ClientOptions, SessionError, WireKind};
 use paraft_common::{
     BucketId, Durability, Mode, ParamGroup, ShardId, Step, WorkerId,
     config::ServerJob,
-    optim::{ClipConfig, OptimizerConfig},
+    optim::{ClipConfig, OptimizerConfig, Overrides},
 };
 use paraft_tests::fleet::{At, Fleet, FleetOptions};
 use std::{
@@ -19,7 +19,7 @@ const LEN: usize = 40;
 type Plan = Vec<Option<u64>>;
 
 fn job(mode: Mode, durability: Durability, clip: Option<f32>) -> ServerJob {
-    let group = |values, lr| ParamGroup { values, lr, weight_decay: 0.01 };
+    let group = |values, lr| ParamGroup::new(values, lr, 0.01);
     ServerJob {
         workers: 2,
         durability,
@@ -222,7 +222,7 @@ fn a_rate_that_the_worker_says_is_that_of_a_job_with_it() -> Result<()> {
         let (mut client, mut done) = join(&fleet.at, job, 0)?;
         let mut weights = vec![0.0; LEN];
         client.pull(done, &mut weights)?;
-        client.rates(rates.to_vec());
+        client.override_options(rates.iter().map(|rate| Overrides::rate(Some(*rate))).collect());
         for number in 1..=3 {
             done = done.next();
             push(&mut client, done, &gradient(0, number));

@@ -7,7 +7,7 @@ use crate::{
     weights::differences,
 };
 use crc32fast::Hasher;
-use paraft_common::{TensorKind, TensorSpec, optim::OptimizerConfig};
+use paraft_common::{ParamGroup, TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
     fs::{self, File},
     io::Read,
@@ -32,6 +32,14 @@ pub struct State {
     pub weights: Vec<f32>,
     /// The optimizer's state vectors, each as long as the parameters.
     pub slots: Vec<Vec<f32>>,
+}
+
+/// The kinds of a job's optimizers, each once.
+fn kinds(optimizer: &OptimizerConfig, groups: &[ParamGroup]) -> Vec<&'static str> {
+    let own = groups.iter().map(|g| g.optimizer.as_ref().unwrap_or(optimizer).kind());
+    let mut kinds: Vec<_> = if groups.is_empty() { vec![optimizer.kind()] } else { own.collect() };
+    kinds.dedup();
+    kinds
 }
 
 impl Checkpoint {
@@ -157,9 +165,14 @@ impl Checkpoint {
         TensorFile::open(&self.path.join(OPTIMIZER_FILE))
     }
 
-    /// Refuses another model or optimizer than the job's, and lists the differences. Another rate, or other options
-    /// of the same optimizer, are accepted.
-    pub fn fits(&self, tensors: &[TensorSpec], optimizer: &OptimizerConfig) -> Result<(), CheckpointError> {
+    /// Refuses another model or other optimizers than the job's, and lists the differences. Another rate, or other
+    /// options of the same optimizer, are accepted.
+    pub fn fits(
+        &self,
+        tensors: &[TensorSpec],
+        optimizer: &OptimizerConfig,
+        groups: &[ParamGroup],
+    ) -> Result<(), CheckpointError> {
         let mut differences = Vec::new();
         let (old, new) = (&self.manifest.tensors, tensors);
         let find = |list: &[TensorSpec], name: &str| list.iter().find(|t| t.name == name).cloned();
@@ -179,9 +192,13 @@ impl Checkpoint {
             differences.push("the same tensors in another order".into());
         }
         let (a, b) = (&self.manifest.optimizer, optimizer);
-        if a.kind() != b.kind() {
-            differences.push(format!("it was trained with {}, the job says optimizer.kind = \"{}\" (to take only its weights: train.init = \"{}\")", a.kind(), b.kind(), self.path.join(MODEL_FILE).display()));
-        } else if self.manifest.slots != b.slot_names() {
+        let (of_a, of_b) = (kinds(a, &self.manifest.groups), kinds(b, groups));
+        let own = |groups: &[ParamGroup]| groups.iter().any(|g| g.optimizer.is_some());
+        if of_a != of_b {
+            let (was, is) = (of_a.join(", "), of_b.join(", "));
+            let path = self.path.join(MODEL_FILE);
+            differences.push(format!("it was trained with {was}, the job says optimizer.kind = \"{is}\" (to take only its weights: train.init = \"{}\")", path.display()));
+        } else if !own(groups) && self.manifest.slots != b.slot_names() {
             differences.push(format!(
                 "the optimizer's state is {:?} in it, {:?} in the job",
                 self.manifest.slots,

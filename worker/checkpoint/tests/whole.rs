@@ -335,7 +335,7 @@ fn another_cut_takes_the_latest_version_it_spans() {
     assert_eq!(versions(3), [3, 3, 7, 7, 5, 9]);
     assert_eq!(versions(100), [7, 9], "buffers never take a parameter's version");
     // The former layout with groups: parameters 0..6, 6..8, 8..14, 14..15, buffers 15..18.
-    let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
+    let group = |values| ParamGroup::new(values, 0.1, 0.0);
     m.groups = vec![group(8), group(7)];
     m.buckets = [3, 7, 5, 1, 9].map(|version| Stamp { version, clock: 0.5 }).to_vec();
     let versions: Vec<_> = m.stamps_for(&layout()).iter().map(|s| s.version).collect();

@@ -18,7 +18,7 @@ use crate::{
 };
 use next_action::NextAction;
 use paraft_client::Counters;
-use paraft_common::{Layout, Mode, Step};
+use paraft_common::{Layout, Mode, Step, optim::Overrides};
 use paraft_models::Evaluation;
 use paraft_record::event;
 use std::{
@@ -70,14 +70,16 @@ pub struct OpenRun {
     /// The samples of the current chunk.
     chunk: Vec<u32>,
     moved: bool,
+    /// Steps without the first group, which the servers count as skipped.
+    left_out: u64,
     /// A step is pushed, and its wait is not over.
     waits: bool,
     slow: Slowdown,
     /// When the loop started computing. Unknown before the first step, which may include one-time setup.
     computes: Option<Instant>,
     saved: Option<End>,
-    /// The learning rates that the loop set last.
-    rates: Vec<f64>,
+    /// The options that the loop set last.
+    overrides: Vec<Overrides>,
     _flush: Option<Flush>,
 }
 
@@ -125,11 +127,12 @@ impl OpenRun {
             order: (u64::MAX, Vec::new()),
             chunk: Vec::new(),
             moved: false,
+            left_out: 0,
             waits: false,
             slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
-            rates: Vec::new(),
+            overrides: Vec::new(),
             _flush: flush,
         };
         run.next()?;
@@ -159,7 +162,8 @@ impl OpenRun {
 
     /// Bytes moved and time waited so far.
     pub fn counters(&self) -> Counters {
-        self.driver.client.counters()
+        let counters = self.driver.client.counters();
+        Counters { skipped: counters.skipped.saturating_sub(self.left_out), ..counters }
     }
 
     /// The weights for the next gradient; with local steps the servers' weights of the last pull.
@@ -215,15 +219,22 @@ impl OpenRun {
         }
     }
 
-    /// Sets the learning rates for the next gradients, one per group ([`Setup::groups`]; one without groups), by
-    /// this worker's clock. They replace the job's schedule. Empty: the job's schedule again.
-    pub fn rates(&mut self, rates: Vec<f64>) {
-        self.rates.clone_from(&rates);
-        self.driver.rate = rates.first().copied();
+    /// Sets options for the next gradients, for each group ([`Setup::groups`]; one without groups), by this worker's
+    /// clock: a rate replaces the job's rate and schedule. Empty: the job's again.
+    pub fn override_options(&mut self, of_groups: Vec<Overrides>) {
+        self.driver.rate = of_groups.first().and_then(|o| o.rate);
+        self.overrides.clone_from(&of_groups);
+        let rates = self.rates();
         if let Some(checkpoints) = &mut self.driver.checkpoints {
-            checkpoints.in_force.rates.clone_from(&rates);
+            checkpoints.in_force.rates = rates;
         }
-        self.driver.client.rates(rates);
+        self.driver.client.override_options(of_groups);
+    }
+
+    /// The rates that the loop has set, of all groups; empty: the job's.
+    fn rates(&self) -> Vec<f64> {
+        let rates: Option<Vec<f64>> = self.overrides.iter().map(|o| o.rate).collect();
+        rates.unwrap_or_default()
     }
 
     /// Records a value of the current step by name, besides its loss: the record has its means. A value that is not finite
@@ -267,6 +278,7 @@ impl OpenRun {
             _ if self.saved.is_some() => return Err(misuse("the run is finished: save before")),
             _ => {}
         }
+        let rates = self.rates();
         let driver = &mut self.driver;
         if folder.is_none() {
             checkpoints::place(&self.job, driver.run_dir.as_deref())?;
@@ -276,7 +288,19 @@ impl OpenRun {
                 ));
             }
         }
-        driver.save_now(folder, &self.rates)
+        driver.save_now(folder, &rates)
+    }
+
+    /// Leaves groups of parameters out of this step, before its first gradient: their weights and their optimizer's state
+    /// stay. Every worker leaves out the same ones. Their tensors get no [`Self::ready`].
+    ///
+    /// # Errors
+    /// A gradient of the step was handed over, or the job has local steps.
+    pub fn leave_out(&mut self, groups: &[u16]) -> Result<(), WorkerError> {
+        let step = self.pushing()?;
+        self.pushes.leave_out(&mut self.driver, step, groups)?;
+        self.left_out += u64::from(groups.contains(&0));
+        Ok(())
     }
 
     /// Skips this step, for example because a gradient is not finite: it counts as done. In a mode with averaging,

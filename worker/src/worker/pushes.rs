@@ -2,7 +2,7 @@
 //! bucket.
 
 use super::{WorkerError, driver::Driver};
-use paraft_common::{BucketId, Layout, Step, TensorKind};
+use paraft_common::{BucketId, BucketSpec, Layout, Step, TensorKind};
 use std::mem;
 
 /// Which gradients of a minibatch have arrived.
@@ -93,6 +93,28 @@ impl Pushes {
     /// Whether any gradient has arrived.
     pub fn begun(&self) -> bool {
         self.ready.contains(&true)
+    }
+
+    /// Leaves groups out of the step: their tensors have no gradient.
+    ///
+    /// # Errors
+    /// A gradient has arrived.
+    pub fn leave_out(&mut self, driver: &mut Driver, step: Step, groups: &[u16]) -> Result<(), WorkerError> {
+        if self.begun() {
+            return Err(misuse("groups are left out of a step before its first gradient"));
+        }
+        let layout = &driver.layout;
+        let is_out = |b: &BucketSpec| b.kind == TensorKind::Param && groups.contains(&b.group);
+        for (tensor, ready) in self.ready.iter_mut().enumerate() {
+            let first = layout.tensor_range(tensor).start;
+            let bucket = layout.buckets().partition_point(|b| b.range().end <= first);
+            *ready = layout.buckets().get(bucket).is_some_and(is_out);
+        }
+        for (i, bucket) in layout.buckets().iter().enumerate().filter(|(_, b)| is_out(b)) {
+            self.missing[i] -= bucket.len;
+            driver.client.skip_bucket(BucketId(i as u32), step);
+        }
+        Ok(())
     }
 
     /// Skips the minibatch's gradients.

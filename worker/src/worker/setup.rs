@@ -6,7 +6,7 @@ use crate::{
     start::Init,
 };
 use paraft_client::Initial;
-use paraft_common::{Layout, ParamGroup, Step, TensorSpec, config::ServerJob};
+use paraft_common::{BucketSpec, Layout, ParamGroup, Step, TensorKind, TensorSpec, config::ServerJob};
 
 /// A model that a user's own loop trains.
 pub struct Setup<'a> {
@@ -40,8 +40,8 @@ pub struct OptimizerState {
     /// [`OptimizerConfig::slot_names`](paraft_common::optim::OptimizerConfig::slot_names), each as long as the
     /// parameters.
     pub vectors: Vec<Vec<f32>>,
-    /// The number of steps.
-    pub updates: u64,
+    /// The number of steps of each parameter group (one without groups).
+    pub updates: Vec<u64>,
 }
 
 impl OptimizerState {
@@ -52,8 +52,7 @@ impl OptimizerState {
         layout: &Layout,
         initial: &mut Initial,
     ) -> Result<(), WorkerError> {
-        let mut slots = job.new_slots(layout.params_len());
-        let own = slots.len() - job.keeps().slots.len();
+        let own = job.slots() - job.keeps().slots.len();
         if self.vectors.len() != own || self.vectors.iter().any(|v| v.len() != layout.params_len()) {
             let (name, brought) = (&job.name, self.vectors.len());
             return Err(WorkerError::Job(format!(
@@ -61,10 +60,16 @@ impl OptimizerState {
                 layout.params_len()
             )));
         }
+        let mut slots = self.vectors;
         // The vectors of the job's algorithm follow, and start at zero.
-        slots.iter_mut().zip(self.vectors).for_each(|(slot, v)| *slot = v);
+        slots.resize_with(job.slots(), || vec![0.0; layout.params_len()]);
         initial.slots = slots.into_iter().map(Into::into).collect();
-        initial.stamps = vec![(self.updates, self.updates as f64); layout.buckets().len()];
+        let most = self.updates.iter().copied().max().unwrap_or_default();
+        let stamp = |bucket: &BucketSpec| {
+            let of_group = self.updates.get(usize::from(bucket.group)).copied();
+            (if bucket.kind == TensorKind::Param { of_group.unwrap_or(most) } else { most }, most as f64)
+        };
+        initial.stamps = layout.buckets().iter().map(stamp).collect();
         Ok(())
     }
 }

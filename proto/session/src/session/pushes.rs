@@ -3,9 +3,18 @@
 use super::Session;
 use crate::{link::LinkEvent, norms::sum_of_parts};
 use bytes::Bytes;
-use paraft_common::{BucketId, ShardId, Step, TensorKind, encoding::sum_of_squares, placement};
-use paraft_proto::{Push, limits};
+use paraft_common::{
+    BucketId, ShardId, Step, TensorKind, encoding::sum_of_squares, optim::Overrides, placement,
+};
+use paraft_proto::{self as wire, Push, limits};
 use std::{collections::BTreeMap, time::Duration};
+
+/// Overrides without the rate, as they travel.
+fn wire_overrides(set: &Overrides) -> Option<wire::Overrides> {
+    let Overrides { weight_decay, momentum, square, eps, clip_value, .. } = *set;
+    let whole = wire::Overrides { weight_decay, momentum, square, eps, clip_value };
+    (!set.is_rate_alone()).then_some(whole)
+}
 
 /// The latest push, if a caller needs its norm.
 #[derive(Default)]
@@ -33,15 +42,15 @@ impl Session {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
-    /// Sets the rates for the next pushes, one for each group of parameters (one if the job has no groups).
-    /// They replace the optimizer's rate times the schedule's factor. Empty: the job's own.
+    /// Sets what replaces the job's options for the next pushes, for each group of parameters (for one if the job has
+    /// no groups). Empty: the job's own.
     ///
     /// # Panics
     /// If their number is not the number of groups.
-    pub fn rates(&mut self, rates: Vec<f64>) {
-        let groups = self.job.groups.len().max(1);
-        assert!(rates.is_empty() || rates.len() == groups, "{} rates for {groups} groups", rates.len());
-        self.rates = rates;
+    pub fn override_options(&mut self, of_groups: Vec<Overrides>) {
+        let (groups, n) = (self.job.groups.len().max(1), of_groups.len());
+        assert!(n == 0 || n == groups, "options of {n} groups for {groups} groups");
+        self.overrides = of_groups;
     }
 
     /// The versions of the last pull, as [`Self::computed_at`] takes them.
@@ -70,8 +79,8 @@ impl Session {
         }
         let waits = self.pushing.1;
         let spec = self.layout.buckets()[bucket.0 as usize];
-        let of_group = self.rates.get(usize::from(spec.group));
-        let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
+        let set = self.overrides.get(usize::from(spec.group)).filter(|_| spec.kind == TensorKind::Param);
+        let set = set.copied().unwrap_or_default();
         let pulled = self.versions[bucket.0 as usize];
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
@@ -83,8 +92,9 @@ impl Session {
             sum_of_squares: 0.0,
             payload,
             samples: self.samples,
-            rate,
+            rate: set.rate,
             skip: false,
+            overrides: wire_overrides(&set),
         };
         if !waits && !self.norms.is_shared() {
             return link.push(push, now, now, &mut self.out);
@@ -133,7 +143,7 @@ impl Session {
     ///
     /// If some pushes of the step were refused because they are not finite, only their buckets are skipped:
     /// the step's other pushes stay. Results have no marks: whether they are skipped is known with the mean
-    /// ([`Self::skip_result`]).
+    /// ([`Self::skip_bucket`]).
     ///
     /// # Panics
     /// If the worker pushed for this step, and no push was refused.
@@ -153,9 +163,9 @@ impl Session {
         }
     }
 
-    /// Marks the result of a bucket as skipped: no worker writes it in this step, because the step's mean is not
-    /// whole.
-    pub fn skip_result(&mut self, now: Duration, bucket: BucketId, step: Step) {
+    /// Sends the mark for one bucket: the script leaves its group out of the step, or no worker writes the result
+    /// because the step's mean is not whole. Marks come before the pushes of their step.
+    pub fn skip_bucket(&mut self, now: Duration, bucket: BucketId, step: Step) {
         self.mark_skipped(now, bucket, step);
     }
 

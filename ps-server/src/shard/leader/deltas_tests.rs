@@ -35,7 +35,7 @@ fn push(deltas: &mut Deltas, shard: &Shard, step: u64, now: Instant) {
     let payload = Payload::from(vec![0u8; 32]);
     let mut data = deltas.working_mut().lend(&conf, 0);
     let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
-    add(&mut data, &conf, 0, 1, &c, None, gradient);
+    add(&mut data, &conf, 0, 1, &c, paraft_common::optim::Overrides::default(), gradient);
     let at = PushPlace { conf: &conf, replicated: &replicated, bucket: 0, now };
     deltas.working_mut().pushed(at, &c, 32, data);
 }

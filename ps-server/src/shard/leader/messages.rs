@@ -6,7 +6,9 @@ use crate::shard::{
     command::{Closed, EvalSums, InitPart},
     payload_queue::Room,
 };
-use paraft_common::{BucketId, InForce, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{
+    BucketId, InForce, Mode, Payload, Seq, SessionId, Step, Version, WorkerId, optim::Overrides,
+};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::Moment;
 use std::sync::{
@@ -82,8 +84,8 @@ pub enum Message {
         samples: u32,
         sum_of_squares: f64,
         payload: Payload,
-        /// Learning rate of this update, instead of the job's own.
-        rate: Option<f64>,
+        /// What the worker sets in place of the job's options.
+        overrides: Overrides,
         /// The step has no gradient: no payload.
         skip: bool,
         /// When the push had arrived completely.

@@ -1,7 +1,7 @@
 //! Tests of `pending`.
 
 use super::*;
-use paraft_common::{Payload, Seq, Version};
+use paraft_common::{Payload, Seq, Version, optim::Overrides};
 use proptest::prelude::*;
 
 fn push(worker: u32, unit: usize, step: u64, bytes: usize) -> Push {
@@ -16,7 +16,7 @@ fn push(worker: u32, unit: usize, step: u64, bytes: usize) -> Push {
         unit,
         sum_of_squares,
         payload,
-        rate: None,
+        overrides: Overrides::default(),
         skip: false,
         arrived,
         precedes_weights: false,
@@ -106,7 +106,7 @@ proptest! {
                         PendingKind::Room => prop_assert!(pushes.wait_for_room(p, 99)),
                         PendingKind::Update => pushes.wait_for_update(p),
                         _ => {
-                            let part = RoundPush { contribution: p.contribution, payload: p.payload, rate: p.rate, skip: p.skip };
+                            let part = RoundPush { contribution: p.contribution, payload: p.payload, overrides: p.overrides, skip: p.skip };
                             pushes.wait_for_round(b, part, p.arrived);
                         }
                     }

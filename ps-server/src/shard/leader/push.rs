@@ -2,7 +2,7 @@
 
 use super::messages::ConnId;
 use crate::shard::{command::Contribution, round::RoundPush};
-use paraft_common::Payload;
+use paraft_common::{Payload, optim::Overrides};
 use paraft_trace::Moment;
 
 /// A push as its worker sent it.
@@ -18,8 +18,8 @@ pub struct Push {
     pub sum_of_squares: f64,
     /// In the encoding that the job has for the unit.
     pub payload: Payload,
-    /// Learning rate of this update, instead of the job's own.
-    pub rate: Option<f64>,
+    /// What the worker sets in place of the job's options.
+    pub overrides: Overrides,
     /// The push has no gradient.
     pub skip: bool,
     /// When the push had arrived completely.
@@ -31,7 +31,7 @@ pub struct Push {
 impl Push {
     /// The part of the push that a round needs.
     pub fn round_push(self) -> RoundPush {
-        let Push { contribution, payload, rate, skip, .. } = self;
-        RoundPush { contribution, payload, rate, skip }
+        let Push { contribution, payload, overrides, skip, .. } = self;
+        RoundPush { contribution, payload, overrides, skip }
     }
 }

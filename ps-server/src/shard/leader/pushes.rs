@@ -27,7 +27,7 @@ impl Leader {
             samples,
             sum_of_squares,
             payload,
-            rate,
+            overrides,
             skip,
             arrived,
         } = message
@@ -47,7 +47,7 @@ impl Leader {
             unit: bucket,
             sum_of_squares,
             payload,
-            rate,
+            overrides,
             skip,
             arrived,
             precedes_weights,

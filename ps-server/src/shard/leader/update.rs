@@ -6,7 +6,7 @@ use crate::shard::{
     round::{RoundPush, Sum},
     state::ShardConfig,
 };
-use paraft_common::Payload;
+use paraft_common::{Payload, optim::Overrides};
 use paraft_trace::Stage;
 
 /// What a proposed update holds.
@@ -15,7 +15,7 @@ pub(super) struct UpdatePlan {
     factor: f32,
     closes: bool,
     payload: Payload,
-    rate: Option<f64>,
+    overrides: Overrides,
     /// No push of it is applied.
     skip: bool,
 }
@@ -23,21 +23,21 @@ pub(super) struct UpdatePlan {
 impl UpdatePlan {
     /// A push that is an update by itself.
     pub(super) fn alone(part: RoundPush, factor: f32) -> Self {
-        let RoundPush { contribution, payload, rate, skip } = part;
-        Self { contributions: vec![contribution], factor, closes: false, payload, rate, skip }
+        let RoundPush { contribution, payload, overrides, skip } = part;
+        Self { contributions: vec![contribution], factor, closes: false, payload, overrides, skip }
     }
 
     /// A round; its mean is multiplied by `clipped`.
     pub(super) fn round(sum: Sum, clipped: f32, closes: bool) -> Self {
-        let Sum { contributions, payload, factor, rate, skip, .. } = sum;
-        Self { contributions, factor: clipped * factor, closes, payload, rate, skip }
+        let Sum { contributions, payload, factor, overrides, skip, .. } = sum;
+        Self { contributions, factor: clipped * factor, closes, payload, overrides, skip }
     }
 }
 
 impl Leader {
     /// Proposes an update.
     pub(super) fn update(&mut self, conf: &ShardConfig, bucket: usize, update: UpdatePlan) {
-        let UpdatePlan { contributions, factor, closes, payload, rate, skip } = update;
+        let UpdatePlan { contributions, factor, closes, payload, overrides, skip } = update;
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         // Pushes of sessions that are over are not reported.
         let reported: Vec<Contribution> = self.shard.read(|m| {
@@ -50,7 +50,8 @@ impl Leader {
                 self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
             }
         }
-        let entry = PushEntry { bucket: id, contributions: &contributions, encoding, factor, closes, rate };
+        let entry =
+            PushEntry { bucket: id, contributions: &contributions, encoding, factor, closes, overrides };
         let command = match skip {
             true => Command::Skip { bucket: id, contributions: contributions.clone(), closes },
             false => Command::of_pushes(entry),

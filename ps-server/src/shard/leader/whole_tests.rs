@@ -5,6 +5,7 @@ use crate::{
     raft::{Leadership, ProposeError, Replicated, Role},
     shard::{InitPart, Outcome},
 };
+use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Durability, Mode, Payload, Seq, ServerId, Step, Version, WorkerId, config::ServerJob,
 };
@@ -178,7 +179,7 @@ impl World {
             samples,
             sum_of_squares,
             payload,
-            rate,
+            overrides: Overrides::rate(rate),
             skip,
             arrived,
         };
@@ -329,7 +330,7 @@ fn the_rate_that_a_worker_says_is_in_the_log() {
             world.push_with(step, rate, false);
             world.commit();
         }
-        let rates: Vec<_> = world.committed.iter().filter_map(|c| Some(c.pushes()?.rate)).collect();
+        let rates: Vec<_> = world.committed.iter().filter_map(|c| Some(c.pushes()?.overrides.rate)).collect();
         assert_eq!(rates, [None, Some(0.25)], "{mode}");
     }
 }
@@ -576,9 +577,20 @@ fn two_with_results() -> World {
 fn write(world: &mut World, conn: ConnId, step: u64, value: f32) {
     let payload = Payload::from(value.to_le_bytes().repeat(8));
     let (seq, step, bucket, pulled) = (Seq(2 * step), Step(step), 1, Version(step - 1));
-    let (samples, arrived, sum_of_squares, rate, skip) = (1, Moment::default(), 0.0, None, false);
-    let push =
-        Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, rate, skip, arrived };
+    let (samples, arrived, sum_of_squares, skip) = (1, Moment::default(), 0.0, false);
+    let overrides = Overrides::default();
+    let push = Message::Push {
+        seq,
+        step,
+        bucket,
+        pulled,
+        samples,
+        sum_of_squares,
+        payload,
+        overrides,
+        skip,
+        arrived,
+    };
     world.hears(Input::Message(conn, push));
 }
 

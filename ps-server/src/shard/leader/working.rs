@@ -15,7 +15,10 @@ use crate::shard::{
     members::{Member, Members},
     state::ShardConfig,
 };
-use paraft_common::{Payload, SessionId, Step, Version, WorkerId, optim::Gradient};
+use paraft_common::{
+    Payload, SessionId, Step, Version, WorkerId,
+    optim::{Gradient, Overrides},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -288,11 +291,12 @@ pub fn add(
     bucket: usize,
     active: usize,
     c: &Contribution,
-    rate: Option<f64>,
+    overrides: Overrides,
     gradient: Gradient<'_>,
 ) {
     let contributions = std::slice::from_ref(c);
-    let update = BucketUpdate { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
+    let update =
+        BucketUpdate { job: &conf.job, gradient, contributions, overrides, members: active, gone: &[] };
     Arc::make_mut(data).update(conf.buckets[bucket].spec, update);
 }
 

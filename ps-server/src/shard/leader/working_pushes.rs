@@ -17,7 +17,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 impl Leader {
     /// Applies an admitted push to the leader's working copy. It is acknowledged once that is done.
     pub(super) fn push_working(&mut self, conf: &Arc<ShardConfig>, push: Push, scale: f32) {
-        let Push { conn, contribution: c, unit: bucket, payload, rate, skip, arrived, .. } = push;
+        let Push { conn, contribution: c, unit: bucket, payload, overrides, skip, arrived, .. } = push;
         let (encoding, bytes) = (conf.encoding(bucket), payload.len());
         self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
         let Some(e) = &mut self.epoch else { return };
@@ -42,7 +42,7 @@ impl Leader {
         let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
         let work = move || {
             let gradient = Gradient { payload: &payload, encoding, scale };
-            add(&mut data, &own, bucket, active, &c, rate, gradient);
+            add(&mut data, &own, bucket, active, &c, overrides, gradient);
             if let Some(seen) = seen {
                 staleness.after(seen, &data.weights);
             }

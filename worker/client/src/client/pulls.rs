@@ -170,7 +170,7 @@ impl Client {
             rest.buckets.remove(&bucket);
             rest.written.insert(bucket);
             match rest.skips {
-                true => self.skip_result(bucket, step),
+                true => self.skip_bucket(bucket, step),
                 false => self.push(bucket, step, &weights[spec.range()]),
             }
         }

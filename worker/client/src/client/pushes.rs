@@ -7,6 +7,7 @@ use paraft_common::{
     BucketId, Encoding, Layout, ShardId, Step, TensorKind,
     codec::{F32_BYTES, copy_f32_le},
     encoding::sum_of_squares,
+    optim::Overrides,
 };
 use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
@@ -42,14 +43,13 @@ impl Client {
         self.io.session().weigh(samples);
     }
 
-    /// Sets the learning rates for the next pushes: one per parameter group, or one if the job has no groups. They
-    /// replace the optimizer's rates times the schedule's factor. Empty: the job's own rates. A round uses the mean
-    /// of its pushes' rates.
+    /// Sets what replaces the job's options for the next pushes, for each parameter group, or once if the job has no
+    /// groups. Empty: the job's own. A round uses the mean of its pushes' options.
     ///
     /// # Panics
-    /// If the number of rates is not the number of groups.
-    pub fn rates(&mut self, rates: Vec<f64>) {
-        self.io.session().rates(rates);
+    /// If the number of groups is another.
+    pub fn override_options(&mut self, of_groups: Vec<Overrides>) {
+        self.io.session().override_options(of_groups);
     }
 
     /// The versions of the last pull, as [`Self::computed_at`] takes them.
@@ -135,10 +135,10 @@ impl Client {
         self.io.session().skip(io::now(), step);
     }
 
-    /// Marks the result of a bucket as skipped, in place of its push: the step's mean is not whole, so no worker has a
-    /// result.
-    pub fn skip_result(&mut self, bucket: BucketId, step: Step) {
-        self.io.session().skip_result(io::now(), bucket, step);
+    /// Skips one bucket, in place of its push and before the pushes of the step: the script leaves its group out of the
+    /// step, or no worker has a result because the step's mean is not whole.
+    pub fn skip_bucket(&mut self, bucket: BucketId, step: Step) {
+        self.io.session().skip_bucket(io::now(), bucket, step);
     }
 
     /// The buffer of the last pull has the results of this worker's own step, so the next pull need not bring them.

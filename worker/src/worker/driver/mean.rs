@@ -55,7 +55,7 @@ impl Driver {
             } else if whole {
                 self.client.push(bucket, step, &weights[self.layout.buckets()[b].range()]);
             } else {
-                self.client.skip_result(bucket, step);
+                self.client.skip_bucket(bucket, step);
             }
         }
         if whole {

@@ -1,0 +1,168 @@
+"""Several optimizers in one run: each steps by itself, as under DDP."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import paraft  # noqa: E402
+import paraft.torch  # noqa: E402
+from paraft.errors import ConfigError  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+torch.set_num_threads(1)
+STEPS = 40
+SMALL_BUCKETS = {"cluster.bucket_bytes": 1024}
+
+
+def gan() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
+    """A generator, a discriminator with statistics of its batches, and optimizers of two kinds."""
+    torch.manual_seed(0)
+    g = nn.Sequential(nn.Linear(8, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    d = nn.Sequential(nn.Linear(4, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    return g, d, [torch.optim.Adam(g.parameters(), lr=1e-3, betas=(0.5, 0.999)), torch.optim.SGD(d.parameters(), lr=0.05, momentum=0.5)]
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(16, 4, generator=draw) * 0.5 + 1.0, torch.randn(16, 8, generator=draw)
+
+
+def play(g: nn.Module, d: nn.Module, optimizers: list[torch.optim.Optimizer], rank: int, steps: int = STEPS, **wait: float) -> None:
+    """The discriminator steps twice for each step of the generator, whose loss leaves gradients in the discriminator too."""
+    of_g, of_d = optimizers
+    ones, zeros = torch.ones(16, 1), torch.zeros(16, 1)
+    for step in range(steps):
+        real, noise = batch(rank, step)
+        of_d.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(d(real), ones) + F.binary_cross_entropy_with_logits(d(g(noise).detach()), zeros)
+        loss.backward()
+        of_d.step()
+        if step % 2 == 0:
+            of_g.zero_grad()
+            F.binary_cross_entropy_with_logits(d(g(noise)), ones).backward()
+            of_g.step()
+        time.sleep(wait.get("pause", 0))
+
+
+def by_ddp(out: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    g, d, optimizers = gan()
+    play(nn.parallel.DistributedDataParallel(g, broadcast_buffers=False), nn.parallel.DistributedDataParallel(d), optimizers, rank)
+    torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/ddp {rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def trained(out: str, mode: str = "bsp", pause: float = 0.0) -> dict[str, Any]:
+    with paraft.init(mode=mode, settings=SMALL_BUCKETS) as run:
+        g, d, optimizers = gan()
+        (g, d), optimizers = run.prepare([g, d], optimizers)
+        play(g, d, optimizers, run.rank, pause=pause)
+        stats = run.stats()
+    torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/paraft {run.rank}.pt")
+    return {**stats, "step": run.step}
+
+
+def apart(a: Any, b: Any) -> float:
+    """The largest difference of trained values, in parts of the largest."""
+    worst = 0.0
+    for part in ("g", "d"):
+        for name, value in a[part].items():
+            if value.is_floating_point() and "running" not in name:
+                worst = max(worst, float((value - b[part][name]).abs().max() / value.abs().max()))
+    return worst
+
+
+def ends(out: Path) -> tuple[Any, Any]:
+    one, two = (torch.load(out / f"paraft {rank}.pt") for rank in range(2))
+    return one, two
+
+
+def test_a_gan_on_two_workers_is_ddps(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(None, by_ddp, 2, str(tmp_path))
+    done = run_workers(start_fleet(3), trained, 2, str(tmp_path)).values
+    one, two = ends(tmp_path)
+    assert apart(one, two) == 0
+    assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
+    assert [d["step"] for d in done] == [STEPS + STEPS // 2] * 2
+    assert [d["skipped"] for d in done] == [0, 0], "what another optimizer trains is not skipped"
+
+
+def test_a_gan_trains_in_asynchronous_mode(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(start_fleet(1), trained, 2, str(tmp_path), "asp")
+    one, two = ends(tmp_path)
+    assert apart(one, two) == 0
+    assert apart(dict(zip("gd", (m.state_dict() for m in gan()[:2]))), one) > 1e-3
+
+
+def test_a_gan_survives_the_loss_of_a_server(start_fleet: Any, start_workers: Any, run_workers: Any, tmp_path: Path) -> None:
+    fleet = start_fleet(3)
+    workers = start_workers(fleet, trained, 2, str(tmp_path), "bsp", 0.05)
+    time.sleep(3)
+    fleet._processes[0].kill()
+    workers.wait(180)
+    run_workers(None, by_ddp, 2, str(tmp_path))
+    one, two = ends(tmp_path)
+    assert apart(one, two) == 0
+    assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
+
+
+def test_states_of_several_optimizers_are_saved_and_loaded(start_fleet: Any, tmp_path: Path) -> None:
+    def stepped(resume: bool) -> tuple[Any, Any]:
+        run = paraft.init(start_fleet(1), settings={"checkpoint.dir": str(tmp_path), **SMALL_BUCKETS}, resume=str(tmp_path) if resume else None)
+        g, d, optimizers = gan()
+        run.prepare([g, d], optimizers)
+        play(g, d, optimizers, 0, 10)
+        folder = run.save()
+        own = [o.state_dict() for o in optimizers]
+        run.finish()
+        return own, paraft.torch.load_checkpoint(folder)
+
+    g, d, optimizers = gan()
+    play(g, d, optimizers, 0, 10)
+    own, saved = stepped(resume=False)
+    for plain, asked, read in zip((o.state_dict() for o in optimizers), own, saved["optimizer"]):
+        for i, entry in plain["state"].items():
+            for name, value in entry.items():
+                assert torch.allclose(torch.as_tensor(value), torch.as_tensor(asked["state"][i][name]), atol=1e-6), name
+                assert torch.allclose(torch.as_tensor(value), torch.as_tensor(read["state"][i][name]), atol=1e-6), name
+    play(g, d, optimizers, 0, 10)
+    own, _ = stepped(resume=True)
+    for plain, asked in zip((o.state_dict() for o in optimizers), own):
+        for i, entry in plain["state"].items():
+            for name, value in entry.items():
+                assert torch.allclose(torch.as_tensor(value), torch.as_tensor(asked["state"][i][name]), atol=1e-5), name
+
+
+def test_what_was_loaded_before_goes_on(fleet: Any) -> None:
+    plain, ours = gan(), gan()
+    play(*plain[:2], plain[2], 0, 10)
+    play(*ours[:2], ours[2], 0, 10)
+    with paraft.init(fleet) as run:
+        run.prepare({"g": ours[0], "d": ours[1]}, ours[2])
+        play(*ours[:2], ours[2], 0, 10)
+    play(*plain[:2], plain[2], 0, 10)
+    for a, b in zip((plain[0], plain[1]), (ours[0], ours[1])):
+        for name, p in a.named_parameters():
+            assert torch.allclose(p, b.get_parameter(name), atol=1e-5), name
+
+
+def test_what_cannot_be_is_said(fleet: Any) -> None:
+    g, d, (of_g, of_d) = gan()
+    run = paraft.init(fleet)
+    with pytest.raises(ConfigError, match="in no parameter group"):
+        run.prepare([g, d], [of_g])
+    with pytest.raises(ConfigError, match="twice"):
+        run.prepare([g, d], [of_g, of_g])
+    with pytest.raises(ConfigError, match="a parameter is one's"):
+        run.prepare([g, d], [of_g, of_d, torch.optim.SGD(d.parameters(), lr=0.1)])
+    with pytest.raises(ConfigError, match="LBFGS is none of the servers'"):
+        run.prepare([g, d], [of_g, torch.optim.LBFGS(d.parameters())])
+    run.close()
