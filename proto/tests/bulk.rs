@@ -65,6 +65,7 @@ fn push(len: usize) -> ToShard {
         samples: 64,
         rate: Some(0.25),
         overrides: None,
+        clipped: false,
         skip: true,
     };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }

@@ -238,6 +238,22 @@ impl Run {
         })
     }
 
+    /// Whether the next steps are clipped by the norm of their mean gradient.
+    fn clip_steps(&self, py: Python<'_>, clips: bool) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.clip_steps(clips))
+    }
+
+    /// The norm of the step's mean gradient; `gradients` as for `step`, which clips it to `bound`.
+    #[pyo3(signature = (gradients, bound=None))]
+    fn norm(&self, py: Python<'_>, gradients: Vec<(usize, usize)>, bound: Option<f64>) -> PyResult<f64> {
+        self.on(py, |inner, lengths| {
+            for (tensor, address) in gradients {
+                inner.ready(lengths, tensor, address)?;
+            }
+            inner.run()?.norm(bound)
+        })
+    }
+
     /// Leaves groups of parameters out of this step.
     fn leave_out(&self, py: Python<'_>, groups: Vec<u16>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.leave_out(&groups))

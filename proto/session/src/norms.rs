@@ -15,8 +15,8 @@ pub struct Norms {
     /// Other processes have the rest of the shards.
     shared: bool,
     parts: BTreeMap<u64, BTreeMap<ShardId, f64>>,
-    /// The known sums.
-    whole: BTreeMap<u64, f64>,
+    /// The known sums, each with a script's bound.
+    whole: BTreeMap<u64, (f64, Option<f64>)>,
 }
 
 const KEPT_STEPS: usize = 4;
@@ -37,8 +37,8 @@ impl Norms {
         self.shared
     }
 
-    /// Takes one part; if the sum is known already, it goes back to that shard alone.
-    pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<f64> {
+    /// Takes one part; if the sum is known already, it goes back to that shard alone, with the bound.
+    pub fn add(&mut self, step: u64, shard: ShardId, part: f64) -> Option<(f64, Option<f64>)> {
         // A shard that has summed a step again sends its current part.
         self.parts.entry(step).or_default().insert(shard, part);
         while self.parts.len() > KEPT_STEPS {
@@ -53,9 +53,9 @@ impl Norms {
         self.shards.iter().all(|s| parts.contains_key(s)).then_some(parts)
     }
 
-    /// Sets the sum; returns the shards to send it to.
-    pub fn tell(&mut self, step: u64, sum: f64) -> Vec<ShardId> {
-        self.whole.insert(step, sum);
+    /// Sets the sum, and a script's bound; returns the shards to send it to.
+    pub fn tell(&mut self, step: u64, sum: f64, bound: Option<f64>) -> Vec<ShardId> {
+        self.whole.insert(step, (sum, bound));
         while self.whole.len() > KEPT_STEPS {
             self.whole.pop_first();
         }
@@ -75,11 +75,11 @@ mod tests {
         assert_eq!(n.parts(1), None);
         assert_eq!(n.add(1, ShardId(0), 1.0), None);
         assert_eq!(n.parts(1), Some(BTreeMap::from([(ShardId(0), 1.0), (ShardId(2), 4.0)])));
-        assert_eq!(n.tell(1, 5.0), all);
-        assert_eq!(n.add(1, ShardId(2), 4.0), Some(5.0));
+        assert_eq!(n.tell(1, 5.0, Some(2.0)), all);
+        assert_eq!(n.add(1, ShardId(2), 4.0), Some((5.0, Some(2.0))));
         for step in 2..20 {
             n.add(step, ShardId(0), 1.0);
-            n.tell(step, 1.0);
+            n.tell(step, 1.0, None);
         }
         assert!(n.parts.len() <= KEPT_STEPS && n.whole.len() <= KEPT_STEPS);
     }

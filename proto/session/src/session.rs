@@ -74,6 +74,8 @@ enum Wait {
     Join,
     Pull,
     Settle(BTreeSet<ShardId>),
+    /// The norm of this step, or until no shard owes an ack.
+    Norm(u64, BTreeSet<ShardId>),
     Chunk(ChunkWait),
     Leave(BTreeSet<ShardId>),
 }
@@ -115,6 +117,8 @@ pub struct Session {
     samples: u32,
     /// Rates for the next pushes; empty: the job's own.
     overrides: Vec<Overrides>,
+    /// The script clips steps by their norm.
+    clipped: bool,
     /// For each bucket, the version at which the next pushes were computed; empty: the version that the
     /// worker has.
     computed_at: Vec<u64>,
@@ -200,6 +204,7 @@ impl Session {
             awaits_parts: None,
             samples: 1,
             overrides: Vec::new(),
+            clipped: false,
             computed_at: Vec::new(),
             loss: None,
             evaluations: Vec::new(),
@@ -233,10 +238,11 @@ impl Session {
             },
         }
         for (shard, step, part) in std::mem::take(&mut self.out.norms) {
-            if let Some(sum) = self.norms.add(step, shard, part) {
-                self.tell(step, sum, vec![shard]);
-            } else if let Some(parts) = self.norms.parts(step).filter(|_| !self.norms.is_shared()) {
-                self.tell_norm(Step(step), sum_of_parts(parts));
+            let asks = self.norms.is_shared() || self.clipped;
+            if let Some((sum, bound)) = self.norms.add(step, shard, part) {
+                self.tell(step, (sum, bound), vec![shard]);
+            } else if let Some(parts) = self.norms.parts(step).filter(|_| !asks) {
+                self.tell_norm(Step(step), sum_of_parts(parts), None);
             }
         }
         // A new leader repeats the latest evaluation, since the answer may have been lost with the old
@@ -245,10 +251,10 @@ impl Session {
         self.evaluations.extend(new.filter(|r| self.evaluated.insert(r.epoch)));
     }
 
-    fn tell(&mut self, step: u64, sum: f64, shards: Vec<ShardId>) {
+    fn tell(&mut self, step: u64, (sum_of_squares, bound): (f64, Option<f64>), shards: Vec<ShardId>) {
         for shard in shards {
             if let Some(link) = self.links.get(&shard) {
-                link.send(Kind::Norm(Norm { step, sum_of_squares: sum }), &mut self.out);
+                link.send(Kind::Norm(Norm { step, sum_of_squares, bound }), &mut self.out);
             }
         }
     }
@@ -318,11 +324,22 @@ impl Session {
         self.layout.buckets()[self.own.start as usize..self.own.end as usize].iter().map(|b| b.len).sum()
     }
 
-    /// Sends this process's shards the sum over all shards, for a step that gave an [`Event::NormParts`].
-    /// Shards that know it from another worker ignore it.
-    pub fn tell_norm(&mut self, step: Step, sum_of_squares: f64) {
-        let shards = self.norms.tell(step.0, sum_of_squares);
-        self.tell(step.0, sum_of_squares, shards);
+    /// Sends this process's shards the sum over all shards, for a step that gave an [`Event::NormParts`], and a script's
+    /// bound. Shards that know it from another worker ignore it.
+    pub fn tell_norm(&mut self, step: Step, sum_of_squares: f64, bound: Option<f64>) {
+        let shards = self.norms.tell(step.0, sum_of_squares, bound);
+        self.tell(step.0, (sum_of_squares, bound), shards);
+    }
+
+    /// Whether the script clips the next pushes' steps by their norm: their rounds wait for [`Self::tell_norm`].
+    pub fn clip_steps(&mut self, clips: bool) {
+        self.clipped = clips;
+    }
+
+    /// Waits for the parts of the norm of a step that is pushed and clipped; ends with [`Event::NormParts`], or with
+    /// [`Event::Settled`] if the step was applied without.
+    pub fn ask_norm(&mut self, step: Step) {
+        self.wait = Wait::Norm(step.0, self.settling());
     }
 
     /// The mode in force, as the shards said with the last pull, and the number of switches so far.

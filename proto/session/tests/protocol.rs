@@ -352,7 +352,7 @@ fn partial_shards_get_no_norm_before_the_sum_of_all() {
     // The worker's group broke, and repeats the pull.
     session.pull(servers.now, Pull::of(Step(1)), false);
     assert_eq!(parts(&mut session, &servers), Some(both));
-    session.tell_norm(Step(1), 11.0);
+    session.tell_norm(Step(1), 11.0, None);
     servers.carry_out(&mut session);
     assert_eq!((norms(&servers, 0), norms(&servers, 2)), (vec![11.0], vec![11.0]));
     // A new leader closes the round once more.

@@ -100,16 +100,18 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 payload,
                 overrides,
                 skip: m.skip,
+                clipped: m.clipped,
                 arrived,
             })
         }
         Kind::Pull(m) => pull(shard, m),
         Kind::Norm(m) => {
-            if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
-                let (step, got) = (Step(m.step), m.sum_of_squares);
+            let fine = |bound: f64| bound as f32 > 0.0 && !bound.is_nan();
+            if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 || !m.bound.is_none_or(fine) {
+                let (step, got) = (Step(m.step), m.bound.unwrap_or(m.sum_of_squares));
                 return Err(RefusalKind::BadNorm { step, got }.into());
             }
-            Ok(Message::Norm { step: Step(m.step), sum_of_squares: m.sum_of_squares })
+            Ok(Message::Norm { step: Step(m.step), sum_of_squares: m.sum_of_squares, bound: m.bound })
         }
         Kind::Report(m) => {
             let sums = EvalSums { loss_sum: m.loss_sum, correct: m.correct, count: m.count };

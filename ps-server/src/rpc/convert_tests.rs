@@ -75,6 +75,7 @@ fn a_message() -> impl Strategy<Value = ToShard> {
                         rate,
                         skip,
                         overrides: None,
+                        clipped: false,
                     }))
                 }
             ),
@@ -88,8 +89,9 @@ fn a_message() -> impl Strategy<Value = ToShard> {
             .prop_map(|(done, (last, checkpoint, barrier), have, loss, only)| {
                 Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only, barrier }))
             }),
-        (n(), any::<f64>())
-            .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
+        (n(), any::<f64>(), any::<Option<f64>>()).prop_map(|(step, sum_of_squares, bound)| Some(Kind::Norm(
+            wire::Norm { step, sum_of_squares, bound }
+        ))),
         (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {
             Some(Kind::Report(wire::Report { epoch, loss_sum, correct, count }))
         }),

@@ -170,6 +170,14 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
         Command::Resume { worker, session, level: true },
         Command::Skip { bucket, contributions: Vec::new(), closes: false },
         Command::Stop,
+        Command::UpdateWith {
+            bucket,
+            contributions: Vec::new(),
+            encoding,
+            factor: 1.0,
+            closes: false,
+            overrides: Default::default(),
+        },
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

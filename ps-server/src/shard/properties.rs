@@ -906,47 +906,86 @@ fn constraints_project_weights_that_are_ahead() {
     }
 }
 
-/// A bucket of a group is updated with the group's rate and decay, as if the job's optimizer had them.
+/// The buckets of a job after three updates with a gradient of 1, 2 and 3, and these options of the workers.
+fn updated(job: &ServerJob, overrides: Overrides) -> Vec<Arc<BucketData>> {
+    let (shard, _) = configured(job);
+    let join = shard.apply(&join(0).into());
+    let Outcome::Joined { session, worker } = join else { panic!("{join:?}") };
+    let conf = shard.configured().expect("configured");
+    for (step, bucket) in (1..=3u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
+        let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
+        let contributions = &[Contribution { worker, session, seq, step, pulled, samples: 1 }];
+        let (encoding, bucket, len) = (Encoding::F32, bucket.id, bucket.spec.len);
+        let (factor, closes) = (1.0, false);
+        let entry = PushEntry { bucket, contributions, encoding, factor, closes, overrides };
+        let payload = (step.0 as f32).to_le_bytes().repeat(len).into();
+        let outcome = shard.apply(&Proposal { command: Command::of_pushes(entry), payload });
+        assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
+    }
+    shard.cut().buckets
+}
+
+/// A bucket of a group is updated with the group's rate, decay and optimizer, as if the job's optimizer were so.
 #[test]
-fn each_group_of_parameters_has_its_rate_and_its_decay() {
-    for kind in ["sgd", "adamw", "radam"] {
-        let optimizer: OptimizerConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect("a kind");
-        let of = |lr, weight_decay| ParamGroup::new(0, lr, weight_decay);
-        let [a, b] = [of(0.5, 0.25), of(0.125, 0.0)];
-        let groups = vec![ParamGroup { values: 12, ..a }, ParamGroup { values: 28, ..b }];
-        let jobs = [
-            ServerJob { groups, ..job(optimizer.clone(), 9) },
-            job(optimizer.with(a.lr, a.weight_decay), 9),
-            job(optimizer.with(b.lr, b.weight_decay), 9),
-        ];
-        let [both, first, second] = jobs.map(|job| {
-            let (shard, _) = configured(&job);
-            let join = shard.apply(&join(0).into());
-            let Outcome::Joined { session, worker } = join else { panic!("{join:?}") };
-            let conf = shard.configured().expect("configured");
-            for (step, bucket) in (1..=3u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
-                let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
-                let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
-                let (encoding, bucket, len) = (Encoding::F32, bucket.id, bucket.spec.len);
-                let command = Command::Update {
-                    bucket,
-                    contributions,
-                    encoding,
-                    factor: 1.0,
-                    closes: false,
-                    rate: None,
-                };
-                let payload = (step.0 as f32).to_le_bytes().repeat(len).into();
-                let outcome = shard.apply(&Proposal { command, payload });
-                assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
-            }
-            shard.cut().buckets
-        });
+fn each_group_of_parameters_has_its_own_optimizer() {
+    let of = |kind: &str| -> OptimizerConfig { toml::from_str(kind).expect("a kind") };
+    let none = Overrides::default();
+    for (kind, other) in [
+        ("kind = \"sgd\"", None),
+        ("kind = \"adamw\"", Some("kind = \"adamw\"\nbeta1 = 0.5\neps = 0.01")),
+        ("kind = \"radam\"", Some("kind = \"nadam\"")),
+    ] {
+        let (optimizer, own) = (of(kind), other.map(of));
+        let (first, second) = (ParamGroup::new(12, 0.5, 0.25), ParamGroup::new(28, 0.125, 0.0));
+        let alone = own.as_ref().unwrap_or(&optimizer).with(0.125, 0.0);
+        let groups = vec![first, ParamGroup { optimizer: own.clone(), ..second }];
+        let both = updated(&ServerJob { groups, ..job(optimizer.clone(), 9) }, none);
+        let (first, second) =
+            (updated(&job(optimizer.with(0.5, 0.25), 9), none), updated(&job(alone, 9), none));
         // This shard has buckets 0, 2, 4, 6 and statistics; bucket 0 is of the first group.
         assert_eq!(both[0], first[0], "{kind}");
         assert_eq!(both[1..], second[1..], "{kind}");
         assert_ne!(both[0], second[0], "{kind}");
     }
+}
+
+/// Buckets have as many state vectors as the group that needs most, and the others' stay zero.
+#[test]
+fn groups_of_several_kinds_have_room_for_the_most_state() {
+    let adam = Some(OptimizerConfig::adam(0.125));
+    let second = ParamGroup { optimizer: adam, maximize: true, ..ParamGroup::new(28, 0.125, 0.0) };
+    let groups = vec![ParamGroup::new(12, 0.5, 0.0), second];
+    let both = updated(&ServerJob { groups, ..job(OptimizerConfig::sgd(0.5), 0) }, Overrides::default());
+    let first = updated(&job(OptimizerConfig::sgd(0.5), 0), Overrides::default());
+    assert_eq!((&both[0].weights, both[0].slots.len()), (&first[0].weights, 2));
+    assert!(both[0].slots.iter().flatten().all(|v| *v == 0.0));
+    let second = updated(&job(OptimizerConfig::adam(0.125), 0), Overrides::default());
+    for (up, down) in both[1..].iter().zip(&second[1..]) {
+        let climbs = up.weights.iter().zip(down.weights.iter()).all(|(up, down)| *up > 0.0 && *down < 0.0);
+        assert!(climbs, "it maximizes");
+    }
+}
+
+/// Options that workers send act as if the job's optimizer had them.
+#[test]
+fn options_of_workers_replace_the_jobs() {
+    let of = |kind: &str| -> OptimizerConfig { toml::from_str(kind).expect("a kind") };
+    let none = Overrides::default();
+    for (kind, set, same) in [
+        ("kind = \"sgd\"", Overrides { weight_decay: Some(0.25), ..none }, "weight_decay = 0.25"),
+        ("kind = \"nesterov\"", Overrides { momentum: Some(0.25), ..none }, "momentum = 0.25"),
+        ("kind = \"adam\"", Overrides { square: Some(0.5), ..none }, "beta2 = 0.5"),
+        ("kind = \"adadelta\"", Overrides { eps: Some(0.5), ..none }, "eps = 0.5"),
+        ("kind = \"adagrad\"", Overrides { rate: Some(0.5), eps: Some(0.5), ..none }, "lr = 0.5\neps = 0.5"),
+    ] {
+        let theirs = updated(&job(of(kind), 9), set);
+        let own = updated(&job(of(&format!("{kind}\n{same}")), 9), none);
+        assert_eq!(theirs, own, "{kind}");
+        assert_ne!(theirs, updated(&job(of(kind), 9), none), "{kind}");
+    }
+    let clip = ClipConfig { value: Some(0.5), norm: None };
+    let clipped = updated(&job(OptimizerConfig::sgd(1.0), 0), Overrides { clip_value: Some(0.5), ..none });
+    assert_eq!(clipped, updated(&ServerJob { clip, ..job(OptimizerConfig::sgd(1.0), 0) }, none));
 }
 
 /// A skipped push counts once: the schedule's clock advances, and nothing else changes.

@@ -15,6 +15,8 @@ pub struct RoundPush {
     pub overrides: Overrides,
     /// It has no gradient, so its round changes nothing.
     pub skip: bool,
+    /// The script clips the step by its norm.
+    pub clipped: bool,
 }
 
 /// A closed round: its parts, ascending by worker, or their sum.
@@ -32,6 +34,8 @@ pub struct Sum {
     pub overrides: Overrides,
     /// One of its pushes has no gradient: none is applied.
     pub skip: bool,
+    /// A script clips the step by its norm.
+    pub clipped: bool,
 }
 
 /// Bytes that the sum of `parts` pushes of `len` values reads.
@@ -43,11 +47,20 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
 /// addition is not associative, so the order must not depend on arrival.
 pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+    let clipped = parts.iter().any(|p| p.clipped);
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();
         let (payload, overrides) = (Payload::EMPTY, Overrides::default());
         // It waits for the norm of its step as any other sum, and adds nothing to it.
-        return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, overrides, skip: true };
+        return Sum {
+            contributions,
+            payload,
+            factor: 1.0,
+            mean_sum_of_squares: 0.0,
+            overrides,
+            skip: true,
+            clipped,
+        };
     }
     let set: Vec<_> = parts.iter().map(|p| p.overrides).collect();
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
@@ -69,7 +82,7 @@ pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
         }
     };
     let (mean_sum_of_squares, factor) = (squares / (total * total), 1.0 / total as f32);
-    Sum { contributions, mean_sum_of_squares, factor, payload, overrides, skip: false }
+    Sum { contributions, mean_sum_of_squares, factor, payload, overrides, skip: false, clipped }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ fn part(worker: u32, payload: Payload) -> RoundPush {
         payload,
         overrides: Overrides::default(),
         skip: false,
+        clipped: false,
     }
 }
 

@@ -170,7 +170,7 @@ fn push() {
                 only: Vec::new(),
             }),
         ),
-        ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),
+        ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5, bound: None })),
         ("report", Kind::Report(proto::Report { epoch: 1, loss_sum: 0.5, correct: 3, count: 4 })),
         ("take", Kind::Acquire(proto::Acquire { request: 1, epoch: 0, done: Some(3) })),
         ("resume", Kind::Resume(proto::Resume { level: true })),

@@ -85,14 +85,20 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         ("weights of the wrong length", init(2, 1.0, 5), "the message brought 20", 0),
         (
             "a negative norm",
-            Kind::Norm(Norm { step: 1, sum_of_squares: -1.0 }),
+            Kind::Norm(Norm { step: 1, sum_of_squares: -1.0, bound: None }),
             "is -1, which is no number from 0",
             0,
         ),
         (
             "a norm of infinity",
-            Kind::Norm(Norm { step: 1, sum_of_squares: f64::INFINITY }),
+            Kind::Norm(Norm { step: 1, sum_of_squares: f64::INFINITY, bound: None }),
             "is inf, which is no number from 0",
+            0,
+        ),
+        (
+            "a negative bound",
+            Kind::Norm(Norm { step: 1, sum_of_squares: 1.0, bound: Some(-2.0) }),
+            "is -2, which is no number from 0",
             0,
         ),
         ("a clock beyond all steps", Kind::Advance(Advance { step: u64::MAX }), "steps go up to 2^53", 0),

@@ -176,7 +176,7 @@ fn worker_back_while_round_awaits_norm_blocks_no_other() -> Result<()> {
     back.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
     back.send(to_shard::Kind::Push(push(9, 9, 0, 1.0, 4)));
     assert_eq!(back.refused()?.seq, 9, "the push before it was looked at by now");
-    other.send(to_shard::Kind::Norm(paraft_proto::Norm { step: 1, sum_of_squares: 17.0 }));
+    other.send(to_shard::Kind::Norm(paraft_proto::Norm { step: 1, sum_of_squares: 17.0, bound: None }));
     assert_eq!(other.ack()?, (1, 1));
     assert_eq!(back.ack()?, (1, 1), "it need not be kept any longer");
     assert_eq!(back.pull(1)?[0].payload[..], (-2f32).to_le_bytes().repeat(4)[..]);

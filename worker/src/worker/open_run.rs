@@ -78,6 +78,16 @@ pub struct OpenRun {
     /// When the loop started computing. Unknown before the first step, which may include one-time setup.
     computes: Option<Instant>,
     saved: Option<End>,
+    /// Whether the loop clips its steps by their norm.
+    clips: bool,
+    /// The squared norm of this step, if the loop has asked for it: `None` within: it is unknown.
+    norm: Option<Option<f64>>,
+    /// The largest norm that this step may have.
+    bound: Option<f64>,
+    /// A clipped step whose servers wait for its norm.
+    to_clip: Option<Step>,
+    /// Gradients of this step were not finite, which the next wait reports.
+    refused: Option<WorkerError>,
     /// The options that the loop set last.
     overrides: Vec<Overrides>,
     _flush: Option<Flush>,
@@ -132,6 +142,11 @@ impl OpenRun {
             slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
+            clips: false,
+            norm: None,
+            bound: None,
+            to_clip: None,
+            refused: None,
             overrides: Vec::new(),
             _flush: flush,
         };
@@ -291,6 +306,59 @@ impl OpenRun {
         driver.save_now(folder, &rates)
     }
 
+    /// Whether the loop clips the next steps by the norm of their mean gradient ([`Self::norm`]), in modes with rounds. Set
+    /// it before a step's first gradient.
+    ///
+    /// # Errors
+    /// A gradient of the step was handed over.
+    pub fn clip_steps(&mut self, clips: bool) -> Result<(), WorkerError> {
+        if self.pushes.begun() && self.clips != clips {
+            return Err(misuse("gradients of this step are on their way: clip from the next step on"));
+        }
+        self.clips = clips;
+        self.driver.client.clip_steps(clips);
+        Ok(())
+    }
+
+    /// The norm of the step's mean gradient, over all workers; all its gradients are handed over. NaN: it is unknown, because
+    /// a gradient is not finite, or this worker was taken out. [`Self::step`] clips it to `bound`; `None`: it does not.
+    ///
+    /// # Errors
+    /// A gradient is missing, the loop does not clip, or the servers cannot be reached.
+    pub fn norm(&mut self, bound: Option<f64>) -> Result<f64, WorkerError> {
+        let step = self.pushing()?;
+        self.pushes.are_complete(&self.driver.layout)?;
+        if !self.clips {
+            return Err(misuse("the loop does not clip its steps: call clip_steps"));
+        }
+        self.bound = bound;
+        if self.norm.is_none() {
+            match self.driver.client.norm(step).map_err(WorkerError::from) {
+                Err(e) if e.is_not_finite() => {
+                    self.driver.client.skip(step);
+                    self.refused = self.refused.take().or(Some(e));
+                    return Ok(f64::NAN);
+                }
+                known => self.norm = Some(known?),
+            }
+        }
+        Ok(self.norm.flatten().map_or(f64::NAN, f64::sqrt))
+    }
+
+    /// Ends the wait of a clipped step's rounds.
+    fn clip(&mut self) -> Result<(), WorkerError> {
+        let Some(step) = self.to_clip else { return Ok(()) };
+        let known = match self.norm.take() {
+            Some(known) => known,
+            None => self.driver.client.norm(step)?,
+        };
+        if let Some(sum_of_squares) = known {
+            self.driver.client.clip_by_norm(step, sum_of_squares, self.bound);
+        }
+        (self.to_clip, self.bound) = (None, None);
+        Ok(())
+    }
+
     /// Leaves groups of parameters out of this step, before its first gradient: their weights and their optimizer's state
     /// stay. Every worker leaves out the same ones. Their tensors get no [`Self::ready`].
     ///
@@ -343,7 +411,8 @@ impl OpenRun {
         }
         self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
         self.waits = true;
-        let mut refused = None;
+        self.to_clip = self.clips.then_some(step);
+        let mut refused = self.refused.take();
         loop {
             match self.continue_wait() {
                 // Skip the buckets with such values, so that no worker waits for them.
@@ -365,6 +434,7 @@ impl OpenRun {
             return Err(failed());
         }
         if self.waits {
+            self.clip()?;
             self.asked = NextAction::Over;
             self.next()?;
             self.waits = false;

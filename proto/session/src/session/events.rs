@@ -106,7 +106,15 @@ pub enum Next {
 impl Session {
     /// Whether [`Self::poll`] has something to return.
     pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty() || self.failed.is_some() || self.pending_parts().is_some()
+        !self.out.heard.is_empty()
+            || self.failed.is_some()
+            || self.pending_parts().is_some()
+            || self.knows_norm()
+    }
+
+    /// Whether the norm that is waited for is known.
+    fn knows_norm(&self) -> bool {
+        matches!(self.wait, Wait::Norm(step, _) if self.norms.parts(step).is_some())
     }
 
     /// The parts of the norm of the pulled step, if they still have to be returned.
@@ -174,7 +182,7 @@ impl Session {
             }
             LinkEvent::SessionLost => self.rejoin(now),
             LinkEvent::Settled(shard) => match &mut self.wait {
-                Wait::Settle(waiting) => drop(waiting.remove(&shard)),
+                Wait::Settle(waiting) | Wait::Norm(_, waiting) => drop(waiting.remove(&shard)),
                 Wait::Chunk(chunks) => chunks.settled(shard),
                 _ => {}
             },
@@ -206,7 +214,12 @@ impl Session {
                 self.wait = Wait::Nothing;
                 self.pulled().map(Event::Pulled)
             }
-            Wait::Settle(waiting) if waiting.is_empty() => {
+            Wait::Norm(step, _) if self.norms.parts(*step).is_some() => {
+                let parts = self.norms.parts(*step)?;
+                self.wait = Wait::Nothing;
+                Some(Event::NormParts(parts.into_iter().collect()))
+            }
+            Wait::Settle(waiting) | Wait::Norm(_, waiting) if waiting.is_empty() => {
                 self.wait = Wait::Nothing;
                 Some(Event::Settled(None))
             }

@@ -31,6 +31,7 @@ impl Session {
     pub fn has_room(&self, len: usize) -> bool {
         let waits = &self.out.in_flight;
         self.job.clip.norm.is_some()
+            || self.clipped
             || *waits == 0
             || waits.saturating_add(len) <= limits::PUSH_WINDOW_BYTES
             || self.failed.is_some()
@@ -95,6 +96,7 @@ impl Session {
             rate: set.rate,
             skip: false,
             overrides: wire_overrides(&set),
+            clipped: self.clipped,
         };
         if !waits && !self.norms.is_shared() {
             return link.push(push, now, now, &mut self.out);
@@ -174,7 +176,15 @@ impl Session {
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
         let (seq, version) = (link.seq, self.versions[bucket.0 as usize]);
-        let push = Push { seq, step: step.0, bucket: bucket.0, version, skip: true, ..Push::default() };
+        let push = Push {
+            seq,
+            step: step.0,
+            bucket: bucket.0,
+            version,
+            skip: true,
+            clipped: self.clipped,
+            ..Push::default()
+        };
         link.push(push, now, now, &mut self.out);
     }
 

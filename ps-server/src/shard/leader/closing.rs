@@ -79,7 +79,8 @@ impl Leader {
     /// Handles the sum of a closed round.
     pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
+        let by_script = sum.clipped;
+        if conf.job.clip.norm.is_none() && !by_script || conf.buckets[bucket].spec.kind != TensorKind::Param {
             let closes = conf.job.round.drops_late();
             return self.update(&conf, bucket, UpdatePlan::round(sum, 1.0, closes));
         }
@@ -88,22 +89,22 @@ impl Leader {
         }
         // All trained buckets of a step are summed, so this shard's part of the global norm is known. With one
         // shard it is the norm. With several, the workers add the parts and send the sum to every shard, so no
-        // server needs another shard's leader.
+        // server needs another shard's leader. A script is told the norm in any case.
         let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
         let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
         let layout = conf.job.layout();
         let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
-        if trained.min(self.shard.shards() as usize) == 1 {
-            return self.norm(step, partial);
+        if trained.min(self.shard.shards() as usize) == 1 && !by_script {
+            return self.norm(step, partial, None);
         }
         self.send_to_all(|| Reply::RoundNorm { step, sum_of_squares: partial });
     }
 
-    /// Handles the norm over all shards: the same factor scales every bucket of the step. Copies from other workers
-    /// have no effect.
-    pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
+    /// Handles the norm over all shards, and a script's bound: the same factor scales every bucket of the step. Copies
+    /// from other workers have no effect.
+    pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64, bound: Option<f64>) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        let Some(max) = conf.job.clip.norm else { return };
+        let bound = bound.map(|b| b as f32).or(conf.job.clip.norm);
         // Before all of the step is summed, the norm is of an incomplete sum. Its worker is asked later, and sends
         // it again.
         if !e.norms.is_known(&conf, step) {
@@ -111,7 +112,7 @@ impl Leader {
         }
         let closes = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
-            let clipped = norm_factor(max, sum_of_squares);
+            let clipped = bound.map_or(1.0, |bound| norm_factor(bound, sum_of_squares));
             self.update(&conf, bucket, UpdatePlan::round(sum, clipped, closes));
         }
     }

@@ -51,6 +51,8 @@ pub(super) struct Epoch {
     pub pending: pending::PendingPushes<DeferredCommand>,
     pub rounds: rounds::Rounds,
     pub norms: norms::Norms,
+    /// A script clips steps by their norm.
+    pub clips: bool,
     pub pulls: pulls::WaitingPulls,
     pub shares: shares::Shares,
     pub deltas: deltas::Deltas,
@@ -150,6 +152,7 @@ impl Leader {
             pending: Default::default(),
             rounds: Default::default(),
             norms: Default::default(),
+            clips: false,
             pulls: Default::default(),
             shares: Default::default(),
             deltas: Default::default(),

@@ -88,6 +88,8 @@ pub enum Message {
         overrides: Overrides,
         /// The step has no gradient: no payload.
         skip: bool,
+        /// The script clips the step by its norm.
+        clipped: bool,
         /// When the push had arrived completely.
         arrived: Moment,
     },
@@ -106,6 +108,8 @@ pub enum Message {
     Norm {
         step: Step,
         sum_of_squares: f64,
+        /// The script's bound.
+        bound: Option<f64>,
     },
     Report {
         epoch: u64,

@@ -286,7 +286,7 @@ impl Leader {
                 e.pulls.ask(pull, todo);
                 self.next([Task::Pulls(PullTrigger::Pull(conn))]);
             }
-            Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
+            Message::Norm { step, sum_of_squares, bound } => self.norm(step, sum_of_squares, bound),
             Message::Report { epoch, sums } => {
                 let command = Command::Report { worker, session, epoch, sums };
                 self.propose(Purpose::Other, command.into());

@@ -20,7 +20,7 @@ proptest! {
         for i in order {
             let (step, at) = (Step(1 + (i / 3) as u64), i % 3);
             let square = 1.0 + i as f64;
-            let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square, overrides: Overrides::default(), skip: false };
+            let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square, overrides: Overrides::default(), skip: false, clipped: false };
             *seen.entry(step).or_default() += square;
             let part = norms.summed(&conf, step, trained[at], sum, |_| false);
             let whole = norms.0[&step].sums.len() == trained.len();

@@ -18,6 +18,7 @@ fn push(worker: u32, unit: usize, step: u64, bytes: usize) -> Push {
         payload,
         overrides: Overrides::default(),
         skip: false,
+        clipped: false,
         arrived,
         precedes_weights: false,
     }
@@ -106,7 +107,7 @@ proptest! {
                         PendingKind::Room => prop_assert!(pushes.wait_for_room(p, 99)),
                         PendingKind::Update => pushes.wait_for_update(p),
                         _ => {
-                            let part = RoundPush { contribution: p.contribution, payload: p.payload, overrides: p.overrides, skip: p.skip };
+                            let part = RoundPush { contribution: p.contribution, payload: p.payload, overrides: p.overrides, skip: p.skip, clipped: p.clipped };
                             pushes.wait_for_round(b, part, p.arrived);
                         }
                     }

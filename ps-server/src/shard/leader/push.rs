@@ -22,6 +22,8 @@ pub struct Push {
     pub overrides: Overrides,
     /// The push has no gradient.
     pub skip: bool,
+    /// The script clips the step by its norm.
+    pub clipped: bool,
     /// When the push had arrived completely.
     pub arrived: Moment,
     /// The push came before this leader sent weights to its worker.
@@ -31,7 +33,7 @@ pub struct Push {
 impl Push {
     /// The part of the push that a round needs.
     pub fn round_push(self) -> RoundPush {
-        let Push { contribution, payload, overrides, skip, .. } = self;
-        RoundPush { contribution, payload, overrides, skip }
+        let Push { contribution, payload, overrides, skip, clipped, .. } = self;
+        RoundPush { contribution, payload, overrides, skip, clipped }
     }
 }

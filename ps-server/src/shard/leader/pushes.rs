@@ -29,6 +29,7 @@ impl Leader {
             payload,
             overrides,
             skip,
+            clipped,
             arrived,
         } = message
         else {
@@ -49,6 +50,7 @@ impl Leader {
             payload,
             overrides,
             skip,
+            clipped,
             arrived,
             precedes_weights,
         };
@@ -162,6 +164,7 @@ impl Leader {
             Some(Admission::Accept) if averages => {
                 if let Some(e) = &mut self.epoch {
                     let (arrived, part) = (push.arrived, push.round_push());
+                    e.clips |= part.clipped;
                     e.rounds.add(c.step, bucket, c.worker);
                     e.pending.wait_for_round(bucket, part, arrived);
                 }

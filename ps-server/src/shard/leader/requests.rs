@@ -61,10 +61,10 @@ impl Leader {
         let Some(conf) = self.shard.configured() else { return };
         let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
         let Some((number, mode, auto)) = e.switching.propose() else { return };
-        let after = match conf.job.clip.norm {
+        let after = match conf.job.clip.norm.is_some() || e.clips {
             // A mode that averages is in force at once: workers that learn of it send no norm, and a round needs
             // none.
-            Some(_) if !mode.averages() => {
+            true if !mode.averages() => {
                 // The first step whose weights no worker can have before this proposal is applied.
                 let steps = |m: &Meta| m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max();
                 self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()

@@ -23,7 +23,7 @@ pub(super) struct UpdatePlan {
 impl UpdatePlan {
     /// A push that is an update by itself.
     pub(super) fn alone(part: RoundPush, factor: f32) -> Self {
-        let RoundPush { contribution, payload, overrides, skip } = part;
+        let RoundPush { contribution, payload, overrides, skip, .. } = part;
         Self { contributions: vec![contribution], factor, closes: false, payload, overrides, skip }
     }
 

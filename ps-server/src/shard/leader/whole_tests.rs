@@ -49,6 +49,8 @@ struct World {
     committed: Vec<Command>,
     sent: Vec<(ConnId, Reply)>,
     closed: Vec<ConnId>,
+    /// Whether the workers' scripts clip their steps.
+    clipped: bool,
 }
 
 impl World {
@@ -82,6 +84,7 @@ impl World {
             committed: Vec::new(),
             sent: Vec::new(),
             closed: Vec::new(),
+            clipped: false,
         };
         let (leader, role) = (Some(ServerId(0)), Role::Leader);
         world.hears(Input::Leadership(Leadership { term: 1, leader, leads: true, role }));
@@ -181,6 +184,7 @@ impl World {
             payload,
             overrides: Overrides::rate(rate),
             skip,
+            clipped: self.clipped,
             arrived,
         };
         self.hears(Input::Message(conn, push));
@@ -397,11 +401,33 @@ fn early_norm_does_not_split_a_step() {
     let mut world = clips(Mode::Bsp);
     world.push_to(0, 1, 0.0, None, false);
     world.commit();
-    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0, bound: None }));
     world.commit();
     world.push_to(1, 1, 0.0, None, false);
     world.commit();
     assert!(is_answered(&mut world, 1));
+}
+
+/// A script may clip in a job without such clipping: every shard then waits for the worker's bound, also if it is the
+/// only one.
+#[test]
+fn a_script_clips_a_step_by_its_own_bound() {
+    for (bound, factor) in [(Some(1.0), 1.0 / (2.0 + 1e-6)), (None, 1.0), (Some(f64::INFINITY), 1.0)] {
+        let mut world = World::of(1, Mode::Bsp, |job| job.params_len = 16);
+        world.clipped = true;
+        world.push_to(0, 1, 0.0, None, false);
+        world.push_to(1, 1, 0.0, None, true);
+        world.commit();
+        let sent = world.sent();
+        let asked = |(_, r): &(ConnId, Reply)| matches!(r, Reply::RoundNorm { step: Step(1), .. });
+        assert!(sent.iter().any(asked), "{sent:?}");
+        assert!(!sent.iter().any(|(_, r)| matches!(r, Reply::Ack { .. })), "it waits");
+        world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0, bound }));
+        world.commit();
+        assert_eq!(world.acks(), [1, 1]);
+        let factors: Vec<_> = world.committed.iter().filter_map(|c| Some(c.pushes()?.factor)).collect();
+        assert_eq!(factors, [factor as f32], "what is left out is of no update");
+    }
 }
 
 /// A worker that got a step's norm may die before it sent it to all shards; its successor pushes the step again.
@@ -425,7 +451,10 @@ fn step_waiting_for_norm_is_pushed_again_by_successor() {
         // As from a session that got the norm of its predecessor's pushes, at any moment.
         let tells = |world: &mut World, at| {
             if told == Some(at) {
-                world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+                world.hears(Input::Message(
+                    2,
+                    Message::Norm { step: Step(1), sum_of_squares: 4.0, bound: None },
+                ));
                 world.commit();
             }
         };
@@ -435,7 +464,7 @@ fn step_waiting_for_norm_is_pushed_again_by_successor() {
             world.commit();
         }
         assert_eq!(waits(world.sent()), 1, "told at {told:?}");
-        world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+        world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0, bound: None }));
         world.commit();
         assert_eq!(world.acks(), [1, 1], "told at {told:?}");
     }
@@ -446,7 +475,7 @@ fn new_leader_asks_for_norm_of_remaining_buckets() {
     let mut world = World::of(2, Mode::Bsp, |job| (job.params_len, job.clip.norm) = (32, Some(1.0)));
     (0..2).for_each(|bucket| world.push_to(bucket, 1, 0.0, None, false));
     world.commit();
-    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    world.hears(Input::Message(1, Message::Norm { step: Step(1), sum_of_squares: 4.0, bound: None }));
     let first = world.applies();
     world.hears(first);
     assert_eq!(world.acks(), [1]);
@@ -464,7 +493,7 @@ fn new_leader_asks_for_norm_of_remaining_buckets() {
     world.commit();
     let sent = world.sent();
     assert!(sent.iter().any(|(_, r)| matches!(r, Reply::RoundNorm { step: Step(1), .. })), "{sent:?}");
-    world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0 }));
+    world.hears(Input::Message(2, Message::Norm { step: Step(1), sum_of_squares: 4.0, bound: None }));
     world.commit();
     assert_eq!(world.acks(), [1]);
 }
@@ -589,6 +618,7 @@ fn write(world: &mut World, conn: ConnId, step: u64, value: f32) {
         payload,
         overrides,
         skip,
+        clipped: false,
         arrived,
     };
     world.hears(Input::Message(conn, push));

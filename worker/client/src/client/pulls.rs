@@ -279,7 +279,7 @@ impl Client {
                         None => Norm { sum_of_squares: sum_of_parts(parts), whole: false },
                     };
                     match norm.whole {
-                        true => self.io.session().tell_norm(step, norm.sum_of_squares),
+                        true => self.io.session().tell_norm(step, norm.sum_of_squares, None),
                         false => late = Some((Instant::now() + NORM_TIMEOUT, norm.sum_of_squares)),
                     }
                 }
@@ -289,7 +289,7 @@ impl Client {
                 None => {
                     if let Some((_, sum_of_squares)) = late.take() {
                         tracing::warn!(%step, "part of a step's norm is unknown: clipping by the known part");
-                        self.io.session().tell_norm(step, sum_of_squares);
+                        self.io.session().tell_norm(step, sum_of_squares, None);
                     }
                 }
             }

@@ -11,7 +11,7 @@ use paraft_common::{
 };
 use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
-use paraft_session::{Encoders, Event};
+use paraft_session::{Encoders, Event, sum_of_parts};
 use paraft_trace::{Moment, Stage};
 use std::{
     sync::{Arc, mpsc},
@@ -144,6 +144,36 @@ impl Client {
     /// The buffer of the last pull has the results of this worker's own step, so the next pull need not bring them.
     pub fn has_results(&mut self) {
         self.io.session().has_results();
+    }
+
+    /// Whether the script clips the next steps by their norm, in modes with rounds: call it before a step's first push.
+    /// Each such step needs [`Self::clip_by_norm`] before its pull.
+    pub fn clip_steps(&mut self, clips: bool) {
+        self.io.session().clip_steps(clips);
+    }
+
+    /// The squared norm of the mean gradient of a step that is pushed, once every worker's gradient is there. `None`: it
+    /// is unknown, because the step was applied without it, or this worker was taken out.
+    ///
+    /// # Errors
+    /// See [`Self::pull`].
+    pub fn norm(&mut self, step: Step) -> Result<Option<f64>, ClientError> {
+        let began = Instant::now();
+        self.io.session().ask_norm(step);
+        let known = loop {
+            match self.io.next(self.interrupt.as_deref(), None)? {
+                Some(Event::NormParts(parts)) => break Some(sum_of_parts(parts)),
+                Some(Event::Settled(_)) => break None,
+                _ => {}
+            }
+        };
+        self.counters.waited += began.elapsed();
+        Ok(known)
+    }
+
+    /// Ends the wait of the rounds of a clipped step; `bound`: the largest norm, if there is one.
+    pub fn clip_by_norm(&mut self, step: Step, sum_of_squares: f64, bound: Option<f64>) {
+        self.io.session().tell_norm(step, sum_of_squares, bound);
     }
 
     /// Sets this worker's encoders. Call it before the first push. `layout` has the model's tensors, in which
