@@ -22,6 +22,7 @@ use paraft_common::{
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -976,7 +977,7 @@ fn options_of_workers_replace_the_jobs() {
         ("kind = \"nesterov\"", Overrides { momentum: Some(0.25), ..none }, "momentum = 0.25"),
         ("kind = \"adam\"", Overrides { square: Some(0.5), ..none }, "beta2 = 0.5"),
         ("kind = \"adadelta\"", Overrides { eps: Some(0.5), ..none }, "eps = 0.5"),
-        ("kind = \"adagrad\"", Overrides { rate: Some(0.5), eps: Some(0.5), ..none }, "lr = 0.5\neps = 0.5"),
+        ("kind = \"adagrad\"", Overrides { eps: Some(0.5), ..none }, "eps = 0.5"),
     ] {
         let theirs = updated(&job(of(kind), 9), set);
         let own = updated(&job(of(&format!("{kind}\n{same}")), 9), none);
