@@ -18,6 +18,7 @@ use super::{
     snapshot::SnapshotFile,
     storage::{FolderError, blocking},
     ticks::{Ticks, heartbeat_ms},
+    voter_logs::VoterLogs,
 };
 use openraft::{
     BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, errors::ClientWriteError,
@@ -147,8 +148,13 @@ impl Group {
         let held =
             CompactionInputs { log: log.clone(), state_bytes: machine.state_bytes(), sleep: sleep.clone() };
         let addresses = Addresses::default();
-        let network =
-            Network { peers, group: options.group.number, me: options.me, addresses: addresses.clone() };
+        let network = Network {
+            peers,
+            group: options.group.number,
+            me: options.me,
+            addresses: addresses.clone(),
+            voter_logs: VoterLogs::default(),
+        };
         let held_log = log.clone();
         let raft = Raft::new(options.me.0, config, network.clone(), log, machine).await;
         let raft = raft.map_err(FolderError::passing)?;

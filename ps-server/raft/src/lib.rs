@@ -18,7 +18,8 @@
 //! - `replay`: the state of a stopped replica, from its folder.
 //! - `peers`: the connections to the other servers; `dial`: whether a process listens at an address.
 //! - `network`: sends messages to peers. `snapshot_sender`: a snapshot, piece by piece. `appends`: pipelined appends
-//!   to a follower; `lane`: over a separate connection. `append_receiver`: the follower's side.
+//!   to a follower; `lane`: over a separate connection. `append_receiver`: the follower's side. `voter_logs`: the
+//!   ends of voters' logs.
 //! - `leadership`: the leader, and members that are behind. `compaction`: when a log is purged. `incoming`: a
 //!   snapshot that is being received. `sleep_state`: whether it sleeps. `belief`: accepted evidence of a leader's end.
 //! - `group`: one replica of one group: propose, watch the leader. `membership`: its members. `answers`: its
@@ -68,6 +69,7 @@ mod testing;
 mod ticks;
 mod timekeeper;
 mod types;
+mod voter_logs;
 mod wire;
 
 pub use apply_error::ApplyError;

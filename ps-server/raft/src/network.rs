@@ -9,12 +9,13 @@ use super::{
     image::RawImage,
     peers::Peers,
     types::{Snapshot, Types, Vote},
+    voter_logs::VoterLogs,
     wire::{self, WireError},
 };
 use bytes::Bytes;
 use futures::{
     Stream, StreamExt,
-    future::BoxFuture,
+    future::{BoxFuture, ready},
     stream::{self, BoxStream},
 };
 use openraft::{
@@ -62,6 +63,7 @@ pub struct Network {
     pub group: u32,
     pub me: ReplicaId,
     pub addresses: Addresses,
+    pub voter_logs: VoterLogs,
 }
 
 impl Network {
@@ -73,6 +75,7 @@ impl Network {
             target,
             address: node.addr.clone(),
             addresses: self.addresses.clone(),
+            voter_logs: self.voter_logs.clone(),
             bulk,
             silent: false,
         }
@@ -100,6 +103,7 @@ pub struct Connection {
     /// The peer's address when the connection was created.
     address: String,
     addresses: Addresses,
+    voter_logs: VoterLogs,
     bulk: bool,
     /// The last lane that was tried got no answer.
     pub(super) silent: bool,
@@ -216,6 +220,9 @@ impl RaftNetworkV2<Types> for Connection {
         Box::pin(async move {
             // Before any dial: openraft backs off before it provides a request.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
+            if let Some(before) = self.voter_logs.answer(self.target, &first) {
+                return Ok(stream::once(ready(Ok(Ok(Some(before))))).boxed());
+            }
             self.appends(first, input).await.map_err(unreachable)
         })
     }
@@ -225,7 +232,10 @@ impl RaftNetworkV2<Types> for Connection {
         rpc: VoteRequest<Types>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types>, RPCError<Types>> {
-        self.paced(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        let answer = self.paced(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await;
+        let answer = answer.map_err(unreachable)?;
+        self.voter_logs.voted(self.target, &rpc, &answer);
+        Ok(answer)
     }
 
     async fn pre_vote(

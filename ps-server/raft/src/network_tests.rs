@@ -112,6 +112,7 @@ impl Transfer {
             target: to.0,
             address,
             addresses: Addresses::default(),
+            voter_logs: VoterLogs::default(),
             bulk: true,
             silent: false,
         };
