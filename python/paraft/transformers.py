@@ -20,6 +20,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from ._run import Run
 from ._run import init as _init
 from .errors import ConfigError
+from .torch._mean import OnMean
 
 __all__ = ["init", "prepare"]
 
@@ -128,6 +129,8 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         def watched(*args: Any, **kwargs: Any) -> Any:
             loss = training_step(*args, **kwargs)
             self._loss = self._loss + loss.detach()
+            if isinstance(self._run._front(), OnMean):
+                self._run.log(self._loss)  # the Trainer asks for the gradients' norm before on_pre_optimizer_step()
             return loss
 
         return watched
@@ -136,7 +139,8 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         self._run.prepare(model, getattr(optimizer, "optimizer", optimizer), **self._options)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._run.log(self._loss)
+        if not isinstance(self._run._front(), OnMean):
+            self._run.log(self._loss)
         self._loss = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -220,10 +220,14 @@ def test_what_cannot_be_done_is_refused_by_name(fleet, tmp_path):
     only.rank = 0
 
 
-def test_clipping_by_the_module_itself_is_refused(fleet, tmp_path):
+def test_the_module_itself_may_clip_the_mean_alone(start_fleet, tmp_path):
     class Clips(Module):
         def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
             self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
-    with pytest.raises(paraft.MisuseError, match="clip_norm=1.0"):
-        fit(tmp_path, ParaftStrategy(paraft.init(fleet)), module=Clips)
+    with pytest.raises(paraft.MisuseError, match="clip_norm=1.0.*apply=\"mean\""):
+        fit(tmp_path, ParaftStrategy(paraft.init(start_fleet(1))), module=Clips)
+    for plugins in (None, lambda: [fp16()]):
+        ours, _, _ = fit(tmp_path, ParaftStrategy(paraft.init(start_fleet(1)), apply="mean"), module=Clips, plugins=plugins)
+        theirs, _, _ = fit(tmp_path, module=Clips, plugins=plugins)
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))

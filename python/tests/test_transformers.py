@@ -219,16 +219,21 @@ def test_accelerate_alone(fleet):
     run.finish()
 
 
-def test_accelerates_clipping_is_refused(fleet):
+@pytest.mark.parametrize("apply", ["servers", "mean"])
+def test_accelerate_may_clip_the_mean_alone(fleet, apply):
     model = gpt2()
     accelerator = accelerate.Accelerator(cpu=True)
     optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
     run = paraft.init(fleet)
-    run.prepare(model, optimizer.optimizer)
+    run.prepare(model, optimizer.optimizer, apply=apply)
     batch = Counting(4, 1)[:4]
     accelerator.backward(model(**batch).loss)
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
-    with pytest.raises(paraft.MisuseError, match="clip_norm=1.0"):
+    if apply == "mean":
+        optimizer.step()
+        assert run.step == 1
+        return run.finish()
+    with pytest.raises(paraft.MisuseError, match="clip_norm=1.0.*apply=\"mean\""):
         optimizer.step()
 
 

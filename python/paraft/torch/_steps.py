@@ -21,7 +21,7 @@ from .._paraft import digest
 from .._constraints import Constraint
 from .._run import Run
 from ..errors import ConfigError, MisuseError
-from . import _optim
+from . import _clip, _optim
 from ._checkpoints import note, opened, resumes_elsewhere
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 from ._together import Optimizers, Together, each, heads
@@ -152,6 +152,9 @@ def _computed(output: Any) -> Iterator[torch.Tensor]:
 class OnServers:
     """The servers run the optimizer: workers push gradients and pull weights."""
 
+    #: The servers must hear of a step that this worker's GradScaler skips.
+    must_skip = True
+
     def __init__(
         self,
         run: Run,
@@ -201,7 +204,8 @@ class OnServers:
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         run._hooks.append(_hear_losses(run, flat.params[0]))
-        self._lasting = len(run._hooks)
+        self._listen()
+        self._others = len(run._hooks)
         self._hooks: list[Any] = []
         if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
@@ -211,6 +215,19 @@ class OnServers:
         #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
         self._steps = 0
+        _clip.watch(self)
+
+    def _listen(self) -> None:
+        """Adds further hooks."""
+
+    def clips(self, *, gradients: bool) -> None:
+        """The script is about to look at gradients, or to change them; ``gradients``: it has named them, not their
+        parameters."""
+
+    def unscales(self, scale: torch.Tensor) -> bool:
+        """A GradScaler is about to unscale gradients, or to look for infinities in them; returns whether they are
+        unscaled now."""
+        return False
 
     def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
         return Flat(model, optimizer, self.run._group)
@@ -263,7 +280,7 @@ class OnServers:
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
-        self.run._hooks[self._lasting :] = self._hooks  # after those of the model, of other optimizers and of the loss
+        self.run._hooks[self._others :] = self._hooks
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -452,11 +469,16 @@ class OnServers:
             if same and (is_sharded(now) and unscaled or _stamp(now) == version + (unscaled or 0)):
                 continue
             raise MisuseError(
-                f"the gradient of `{name}` was changed between its computation and optimizer.step(), as clip_grad_norm_ does. The "
-                "servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or clip_value=). With "
+                f"the gradient of `{name}` was changed between its computation and optimizer.step(), {self._remedy()} With "
                 "prepare(..., overlap=False) what is there at step() is pushed: each worker's own gradient, changed before the mean, "
                 "which is not DDP's result"
             )
+
+    def _remedy(self) -> str:
+        return (
+            "as clip_grad_norm_ does. The servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or "
+            "clip_value=). In mode bsp the script may clip, and change the mean as it likes, with prepare(..., apply=\"mean\")."
+        )
 
     def _push_at_step(self, why: str) -> None:
         if self._push is _Push.EARLY:
@@ -716,8 +738,9 @@ def take_over(
     optimizer._paraft = front
     if place is not None:
         optimizer._paraft_place = place
-    # A GradScaler then reports what it found, and does not skip the step on its own.
-    optimizer._step_supports_amp_scaling = True
+    if front.must_skip:
+        # A GradScaler then reports what it found, and does not skip the step on its own.
+        optimizer._step_supports_amp_scaling = True
     if front.run.step:
         optimizer._opt_called = True  # a scheduler may advance at once
     if by_scheduler is not None:
