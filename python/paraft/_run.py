@@ -299,6 +299,13 @@ class Run:
         if self._waits and not (aside and self._waiting):
             self._waited(lambda session: session.continue_wait())
 
+    def _asked(self, ask: Callable[[Any], float]) -> float:
+        """Asks the servers between the backward pass and the step."""
+        if self._waiting:
+            raise MisuseError("another thread is in optimizer.step() of this run: one thread trains")
+        with self._inside("clip_grad_norm_()"):
+            return ask(self._joined())
+
     def _waited(self, wait: Callable[[Any], tuple[int, bool, bool]]) -> None:
         self._not_inside("optimizer.step()")
         if self._waiting:

@@ -153,7 +153,7 @@ class Trainer:
         if rate is not None and not (math.isfinite(rate) and rate >= 0):
             raise MisuseError(f"the rate of step {self.run.step} is {rate}; it is a number from 0")
         if rate != self._said:
-            self._session.rates([] if rate is None else [float(rate)])
+            self._session.options([] if rate is None else [(float(rate), {})])
             self._said = rate
 
     def _array(self, i: int, leaf: Any) -> NDArray[np.float32]:

@@ -121,7 +121,7 @@ def trained(out: str, fleets: dict[str, list[str]]) -> list[str]:
     for case, servers in fleets.items():
         run = paraft.init(servers=servers, settings=SMALL_BUCKETS)
         m, o = made(case, run.rank)  # worker 0's count
-        run.prepare(m, o, apply="mean" if case in models.OPTIMIZERS else "auto", clip_norm=CLIP if case == "clipped" else None)
+        run.prepare(m, o, apply="mean" if case in (*models.OPTIMIZERS, "amsgrad", "tensor rate") else "auto", clip_norm=CLIP if case == "clipped" else None)
         how.append(type(run._front()).__name__)
         for batch in batches(case, run.rank):
             models.loss(m, batch).backward()

@@ -74,8 +74,8 @@ enum Wait {
     Join,
     Pull,
     Settle(BTreeSet<ShardId>),
-    /// The norm of this step, or until no shard owes an ack.
-    Norm(u64, BTreeSet<ShardId>),
+    /// The norm of this step, or until no shard owes an ack of it.
+    Norm(u64),
     Chunk(ChunkWait),
     Leave(BTreeSet<ShardId>),
 }
@@ -339,7 +339,8 @@ impl Session {
     /// Waits for the parts of the norm of a step that is pushed and clipped; ends with [`Event::NormParts`], or with
     /// [`Event::Settled`] if the step was applied without.
     pub fn ask_norm(&mut self, step: Step) {
-        self.wait = Wait::Norm(step.0, self.settling());
+        self.settling(); // wakes the caller when the acks are here
+        self.wait = Wait::Norm(step.0);
     }
 
     /// The mode in force, as the shards said with the last pull, and the number of switches so far.

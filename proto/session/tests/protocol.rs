@@ -324,6 +324,91 @@ fn norms(servers: &Servers, shard: u32) -> Vec<f64> {
     servers.came.get(&ShardId(shard)).into_iter().flatten().filter_map(of).collect()
 }
 
+/// Another worker may end a clipped step before this one has all parts of its norm: one shard's new weights, asked for
+/// ahead, then come before another's part.
+#[test]
+fn weights_that_come_before_a_norm_are_kept_for_the_pull() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::new());
+    joined(&mut session, &mut servers, &[0, 0]);
+    session.clip_steps(true);
+    session.ask_ahead(servers.now, Pull::of(Step(1)), false);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.ask_norm(Step(1));
+    servers.carry_out(&mut session);
+    let round = |sum_of_squares| from_shard::Kind::RoundNorm(RoundNorm { step: 1, sum_of_squares });
+    servers.says(&mut session, ShardId(0), round(1.0));
+    let arrived = Weights {
+        bucket: 0,
+        version: 1,
+        done: 1,
+        mode: "bsp".into(),
+        not_modified: true,
+        ..Weights::default()
+    };
+    servers.says(&mut session, ShardId(0), from_shard::Kind::Weights(arrived));
+    assert!(!session.has_news(), "who waits sleeps on");
+    assert!(matches!(session.poll(servers.now), Ok(None)));
+    servers.says(&mut session, ShardId(1), round(3.0));
+    assert!(matches!(session.poll(servers.now), Ok(Some(Event::NormParts(_)))));
+    session.pull(servers.now, Pull::of(Step(1)), false);
+    assert!(matches!(session.poll(servers.now), Ok(Some(Event::Weights(_)))), "they are here");
+}
+
+/// A push that is refused has no ack, and its step has a norm all the same.
+#[test]
+fn a_refused_push_is_heard_before_a_wait_for_a_norm_ends() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::new());
+    joined(&mut session, &mut servers, &[0]);
+    session.clip_steps(true);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.ask_norm(Step(1));
+    for seq in 1..=BUCKETS as u64 {
+        let (advice, kind) = (Advice::Fix as i32, WireKind::NotFinite as i32);
+        let refused = Refused { advice, kind, seq, ..Refused::default() };
+        servers.says(&mut session, ShardId(0), from_shard::Kind::Refused(refused));
+    }
+    (0..BUCKETS).for_each(|_| assert!(session.poll(servers.now).is_err()));
+    session.skip(servers.now, Step(1));
+    session.ask_norm(Step(1));
+    servers.carry_out(&mut session);
+    assert!(matches!(session.poll(servers.now), Ok(None)));
+    let round = from_shard::Kind::RoundNorm(RoundNorm { step: 1, sum_of_squares: 0.0 });
+    servers.says(&mut session, ShardId(0), round);
+    assert!(matches!(session.poll(servers.now), Ok(Some(Event::NormParts(_)))));
+}
+
+/// The acks of a clipped step may come while the next one's norm is asked for: they do not end that wait.
+#[test]
+fn acks_of_a_clipped_step_do_not_end_the_next_ones_wait() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 1), Servers::new());
+    joined(&mut session, &mut servers, &[0]);
+    session.clip_steps(true);
+    let round = |step, sum_of_squares| from_shard::Kind::RoundNorm(RoundNorm { step, sum_of_squares });
+    let ack = |seq| from_shard::Kind::Ack(Ack { seq, version: 1, ..Ack::default() });
+    for step in 1..=2 {
+        (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, step));
+        session.ask_norm(Step(step));
+        servers.carry_out(&mut session);
+        assert!(matches!(session.poll(servers.now), Ok(None)), "no part of {step} has come");
+        servers.says(&mut session, ShardId(0), round(step, 4.0));
+        let parts = session.poll(servers.now);
+        assert!(matches!(&parts, Ok(Some(Event::NormParts(p))) if *p == [(ShardId(0), 4.0)]), "{parts:?}");
+        session.tell_norm(Step(step), 4.0, Some(1.0));
+        (0..BUCKETS as u64)
+            .for_each(|i| servers.says(&mut session, ShardId(0), ack((step - 1) * BUCKETS as u64 + i + 1)));
+    }
+    servers.carry_out(&mut session);
+    let bounds: Vec<_> = (servers.came[&ShardId(0)].iter())
+        .filter_map(|k| if let Kind::Norm(n) = k { Some((n.step, n.bound)) } else { None })
+        .collect();
+    assert_eq!(bounds, [(1, Some(1.0)), (2, Some(1.0))]);
+    // A step that was applied without its norm, as behind a switch of the mode.
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 3));
+    session.ask_norm(Step(3));
+    (0..BUCKETS as u64).for_each(|i| servers.says(&mut session, ShardId(0), ack(2 * BUCKETS as u64 + i + 1)));
+    assert!(matches!(session.poll(servers.now), Ok(Some(Event::Settled(None)))));
+}
+
 #[test]
 fn partial_shards_get_no_norm_before_the_sum_of_all() {
     let (mut session, mut servers) = first_stage(Mode::Bsp);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ _FUNCTIONS = {
 
 def watch(front: Any) -> None:
     """From now on ``front.clips()`` is called before torch's functions look at gradients of its parameters, or change
-    them. Other users of the functions notice nothing."""
+    them. What it returns in a tuple is their result; with None they go on. Other users of the functions notice nothing."""
     _install()
     _FRONTS.add(front)
 
@@ -58,7 +59,33 @@ def _install() -> None:
     scaler._unscale_grads_ = _unscaling(scaler._unscale_grads_)
 
 
+class Call:
+    """A script's call of one of the functions."""
+
+    def __init__(
+        self, name: str, of: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], gradients: bool
+    ) -> None:
+        self.name = name
+        self.tensors = tensors
+        #: They are gradients, not their parameters.
+        self.gradients = gradients
+        bound = of.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self._given = bound.arguments
+
+    def number(self, name: str) -> float:
+        """An argument."""
+        return float(self._given[name])
+
+    @property
+    def must_be_finite(self) -> bool:
+        """Whether a norm that is not finite is an error."""
+        return bool(self._given.get("error_if_nonfinite", False))
+
+
 def _noticed(function: Callable[..., Any], gradients: bool) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
     @functools.wraps(function)
     def noticed(*args: Any, **kwargs: Any) -> Any:
         if not _FRONTS:
@@ -72,12 +99,14 @@ def _noticed(function: Callable[..., Any], gradients: bool) -> Callable[..., Any
             given = (t for t in tensors)  # torch warns of an empty one
         elif not isinstance(given, torch.Tensor):
             given = tensors
-        for front in fronts_of(tensors, gradients=gradients):
-            front.clips(gradients=gradients)
         if args:
             args = (given, *args[1:])
         else:
             kwargs[key] = given
+        for front in fronts_of(tensors, gradients=gradients):
+            done = front.clips(Call(function.__name__.removeprefix("_"), signature, args, kwargs, tensors, gradients))
+            if done is not None:
+                return done[0]
         return function(*args, **kwargs)
 
     return noticed

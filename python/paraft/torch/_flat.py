@@ -294,14 +294,16 @@ class Flat:
         self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
         self.mark()
 
-    def check(self) -> None:
-        """Checks that the parameters are still in place, and that the same ones are trained.
+    def check(self, of: Optional[set[int]] = None) -> None:
+        """Checks that the parameters are still in place, and that the same ones are trained. ``of``: those that step; a
+        script may freeze the others meanwhile, as a GAN's discriminator.
 
         Raises:
             MisuseError: one was moved, frozen or unfrozen.
         """
+        stepping = None if of is None else {id(self.params[i]) for i in of}
         for name, p, trained in self._trained:
-            if p.requires_grad is not trained:
+            if p.requires_grad is not trained and (stepping is None or id(p) in stepping):
                 raise MisuseError(
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and continue with a new run and resume="

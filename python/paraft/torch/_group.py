@@ -8,10 +8,12 @@ with FSDP2 its shard). No rank reads there during a step's wait, because all ran
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import platform
 import time
+import torch
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -240,10 +242,28 @@ class Member:
         if self._of.leads:
             self._session.log(name, value)
 
-    def rates(self, rates: list[float]) -> None:
-        """Uses the first rank's rates."""
+    def options(self, of_groups: list[tuple[float, dict[str, float]]]) -> None:
+        """Uses the first rank's options."""
         if self._of.leads:
-            self._session.rates(rates)
+            self._session.options(of_groups)
+
+    def clip_steps(self, clips: bool) -> None:
+        """Every rank clips alike."""
+        if self._of.leads:
+            self._session.clip_steps(clips)
+
+    def norm(self, gradients: list[tuple[int, int]], bound: Optional[float] = None) -> float:
+        """The norm that the first rank is told, on all ranks."""
+        norm = math.nan
+
+        def asked() -> StepState:
+            nonlocal norm
+            norm = self._session.norm(gradients, bound)
+            now = self._session.status()
+            return now["step"], False, now["over"]
+
+        self._share(asked)
+        return float(self._of.share(norm))
 
     def skip(self) -> None:
         """A group's GradScaler finds the same on all ranks."""

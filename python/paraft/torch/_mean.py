@@ -19,6 +19,7 @@ from .. import _paraft
 from .._run import Run
 from ..errors import ConfigError, DivergedError, MisuseError
 from ._checkpoints import note
+from ._clip import Call
 from ._flat import Flat
 from ._state import State, Uncarried, own_step
 from ._steps import OnServers, check_step, stepping
@@ -151,9 +152,9 @@ class OnMean(OnServers):
             )
         self._leave_out()
 
-    def clips(self, *, gradients: bool) -> None:
+    def clips(self, call: Call) -> None:
         """From here on ``p.grad`` is the mean, if these are gradients of a step that is not made yet."""
-        missing = [i for i, p in self._params if p.grad is None] if gradients else []
+        missing = [i for i, p in self._params if p.grad is None] if call.gradients else []
         if self._take(None) and any(bool(self.flat.means[i].any()) for i in missing):
             name = next(self.flat.names[i] for i in missing if bool(self.flat.means[i].any()))
             raise MisuseError(
@@ -260,7 +261,7 @@ class OnMean(OnServers):
         rate = self._optimizer.param_groups[0].get("lr")
         if rate is not None and float(rate) != self._rate and float(rate) >= 0:
             self._rate = float(rate)
-            self._session.rates([self._rate])
+            self._session.options([(self._rate, {})])
 
     def _own_writes(self) -> None:
         name = self.flat.written()

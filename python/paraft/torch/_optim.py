@@ -269,7 +269,7 @@ class Watch:
         self._params = [list(g["params"]) for g in optimizer.param_groups]
         self._maximizes = [bool(g.get("maximize", False)) for g in optimizer.param_groups]
         self._classes = classes
-        self._last = self.options()
+        self.last = self.options()
         self._note()
 
     def _note(self) -> None:
@@ -337,7 +337,7 @@ class Watch:
             raise ConfigError("a parameter group was added after run.prepare(): add it before")
         options = self.options()
         self._note()
-        if options == self._last:
+        if options == self.last:
             return None
-        self._last = options
+        self.last = options
         return options

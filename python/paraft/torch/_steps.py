@@ -23,6 +23,8 @@ from .._run import Run
 from ..errors import ConfigError, MisuseError
 from . import _clip, _optim
 from ._checkpoints import note, opened, resumes_elsewhere
+from ._clip import Call
+from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 from ._together import Optimizers, Together, each, heads
 
@@ -178,6 +180,11 @@ class OnServers:
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
         self._kept: Optional[dict[torch.Tensor, dict[str, torch.Tensor]]] = None
+        self._clipping = Clipping(self)
+        #: The bound on values that the servers know.
+        self._clip_value: Optional[float] = None
+        #: Whether the servers clip by a setting of the job.
+        self.clips_by_setting = any(line.startswith("clip.") for line in settings)
         #: Whether the warning was logged that a script's own writes to weights do not last.
         self._told = False
         #: Number of steps that undid such writes.
@@ -220,14 +227,31 @@ class OnServers:
     def _listen(self) -> None:
         """Adds further hooks."""
 
-    def clips(self, *, gradients: bool) -> None:
-        """The script is about to look at gradients, or to change them; ``gradients``: it has named them, not their
-        parameters."""
+    def clips(self, call: Call) -> Optional[tuple[Any]]:
+        """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
+        return self._clipping.clips(call)
 
     def unscales(self, scale: torch.Tensor) -> bool:
         """A GradScaler is about to unscale gradients, or to look for infinities in them; returns whether they are
         unscaled now."""
+        self._clipping.unscaled = True
         return False
+
+    @property
+    def is_early(self) -> bool:
+        """Whether gradients are pushed during the backward pass."""
+        return self._push is _Push.EARLY
+
+    def push_late(self, why: str) -> None:
+        """From now on ``step()`` pushes gradients.
+
+        Raises:
+            MisuseError: some are pushed already.
+        """
+        if self._push is _Push.TRY or self._pushed:
+            self._push_at_step(why)
+        else:
+            self._pushes(_Push.LATE)
 
     def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
         return Flat(model, optimizer, self.run._group)
@@ -327,12 +351,34 @@ class OnServers:
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
-        self.flat.check()
+        if self._clipping.steps():
+            if self._clipping.of != of:
+                raise MisuseError("clip_grad_norm_() has pushed the gradients of one optimizer, and another one steps: step the first before")
+            gradients: list[tuple[int, int]] = []
+        else:
+            skips = found_inf is not None and float(found_inf) != 0.0
+            gradients = self.hand_over(of, scaled=found_inf is not None, scale=scale, skips=skips)
+        self._pushed.clear()
+        if self._push is _Push.TRY:
+            self._pushes(self._then)
+        self._steps += 1
+        if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
+            self._looks_in *= 2
+            self._hook_all()
+            self._push = _Push.TRY
+        self._clipping.ends()
+        self.run._finish_step(gradients)
+        self._clipping.follows()
+
+    def hand_over(
+        self, of: Optional[int], *, scaled: bool = False, scale: Optional[torch.Tensor] = None, skips: bool = False
+    ) -> list[tuple[int, int]]:
+        """The gradients of a step that are not pushed yet. ``scaled``: a GradScaler is in use; ``scale``: they are still
+        multiplied by this; ``skips``: they are not finite."""
+        self.flat.check(None if of is None else self._parts[of][0])
         self._own_writes()
-        scaled = found_inf is not None
         if scaled:
             self.run._heard = math.nan  # it is scaled too
-        skips = found_inf is not None and float(found_inf) != 0.0
         params = self._params if of is None else [(i, p) for i, p in self._params if i in self._parts[of][0]]
         if of is not None:
             # The others' gradients are dropped before they step, or were changed by this one's backward pass.
@@ -352,26 +398,21 @@ class OnServers:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
         self.tell_rates()
-        if of is not None and not skips:
-            self._session.leave_out(self._parts[of][1])
-        gradients = [] if skips else self._gradients(params)
         if skips:
             self._session.skip()
-        self._pushed.clear()
-        if self._push is _Push.TRY:
-            self._pushes(self._then)
-        self._steps += 1
-        if self._looks_in and self._push is _Push.LATE and self._steps == self._looks_in:
-            self._looks_in *= 2
-            self._hook_all()
-            self._push = _Push.TRY
-        self.run._finish_step(gradients)
+            return []
+        if of is not None:
+            self._session.leave_out(self._parts[of][1])
+        return self._gradients(params)
 
     def tell_rates(self) -> None:
         """Passes on the options that a scheduler has set since."""
-        options = self._watch.changed()
-        if options is not None:
-            self._session.options(options)
+        options, value = self._watch.changed(), self._clipping.value
+        if options is None and value == self._clip_value:
+            return
+        self._clip_value = value
+        clip = {} if value is None else {"clip_value": value}
+        self._session.options([(rate, {**more, **clip}) for rate, more in options or self._watch.last])
 
     def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
         pushed = self._pushed if self._push is _Push.EARLY else {}

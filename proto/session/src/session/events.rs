@@ -106,15 +106,35 @@ pub enum Next {
 impl Session {
     /// Whether [`Self::poll`] has something to return.
     pub fn has_news(&self) -> bool {
-        !self.out.heard.is_empty()
-            || self.failed.is_some()
-            || self.pending_parts().is_some()
-            || self.knows_norm()
+        let heard = self.out.heard.iter().any(|h| self.can_hear(h));
+        heard || self.failed.is_some() || self.pending_parts().is_some() || self.knows_norm()
+    }
+
+    /// Whether an event belongs to the current wait. Weights that were asked for ahead may come from one shard before
+    /// another's part of the norm: they wait for the pull.
+    fn can_hear(&self, heard: &LinkEvent) -> bool {
+        !matches!((&self.wait, heard), (Wait::Norm(_), LinkEvent::Weights { .. }))
+    }
+
+    fn next_heard(&mut self) -> Option<LinkEvent> {
+        let at = self.out.heard.iter().position(|h| self.can_hear(h))?;
+        self.out.heard.remove(at)
+    }
+
+    /// The end of a wait for a norm if the step is applied without. Not before all is heard: a push that is refused has
+    /// no ack either.
+    fn applied_without_norm(&mut self) -> Option<Event> {
+        let Wait::Norm(step) = self.wait else { return None };
+        if self.joining.is_some() || self.links.values().any(|l| l.has_pushed(step)) {
+            return None;
+        }
+        self.wait = Wait::Nothing;
+        Some(Event::Settled(None))
     }
 
     /// Whether the norm that is waited for is known.
     fn knows_norm(&self) -> bool {
-        matches!(self.wait, Wait::Norm(step, _) if self.norms.parts(step).is_some())
+        matches!(self.wait, Wait::Norm(step) if self.norms.parts(step).is_some())
     }
 
     /// The parts of the norm of the pulled step, if they still have to be returned.
@@ -142,7 +162,7 @@ impl Session {
             if let Some(event) = self.over() {
                 return Ok(Some(event));
             }
-            let Some(heard) = self.out.heard.pop_front() else { return Ok(None) };
+            let Some(heard) = self.next_heard() else { return Ok(self.applied_without_norm()) };
             if let LinkEvent::NotFinite { bucket, step, error } = heard {
                 self.refused.insert((step, bucket));
                 return Err(error);
@@ -182,7 +202,7 @@ impl Session {
             }
             LinkEvent::SessionLost => self.rejoin(now),
             LinkEvent::Settled(shard) => match &mut self.wait {
-                Wait::Settle(waiting) | Wait::Norm(_, waiting) => drop(waiting.remove(&shard)),
+                Wait::Settle(waiting) => drop(waiting.remove(&shard)),
                 Wait::Chunk(chunks) => chunks.settled(shard),
                 _ => {}
             },
@@ -214,12 +234,12 @@ impl Session {
                 self.wait = Wait::Nothing;
                 self.pulled().map(Event::Pulled)
             }
-            Wait::Norm(step, _) if self.norms.parts(*step).is_some() => {
+            Wait::Norm(step) if self.norms.parts(*step).is_some() => {
                 let parts = self.norms.parts(*step)?;
                 self.wait = Wait::Nothing;
                 Some(Event::NormParts(parts.into_iter().collect()))
             }
-            Wait::Settle(waiting) | Wait::Norm(_, waiting) if waiting.is_empty() => {
+            Wait::Settle(waiting) if waiting.is_empty() => {
                 self.wait = Wait::Nothing;
                 Some(Event::Settled(None))
             }

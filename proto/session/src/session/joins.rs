@@ -46,7 +46,7 @@ impl Session {
                 self.restart_pull(now, start);
                 None
             }
-            Wait::Settle(_) | Wait::Norm(..) => Some(Event::Settled(Some(start))),
+            Wait::Settle(_) | Wait::Norm(_) => Some(Event::Settled(Some(start))),
             Wait::Chunk(_) => Some(Event::Chunk(Next::Rejoined(start))),
             leave @ Wait::Leave(_) => {
                 self.wait = leave;
