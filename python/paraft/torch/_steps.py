@@ -24,6 +24,7 @@ from ..errors import ConfigError, MisuseError
 from . import _clip, _optim
 from ._checkpoints import note, opened, resumes_elsewhere
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
+from ._untrained import join
 
 _LOG = logging.getLogger("paraft")
 
@@ -226,7 +227,10 @@ class OnServers:
         # The optimizer's state of earlier steps: worker 0's, like its weights.
         resumes_elsewhere(run, model, flat, optimizer)
         vectors, updates = _optim.brought(optimizer, flat.params) if run.rank == 0 else ([], 0)
-        session = run._join(
+        session = join(
+            run,
+            model,
+            flat,
             flat.tensors,
             flat.values.data_ptr(),
             flat.values.numel(),
@@ -520,7 +524,8 @@ class OnWorker:
         resumes_elsewhere(run, model, self.flat, None)
         values = self.flat.values
         said = note(None, model, self.flat)
-        self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings, note=said)
+        vector = (self.flat.tensors, values.data_ptr(), values.numel(), values)
+        self._session = join(run, model, self.flat, *vector, settings=settings, note=said)
         run._front = weakref.ref(self)
         self.flat.attach(buffers=True, shared=False)
         self.flat.spread()
