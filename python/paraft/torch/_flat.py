@@ -208,7 +208,7 @@ class Flat:
                     continue
                 name = self._model.of(b)
                 if not bool(own(b).to(torch.float32).isfinite().all()):
-                    _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and each worker's own", name)
+                    _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and the servers do not hold it", name)
                     continue
                 self.buffers.append(self._whole(module._buffers, key, b))
                 self._places.append((module._buffers, key))

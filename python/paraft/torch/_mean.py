@@ -23,6 +23,7 @@ from ._clip import Call
 from ._flat import Flat
 from ._state import State, Uncarried, own_step
 from ._steps import OnServers, check_step, stepping
+from ._untrained import join
 
 _LOG = logging.getLogger("paraft")
 
@@ -55,7 +56,7 @@ def _code(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     device = next(p.device for p in _in_order(optimizer))
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-    said = f"python mean {kind.__module__}.{kind.__qualname__} torch {torch.__version__} {device.type} {on}"
+    said = f"mean {kind.__module__}.{kind.__qualname__} torch {torch.__version__} {device.type} {on}"
     return said.replace(",", " ")
 
 
@@ -112,14 +113,17 @@ class OnMean(OnServers):
     def _join(self, model: torch.nn.Module, optimizer: Any, settings: list[str]) -> Any:
         run, flat = self.run, self.flat
         self._state.gather(flat.state)
-        return run._join(
+        return join(
+            run,
+            model,
+            flat,
             flat.tensors,
             flat.values.data_ptr(),
             flat.values.numel(),
             flat.values,
             settings=settings,
             results=flat.results,
-            data=_code(optimizer),
+            code=_code(optimizer),
             note=note(None, model, flat),
         )
 

@@ -27,6 +27,7 @@ from ._clip import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 from ._together import Optimizers, Together, each, heads
+from ._untrained import join
 
 _LOG = logging.getLogger("paraft")
 
@@ -281,7 +282,10 @@ class OnServers:
         # The optimizer's state of earlier steps: worker 0's, like its weights.
         resumes_elsewhere(run, model, flat, optimizer)
         vectors, updates = _optim.brought(optimizer, flat.params, flat.classes) if run.rank == 0 else ([], [])
-        session = run._join(
+        session = join(
+            run,
+            model,
+            flat,
             flat.tensors,
             flat.values.data_ptr(),
             flat.values.numel(),
@@ -597,7 +601,8 @@ class OnWorker:
         resumes_elsewhere(run, model, self.flat, None)
         values = self.flat.values
         said = note(None, model, self.flat)
-        self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings, note=said)
+        vector = (self.flat.tensors, values.data_ptr(), values.numel(), values)
+        self._session = join(run, model, self.flat, *vector, settings=settings, note=said)
         run._front = weakref.ref(self)
         self.flat.attach(buffers=True, shared=False)
         self.flat.spread()
