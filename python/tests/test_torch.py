@@ -338,6 +338,46 @@ def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, fleet: Any)
     run.finish()
 
 
+def momentum(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+#: Optimizers whose momentum a scheduler cycles, too, as it does by default.
+CYCLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "momentum": (momentum, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=41)),
+    "betas": (lambda p: torch.optim.AdamW(p, lr=0.01), lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.01, total_steps=41)),
+    "up and down": (momentum, lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=10)),
+}
+
+
+@pytest.mark.parametrize("cycles", CYCLES)
+def test_scheduler_that_cycles_the_momentum_is_as_plain(cycles: str, fleet: Any) -> None:
+    make, scheduler = CYCLES[cycles]
+    run = paraft.init(fleet)
+    both = []
+    for _ in range(2):
+        m = models.model("mlp")
+        o = make(m.parameters())
+        both.append((m, o, scheduler(o)))
+    run.prepare(both[0][0], both[0][1])
+    for batch in models.batches("mlp", 0, 40):
+        for m, o, s in both:
+            models.loss(m, batch).backward()
+            o.step()
+            o.zero_grad()
+            s.step()
+    same(both[0][0], both[1][0], 2e-7)
+    run.finish()
+
+
+def test_servers_refuse_a_momentum_that_a_scheduler_cycles(fleet: Any) -> None:
+    m = models.model("mlp")
+    o = momentum(m.parameters())
+    torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=41)
+    with pytest.raises(paraft.ConfigError, match="cycles its momentum"):
+        paraft.init(fleet).prepare(m, o, apply="servers")
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -91,6 +91,8 @@ def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         raise Unmapped(f"{kind.__name__} is none of the servers' optimizers: {known}")
     if any(g.get("maximize") for g in optimizer.param_groups):
         raise Unmapped("maximize=True: the servers descend; minimize the negative loss")
+    if any("base_momentum" in g for g in optimizer.param_groups):  # a scheduler has set it
+        raise Unmapped("a scheduler cycles its momentum (OneCycleLR, CyclicLR: cycle_momentum=True), and on the servers only lr changes")
     tables = [make(g) for g in optimizer.param_groups]
     for i, other in enumerate(tables[1:], 1):
         for key, value in tables[0].items():
@@ -274,7 +276,7 @@ class Watch:
                 if group.get(key) != value:
                     raise ConfigError(
                         f"{key} of parameter group {i} was changed from {value!r} to {group.get(key)!r}: on the servers only lr "
-                        "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
+                        "changes while a job trains; in mode bsp prepare(..., apply=\"mean\"), in others apply=\"worker\""
                     )
         rates = self.rates()
         self._note()

@@ -57,8 +57,8 @@ def main():
     torch.manual_seed(1)
     windows = signal(800).unfold(0, 33, 1)
     model = TCN()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = OneCycleLR(optimizer, 0.1, total_steps=args.steps + 1, cycle_momentum=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = OneCycleLR(optimizer, 0.05, total_steps=args.steps + 1)
     ddp = nn.parallel.DistributedDataParallel(model)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
