@@ -169,6 +169,35 @@ def test_checkpoint_loads_strictly_into_its_own_model(wrap: Any, fleet: Any, tmp
             assert torch.equal(v, w) or "tracked" in k or "seen" in k, k
 
 
+class Graph(nn.Module):
+    """Its graph is a sparse buffer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.out = nn.Linear(20, 10)
+        at = torch.arange(16)
+        self.register_buffer("graph", torch.sparse_coo_tensor(torch.stack((at, at.flip(0))), torch.full((16,), scale), check_invariants=True))
+
+    def forward(self, x: Any) -> Any:
+        return torch.sparse.mm(self.graph, self.out(x))
+
+
+def test_sparse_buffer_stays_the_workers_own(fleet: Any, tmp_path: Path) -> None:
+    m, plain = Graph(2.0), Graph(2.0)
+    o, po = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (m, plain))
+    run = paraft.init(fleet, settings={"checkpoint.dir": str(tmp_path)})
+    run.prepare(m, o)
+    train(m, o, "mlp", 2)
+    train(plain, po, "mlp", 2)
+    run.save()
+    run.finish()
+    assert torch.allclose(m.out.weight, plain.out.weight, atol=1e-6) and torch.equal(m.graph.to_dense(), plain.graph.to_dense())
+    other = Graph(3.0)
+    other.load_state_dict(paraft.torch.load_checkpoint(tmp_path, other)["model"], strict=True)
+    assert torch.equal(m.out.weight, other.out.weight) and float(other.graph.to_dense().max()) == 3.0
+
+
 @pytest.mark.parametrize(("first", "then"), [(compiled, lambda m: m), (lambda m: m, compiled)])
 def test_run_goes_on_with_and_without_the_compiler(first: Any, then: Any, start_fleet: Any, tmp_path: Path) -> None:
     m = first(models.model("mlp"))

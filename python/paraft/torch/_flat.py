@@ -54,7 +54,7 @@ class Flat:
         means: the places of the mean gradient, by parameter.
         state: the place of the optimizer's state.
         results: number of tensors that are results.
-        buffers: the running statistics at ``prepare``: persistent floating-point buffers with only finite values.
+        buffers: the running statistics at ``prepare``: persistent, dense floating-point buffers with only finite values.
             :meth:`statistics` has their present values.
     """
 
@@ -207,6 +207,9 @@ class Flat:
                 if not b.is_floating_point() or not b.numel():
                     continue
                 name = self._model.of(b)
+                if b.layout is not torch.strided:
+                    _LOG.info("`%s` is sparse: it is a constant, as of a graph, and each worker's own", name)
+                    continue
                 if not bool(own(b).to(torch.float32).isfinite().all()):
                     _LOG.info("`%s` holds infinities: it is a constant, as of a mask, and the servers do not hold it", name)
                     continue
