@@ -115,8 +115,8 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     def setup_optimizers(self, trainer: Any) -> None:
         """Joins the job, with the optimizer that the module's schedulers use."""
         super().setup_optimizers(trainer)
-        if len(self.optimizers) != 1:
-            raise ConfigError(f"configure_optimizers gives {len(self.optimizers)} optimizers; a job trains with one")
+        if not self.optimizers:
+            raise ConfigError("configure_optimizers gives no optimizer, and a job trains with one, or several")
         if self.run._leased:
             raise ConfigError("leased samples: Lightning asks for a batch ahead and ends an epoch by a loader's length; use its own loaders")
         stops = [c for c in trainer.callbacks if isinstance(c, pl.callbacks.EarlyStopping)]
@@ -129,14 +129,14 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             if options.setdefault(name, float(clips)) != clips:
                 raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
             trainer.gradient_clip_val = None  # Lightning would clip before the mean is computed
-        (optimizer,) = self.optimizers
         # For `fit(ckpt_path=...)`: Lightning loads it into the optimizer later, after the servers' start.
         found = getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None) or {}
         states = found.get("optimizer_states") or []
-        for state in states:
+        for optimizer, state in zip(self.optimizers, states):
             optimizer.load_state_dict(state)
         self._loaded = bool(states)
-        self.run.prepare(self.model, optimizer, **options)
+        several = len(self.optimizers) > 1
+        self.run.prepare(self.model, self.optimizers if several else self.optimizers[0], **options)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         def told() -> Any:

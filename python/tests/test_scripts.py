@@ -34,11 +34,6 @@ BOUNDS = {
     "series": 2e-7,
 }
 
-TWO_OPTIMIZERS = "run.prepare() takes one optimizer"
-CLIPS = "what clip_grad_norm_ does to gradients behind backward() is refused"
-#: What does not train yet, and why.
-NOT_YET = {"gan": TWO_OPTIMIZERS, "actor_critic": TWO_OPTIMIZERS, "gpt": CLIPS, "lstm": CLIPS}
-
 #: The ends of both ranks under DDP, by script.
 _UNDER_DDP: dict[str, list[dict[str, Any]]] = {}
 
@@ -115,21 +110,10 @@ def trains_as_under_ddp(name: str, text: str, fleet: Any, run_workers: Any, fold
     assert all(torch.equal(v, ours[1]["weights"][k]) for k, v in ours[0]["weights"].items() if "num_batches" not in k)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xfail(name in NOT_YET, reason=NOT_YET.get(name, ""), strict=False)) for name in BOUNDS]
-)
+@pytest.mark.parametrize("name", BOUNDS)
 def test_script_trains_as_under_ddp(name: str, fleet: Any, run_workers: Any, tmp_path: Path) -> None:
     text, lines = to_paraft(name)
     assert lines <= LINES
-    trains_as_under_ddp(name, text, fleet, run_workers, tmp_path)
-
-
-@pytest.mark.parametrize(("name", "norm"), [("gpt", "1.0"), ("lstm", "0.25")])
-def test_script_that_servers_clip_trains_as_under_ddp(name: str, norm: str, fleet: Any, run_workers: Any, tmp_path: Path) -> None:
-    text, lines = to_paraft(name)
-    text, clips = re.subn(r" +torch\.nn\.utils\.clip_grad_norm_\(.*\)\n", "", text)
-    assert clips == 1 and lines + clips <= LINES
-    text = text.replace("prepare(model, optimizer)", f"prepare(model, optimizer, clip_norm={norm})")
     trains_as_under_ddp(name, text, fleet, run_workers, tmp_path)
 
 

@@ -307,7 +307,7 @@ class OnServers:
 
     def _hook_all(self) -> None:
         params: list[tuple[int, Any]] = list(self._params)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params if p.requires_grad]
         self.run._hooks[self._others :] = self._hooks
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
