@@ -42,7 +42,7 @@ def whole(m: nn.Module) -> dict[str, Any]:
     return get_model_state_dict(m, options=StateDictOptions(full_state_dict=True))
 
 
-def grouped(out: str, servers: list[str], size: int, how: str, kind: str, optimizer: str) -> dict[str, Any]:
+def grouped(out: str, servers: list[str], size: int, how: str, kind: str, optimizer: str, clip: float) -> dict[str, Any]:
     """A rank of a worker of ``size`` ranks."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -56,6 +56,8 @@ def grouped(out: str, servers: list[str], size: int, how: str, kind: str, optimi
     trains, o = run.prepare(trains, models.optimizer(optimizer, m))
     for batch in models.batches(kind, rank, STEPS):
         models.loss(trains, batch).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(trains.parameters(), clip)
         o.step()
         o.zero_grad()
     stats = run.stats()
@@ -67,7 +69,7 @@ def grouped(out: str, servers: list[str], size: int, how: str, kind: str, optimi
     return {"step": stats["step"], "mode": stats["mode"], "pushed": stats["bytes_pushed"], "first": run.is_first}
 
 
-def by_ddp(out: str, kind: str, optimizer: str) -> None:
+def by_ddp(out: str, kind: str, optimizer: str, clip: float) -> None:
     """The same loop under DistributedDataParallel over all ranks."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -76,6 +78,8 @@ def by_ddp(out: str, kind: str, optimizer: str) -> None:
     o = models.optimizer(optimizer, m)
     for batch in models.batches(kind, rank, STEPS):
         models.loss(ddp, batch).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(m.parameters(), clip)
         o.step()
         o.zero_grad()
     if rank == 0:
@@ -84,14 +88,21 @@ def by_ddp(out: str, kind: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "optimizer", "within"),
-    [("ddp", "mlp", "momentum", 2e-6), ("ddp", "mlp", "adam", 1e-4), ("fsdp", "mlp", "adam", 1e-4), ("fsdp", "transformer", "momentum", 2e-6)],
+    ("how", "kind", "optimizer", "clip", "within"),
+    [
+        ("ddp", "mlp", "momentum", 0.0, 2e-6),
+        ("ddp", "mlp", "momentum", 0.1, 2e-6),
+        ("ddp", "mlp", "adam", 0.0, 1e-4),
+        ("fsdp", "mlp", "adam", 0.0, 1e-4),
+        ("fsdp", "mlp", "momentum", 0.1, 2e-6),
+        ("fsdp", "transformer", "momentum", 0.0, 2e-6),
+    ],
 )
 def test_two_groups_of_two_are_four_ranks_of_ddp(
-    fleet: paraft.Fleet, run_workers: Callable[..., Any], tmp_path: Path, how: str, kind: str, optimizer: str, within: float
+    fleet: paraft.Fleet, run_workers: Callable[..., Any], tmp_path: Path, how: str, kind: str, optimizer: str, clip: float, within: float
 ) -> None:
-    said = run_workers(fleet, grouped, 4, str(tmp_path), fleet.servers, 2, how, kind, optimizer).values
-    run_workers(None, by_ddp, 4, str(tmp_path), kind, optimizer)
+    said = run_workers(fleet, grouped, 4, str(tmp_path), fleet.servers, 2, how, kind, optimizer, clip).values
+    run_workers(None, by_ddp, 4, str(tmp_path), kind, optimizer, clip)
     ddp = torch.load(tmp_path / "ddp.pt")
     largest = max(float(t.abs().max()) for t in ddp.values())
     for rank in range(4):
@@ -218,8 +229,8 @@ class TwoOutputs(nn.Module):
         return {"first": out.detach().clone().requires_grad_() * 2, "second": out}
 
 
-def clips(servers: list[str], how: str, scales: bool) -> str:
-    """A rank of a group that clips gradients by itself."""
+def changes(servers: list[str], how: str, scales: bool) -> str:
+    """A rank of a group that changes gradients by itself."""
     dist.init_process_group("gloo")
     run = paraft.init(servers=servers, rank=0, workers=1, group=dist.group.WORLD)
     m = TwoOutputs()
@@ -232,7 +243,8 @@ def clips(servers: list[str], how: str, scales: bool) -> str:
         scaler.scale(nn.functional.cross_entropy(trains(batch[0])["second"], batch[1])).backward()
         if by_hand:
             scaler.unscale_(o)
-            nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+            for p in m.parameters():
+                p.grad.mul_(0.5)
         try:
             scaler.step(o)
         except paraft.MisuseError as e:
@@ -246,8 +258,8 @@ def clips(servers: list[str], how: str, scales: bool) -> str:
 
 
 @pytest.mark.parametrize(("how", "scales"), [("ddp", False), ("fsdp", False), ("ddp", True)])
-def test_clipping_in_a_group_is_said(how: str, scales: bool, fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
-    for said in run_workers(fleet, clips, 2, fleet.servers, how, scales, timeout=60).values:
+def test_a_changed_gradient_in_a_group_is_said(how: str, scales: bool, fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
+    for said in run_workers(fleet, changes, 2, fleet.servers, how, scales, timeout=60).values:
         assert said.count("clip_norm=") == 1, said
 
 

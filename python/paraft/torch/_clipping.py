@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _MEAN = "prepare(..., apply=\"mean\") allows it in mode bsp"
 
 
-def marks(gradients: list[Optional[torch.Tensor]]) -> list[Any]:
-    """What changes when gradients do, or are others."""
-    return [None if g is None else (g._version, g.data_ptr()) for g in gradients]
-
-
 class Clipping:
     """What a script clips in a step."""
 
@@ -30,15 +25,16 @@ class Clipping:
         self._of = weakref.ref(front)
         #: Gradients are pushed as those of clipped steps, whose rounds wait for the norm.
         self.by_norm = False
-        #: The marks of the gradients that a clip_grad_norm_() of this step has handed over, and which of several optimizers they are of.
-        self.handed: Optional[list[Any]] = None
+        #: A clip_grad_norm_() of this step has handed its gradients over: those of which of several optimizers.
+        self.handed = False
         self.of: Optional[int] = None
         self._norm = math.nan
         #: The bound on values that the servers know, and whether the script has given it in this step.
         self.value: Optional[float] = None
         self._said_value = False
-        #: The marks of the gradients of the last step, from the first call on.
-        self._stepped: Optional[list[Any]] = None
+        #: The script has clipped before, so that backward passes are told of; and whether there was one since the last call or step.
+        self._hears = False
+        self.fresh = True
         #: A GradScaler has unscaled the gradients of this step.
         self.unscaled = False
 
@@ -48,9 +44,6 @@ class Clipping:
         assert front is not None
         return front
 
-    def _marks(self) -> list[Any]:
-        return marks([p.grad for p in self._front.flat.params])
-
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script clips, or asks for a norm. Returns what the call returns; None: torch does it.
 
@@ -58,23 +51,24 @@ class Clipping:
             MisuseError: the servers cannot do it.
         """
         front = self._front
-        run, now = front.run, self._marks()
-        fresh = any(now) and now != self._stepped
-        first, self._stepped = self._stepped is None, self._stepped or []
-        if first and front._steps and call.name == "get_total_norm":
-            fresh = False  # of the last step's gradients, for all that is known
-        if run._quiet or run._finished or run._waits or not fresh:
+        run = front.run
+        if not self._hears:
+            self._hears = True
+            front.hear_backward()
+            # In the middle of training it may be of the last step's gradients, for all that is known.
+            self.fresh = not front._steps or call.name != "get_total_norm"
+        if run._quiet or run._finished or run._waits or not (self.fresh or self.handed):
             return None
         if run.mode != "bsp":
             self._by_worker()
             return None
         of = self._whole(call)
-        if self.handed is not None and (self.of != of or self.handed != now):
+        if self.handed and (self.of != of or self.fresh):
             self._left_out()
         if call.name == "clip_grad_value_":
             return self._by_value(call.number("clip_value"))
         if call.name == "clip_grads_with_norm_":
-            if self.handed is None or abs(call.number("total_norm") - self._norm) > 1e-6 * abs(self._norm):
+            if not self.handed or abs(call.number("total_norm") - self._norm) > 1e-6 * abs(self._norm):
                 raise MisuseError(f"clip_grads_with_norm_() with another norm than the last get_total_norm()'s: {_MEAN}")
             self._ask(call, of, call.number("max_norm"))
             return (None,)
@@ -111,7 +105,7 @@ class Clipping:
 
     def _by_value(self, value: float) -> tuple[None]:
         front = self._front
-        if self.handed is not None:
+        if self.handed:
             return self._late("clip_grad_value_() behind clip_grad_norm_()")
         if not value > 0:
             raise MisuseError(f"clip_grad_value_({value:g}): the servers clip to a value above 0; {_MEAN}")
@@ -129,7 +123,7 @@ class Clipping:
         if bound is not None and not bound > 0:
             raise MisuseError(f"{call.name}(max_norm={bound:g}): the servers clip to a norm above 0; {_MEAN}")
         gradients: list[tuple[int, int]] = []
-        if self.handed is None:
+        if not self.handed:
             if self._said_value:
                 raise MisuseError(f"clip_grad_norm_() behind clip_grad_value_(): the servers clip by norm first; {_MEAN}")
             if front.clips_by_setting:
@@ -142,7 +136,7 @@ class Clipping:
             front.run._joined()
             skips = self.unscaled and not all(bool(p.grad.isfinite().all()) for p in front.flat.params if p.grad is not None)
             gradients = front.hand_over(of, scaled=self.unscaled, skips=skips)
-            self.handed, self.of = self._marks(), of
+            self.handed, self.of, self.fresh = True, of, False
         self._norm = front.run._asked(lambda session: session.norm(gradients, bound))
 
     def _left_out(self) -> None:
@@ -152,7 +146,7 @@ class Clipping:
                 "clip_grad_norm_() has pushed the gradients of a step, and optimizer.step() did not follow: the other workers wait for it. To leave "
                 f"steps out, {_MEAN}"
             )
-        self.handed = None
+        self.handed = False
         try:
             self._front.run._finish_step([])
         except DivergedError:
@@ -164,13 +158,11 @@ class Clipping:
             if self._front.is_early:
                 raise MisuseError("clip_grad_value_() was not called in this step, and its gradients are pushed as if: prepare(..., overlap=False)")
             self.value = None
-        return self.handed is not None
+        return self.handed
 
     def ends(self) -> None:
         """The step's gradients are pushed."""
-        self.handed, self._said_value, self.unscaled = None, False, False
-        if self._stepped is not None:
-            self._stepped = self._marks()
+        self.handed = self.fresh = self._said_value = self.unscaled = False
 
     def follows(self) -> None:
         """The step is over: another mode may be in force."""

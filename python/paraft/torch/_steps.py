@@ -89,15 +89,16 @@ class _Notes:
     """Runs after each forward pass of a group's rank, whose gradients torch writes until the end of the backward
     pass: records them at that end, after all of torch's own work."""
 
-    def __init__(self, front: OnServers) -> None:
+    def __init__(self, front: OnServers, note: Callable[[OnServers], None]) -> None:
         self._front = weakref.ref(front)
+        self._note = note
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         front = self._front()
         if front is None or front.run._quiet:
             return
         engine: Any = torch.autograd.Variable._execution_engine
-        note = front.note
+        note = functools.partial(self._note, front)
         computed: Any
         for computed in _computed(output):  # a loss may use any of them
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
@@ -216,7 +217,7 @@ class OnServers:
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
         if self._push is _Push.TRY and grouped:
-            self._hooks = [model.register_forward_hook(_Notes(self))]
+            self._hooks = [model.register_forward_hook(_Notes(self, OnServers.note))]
             run._hooks += self._hooks
         elif self._push is _Push.TRY:
             self._hook_all()
@@ -237,6 +238,34 @@ class OnServers:
         unscaled now."""
         self._clipping.unscaled = True
         return False
+
+    def hear_backward(self) -> None:
+        """From now on backward passes say that there are new gradients."""
+        model = self.flat._root()
+        if self.run._group is not None and model is not None:
+            hooks: list[Any] = [model.register_forward_hook(_Notes(self, OnServers.heard))]
+        else:
+            me = weakref.ref(self)
+
+            def computed(p: torch.Tensor) -> None:
+                front = me()
+                if front is not None:
+                    front.heard()
+
+            hooks = []
+            params: list[Any] = self.flat.params  # untyped in torch
+            for p in params:
+                trains = p.requires_grad
+                p.requires_grad_(True)  # a script may freeze it meanwhile, as a GAN's
+                hooks.append(p.register_post_accumulate_grad_hook(computed))
+                p.requires_grad_(trains)
+        self.run._hooks[self._others : self._others] = hooks
+        self._others += len(hooks)
+
+    def heard(self) -> None:
+        """A gradient was computed."""
+        if not self.run._quiet:
+            self._clipping.fresh = True
 
     @property
     def is_early(self) -> bool:
