@@ -259,6 +259,11 @@ impl Run {
         self.on(py, |inner, _| inner.run()?.leave_out(&groups))
     }
 
+    /// Whether the last step, which left groups out, changed nothing because of another worker.
+    fn missed_round(&self, py: Python<'_>) -> PyResult<bool> {
+        self.on(py, |inner, _| Ok(inner.run()?.missed_round()))
+    }
+
     /// Skips this step: nothing is pushed, and it counts as done.
     fn skip(&self, py: Python<'_>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.skip())

@@ -154,6 +154,22 @@ def test_what_was_loaded_before_goes_on(fleet: Any) -> None:
             assert torch.allclose(p, b.get_parameter(name), atol=1e-5), name
 
 
+def out_of_order(servers: list[str]) -> str:
+    run = paraft.init(servers=servers)
+    g, d, (of_g, of_d) = gan()
+    run.prepare([g, d], [of_g, of_d])
+    _, noise = batch(run.rank, 0)
+    d(g(noise)).sum().backward()
+    (of_g if run.rank == 0 else of_d).step()
+    return "both"
+
+
+def test_workers_that_step_in_another_order_are_told(fleet: Any, start_workers: Any) -> None:
+    workers = start_workers(None, out_of_order, 2, fleet.servers)
+    assert [w.wait() != 0 for w in workers] == [True, True]
+    assert all("in the same order" in w.err for w in workers), [w.said() for w in workers]
+
+
 def test_what_cannot_be_is_said(fleet: Any) -> None:
     g, d, (of_g, of_d) = gan()
     run = paraft.init(fleet)

@@ -402,6 +402,11 @@ class OnServers:
         self._clipping.ends()
         self.run._finish_step(gradients)
         self._clipping.follows()
+        if of is not None and found_inf is None and not self.run._over and self._session.missed_round():
+            raise MisuseError(
+                "this step was applied on no worker: the other workers stepped another optimizer than this one, or had a gradient that is not finite. "
+                "All workers step their optimizers in the same order"
+            )
 
     def hand_over(
         self, of: Optional[int], *, scaled: bool = False, scale: Optional[torch.Tensor] = None, skips: bool = False

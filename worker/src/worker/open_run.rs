@@ -18,7 +18,7 @@ use crate::{
 };
 use next_action::NextAction;
 use paraft_client::Counters;
-use paraft_common::{Layout, Mode, Step, optim::Overrides};
+use paraft_common::{Layout, Mode, Step, TensorKind, optim::Overrides};
 use paraft_models::Evaluation;
 use paraft_record::event;
 use std::{
@@ -72,6 +72,8 @@ pub struct OpenRun {
     moved: bool,
     /// Steps without the first group, which the servers count as skipped.
     left_out: u64,
+    /// Groups that the last step left out, and the buckets' versions before it.
+    before: Option<(Vec<u16>, Vec<u64>)>,
     /// A step is pushed, and its wait is not over.
     waits: bool,
     slow: Slowdown,
@@ -138,6 +140,7 @@ impl OpenRun {
             chunk: Vec::new(),
             moved: false,
             left_out: 0,
+            before: None,
             waits: false,
             slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
@@ -368,7 +371,18 @@ impl OpenRun {
         let step = self.pushing()?;
         self.pushes.leave_out(&mut self.driver, step, groups)?;
         self.left_out += u64::from(groups.contains(&0));
+        self.before = Some((groups.to_vec(), self.driver.client.versions()));
         Ok(())
+    }
+
+    /// Whether the last step, which left groups out, changed nothing in the others: in a round another worker has left
+    /// those out, or has skipped the step. Then no worker's gradients of the step are applied.
+    pub fn missed_round(&mut self) -> bool {
+        let Some((out, before)) = self.before.take() else { return false };
+        let (now, rounds) = (self.driver.client.versions(), self.driver.client.mode().1.averages());
+        let buckets = self.driver.layout.buckets().iter().zip(before.iter().zip(&now));
+        let mut own = buckets.filter(|(b, _)| b.kind == TensorKind::Param && !out.contains(&b.group));
+        rounds && own.any(|(_, (before, now))| now <= before)
     }
 
     /// Skips this step, for example because a gradient is not finite: it counts as done. In a mode with averaging,
