@@ -501,8 +501,12 @@ def _is_held(t: torch.Tensor) -> bool:
 
 def is_sharded(t: torch.Tensor) -> bool:
     """Whether this is a rank's shard of a tensor, as with FSDP2."""
-    tensor = sys.modules.get("torch.distributed.tensor")  # torch imports it only for sharding, and slowly
-    return tensor is not None and isinstance(t, tensor.DTensor)
+    # Torch imports it only for sharding, and slowly. Until 2.4 its place is `_tensor`, and `tensor` has other things.
+    for place in ("torch.distributed.tensor", "torch.distributed._tensor"):
+        kind = getattr(sys.modules.get(place), "DTensor", None)
+        if kind is not None:
+            return isinstance(t, kind)
+    return False
 
 
 def own(t: Any) -> torch.Tensor:
