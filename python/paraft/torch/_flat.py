@@ -249,6 +249,8 @@ class Flat:
             raise ConfigError(
                 "the model is sharded (FSDP2, DTensor), and its ranks are one worker: paraft.init(group=...) with the ranks of its mesh"
             )
+        if not all(hasattr(p, "__create_chunk_list__") for p in self.params if is_sharded(p)):
+            raise ConfigError(f"the model is sharded (FSDP2, DTensor), and torch {torch.__version__} does not say which part a rank has: that takes a newer one")
         shards: list[Any] = [*self.params]
         for name, p in zip(self.names, shards):
             if not is_sharded(p):
