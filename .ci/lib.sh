@@ -135,8 +135,24 @@ find_torch() {
     fi
 }
 
+# A Python with the oldest PyTorch that the package works with, in PARAFT_OLDEST_TORCH_PYTHON. Without it nothing is tested with that.
+find_oldest_torch() {
+    local venv=$target/oldest-torch-venv tests=python/tests/oldest why="the oldest PyTorch:"
+    if [[ -n ${PARAFT_OLDEST_TORCH_PYTHON:-} ]]; then
+        say "PARAFT_OLDEST_TORCH_PYTHON is $PARAFT_OLDEST_TORCH_PYTHON"
+        return
+    fi
+    if ! command -v python3 >/dev/null; then
+        skip "$why no python3"
+    elif [[ -e $venv/done ]] || { say "the oldest PyTorch, once" && python3 -m venv "$venv" && install_torch "$venv/bin/python" && touch "$venv/done"; }; then
+        PARAFT_OLDEST_TORCH_PYTHON=$(realpath -s "$venv/bin/python")
+    else
+        skip "$why it could not be installed with pip"
+    fi
+}
+
 # Without CUDA's libraries: empty ones are put in their place.
-install_torch() { # the Python
+install_torch() { # the Python; $tests has the requirements
     local install=("$1" -m pip install --quiet --disable-pip-version-check)
     "${install[@]}" --requirement "$tests/requirements.txt" &&
         "${install[@]}" --no-deps --requirement "$tests/requirements-torch.txt" &&
@@ -208,15 +224,30 @@ check_engine() { # the program, the engine, its seconds
 }
 
 # The Python package from its source, with the extension and the program of the development build.
-test_python() {
-    local python=$PARAFT_TORCH_PYTHON extension=python/paraft/_paraft.abi3.so
+use_source() {
+    extension=python/paraft/_paraft.abi3.so
     cp "$target/debug/lib_paraft.so" "$scratch/extension" && mv "$scratch/extension" "$extension"
     PARAFT_PROGRAM=$(realpath "$target/debug/paraft")
     export PARAFT_PROGRAM PYTHONPATH=$PWD/python
+}
+
+test_python() {
+    local python=$PARAFT_TORCH_PYTHON extension
+    use_source
     "$python" -m mypy --strict --cache-dir "$scratch/mypy" python/paraft .ci/torch_stubs.py
     (cd "$scratch" && "$python" -m mypy.stubtest paraft._paraft)
     # Tests wait for other processes more than they compute.
     "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 2 --dist worksteal python/tests "$@"
+    rm -f "$extension"
+}
+
+# What trains with PyTorch, with its oldest release; groups of ranks by FSDP2 and frameworks over PyTorch need newer ones.
+test_oldest_torch() {
+    local python=$PARAFT_OLDEST_TORCH_PYTHON extension name suites=()
+    use_source
+    for name in torch plain misuse mean mean_clip clipping together writes untrained checkpoints scripts; do suites+=("python/tests/test_$name.py"); done
+    "$python" -c 'import sys, torch; print(f"    torch {torch.__version__}, Python {sys.version.split()[0]}")'
+    "$python" -m pytest --quiet -p no:cacheprovider --numprocesses 2 --dist worksteal "${suites[@]}"
     rm -f "$extension"
 }
 

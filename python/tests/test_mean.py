@@ -96,6 +96,10 @@ OPTIMIZERS: dict[str, tuple[str, Any]] = {
     "clipped": ("mlp", Lion),
     **{name: ("mlp", make) for name, (make, _) in models.OPTIMIZERS.items()},
 }
+# Torch has Adafactor since 2.5, and Muon since 2.9.
+for _case, _class in (("adafactor", "Adafactor"), ("torch's muon", "Muon")):
+    if not hasattr(torch.optim, _class):
+        del OPTIMIZERS[_case]
 #: The norm at which the mean is clipped.
 CLIP = 0.1
 
@@ -218,7 +222,10 @@ def trained_through_faults(case: str, out: str, servers: list[str], until: int, 
     return began
 
 
-@pytest.mark.parametrize("case", ["lion", "muon", "torch's muon", "adafactor", "asgd", "rprop", "amsgrad", "sgd", "adagrad", "nadam"])
+DIES = ["lion", "muon", "torch's muon", "adafactor", "asgd", "rprop", "amsgrad", "sgd", "adagrad", "nadam"]
+
+
+@pytest.mark.parametrize("case", [case for case in DIES if case in OPTIMIZERS])
 def test_weights_stay_the_same_whatever_dies(case: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
     fleet = start_fleet(3)
     args = [case, str(tmp_path), fleet.servers, 40]

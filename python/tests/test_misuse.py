@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,16 @@ def test_local_steps_behind_the_last_push_are_pushed_in_the_end(fleet: paraft.Fl
         steps(m, o, n)
     for a, b in zip(plain.parameters(), m.parameters()):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_a_release_of_torch_that_is_too_old_is_refused() -> None:
+    from paraft.torch import _release
+
+    for release in ("1.13.1", "2.3.1+cu121"):
+        with pytest.raises(paraft.ConfigError, match=f"torch {re.escape(release)} is older than 2.4"):
+            _release.check(release)
+    for release in ("2.4.0", "2.10.0a0+git1", "3.0"):
+        _release.check(release)
 
 
 def test_an_address_that_is_none_is_said_at_once() -> None:

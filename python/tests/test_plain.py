@@ -411,6 +411,18 @@ def test_model_saved_midway_loads_without_paraft(fleet: Any, tmp_path: Path) -> 
     run.close()
 
 
+def test_script_with_tensor_parallelism_imported_trains(fleet: Any) -> None:
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    run, m = paraft.init(fleet), models.model("mlp")
+    before = copy.deepcopy(m.state_dict())
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    train(m, o, "mlp", 2)
+    run.finish()
+    assert not torch.equal(m.state_dict()["0.weight"], before["0.weight"])
+
+
 def test_prepare_in_inference_mode_trains(fleet: Any) -> None:
     m = models.model("mlp")
     o = models.optimizer("sgd", m)

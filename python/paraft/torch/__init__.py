@@ -12,6 +12,7 @@ import torch
 from .._constraints import Constraint
 from .._run import Run, push_settings, toml
 from ..errors import ConfigError, MisuseError
+from . import _release  # noqa: F401  (first: it checks torch's release)
 from . import _optim
 from ._checkpoints import export_dcp, load_checkpoint
 from ._flat import is_sharded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import logging
@@ -70,7 +71,8 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
     Raises:
         DataError: see :func:`load_checkpoint`.
     """
-    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint import state_dict_saver as saver
 
     found = opened(checkpoint)
     state: dict[str, Any] = {"model": found.model(), "step": torch.tensor(found.step)}
@@ -81,7 +83,12 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
         state["optimizer"] = {"state": {n: s for n in names if (s := found.state_of(n))}, "param_groups": groups}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")  # a group is not needed
-        save(state, checkpoint_id=to, no_dist=True)
+        if "no_dist" in inspect.signature(saver.save).parameters:
+            saver.save(state, checkpoint_id=to, no_dist=True)
+        else:
+            # In an older torch save() waits for the other ranks where there is a process group, and only what it is made of can do without.
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            saver.save_state_dict(state, FileSystemWriter(to), no_dist=True)
 
 
 class Checkpoint:

@@ -249,6 +249,8 @@ class Flat:
             raise ConfigError(
                 "the model is sharded (FSDP2, DTensor), and its ranks are one worker: paraft.init(group=...) with the ranks of its mesh"
             )
+        if not all(hasattr(p, "__create_chunk_list__") for p in self.params if is_sharded(p)):
+            raise ConfigError(f"the model is sharded (FSDP2, DTensor), and torch {torch.__version__} does not say which part a rank has: that takes a newer one")
         shards: list[Any] = [*self.params]
         for name, p in zip(self.names, shards):
             if not is_sharded(p):
@@ -501,8 +503,12 @@ def _is_held(t: torch.Tensor) -> bool:
 
 def is_sharded(t: torch.Tensor) -> bool:
     """Whether this is a rank's shard of a tensor, as with FSDP2."""
-    tensor = sys.modules.get("torch.distributed.tensor")  # torch imports it only for sharding, and slowly
-    return tensor is not None and isinstance(t, tensor.DTensor)
+    # Torch imports it only for sharding, and slowly. Until 2.4 its place is `_tensor`, and `tensor` has other things.
+    for place in ("torch.distributed.tensor", "torch.distributed._tensor"):
+        kind = getattr(sys.modules.get(place), "DTensor", None)
+        if kind is not None:
+            return isinstance(t, kind)
+    return False
 
 
 def own(t: Any) -> torch.Tensor:
