@@ -71,7 +71,7 @@ def export_dcp(checkpoint: _Path, to: _Path) -> None:
     Raises:
         DataError: see :func:`load_checkpoint`.
     """
-    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint import state_dict_saver as saver
 
     found = opened(checkpoint)
