@@ -2,9 +2,9 @@
 
 use paraft_common::Payload;
 use paraft_store::{
-    Disk, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
+    Disk, PairContents, PairFile, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
     faulty::{FaultyDisk, ForgetfulDisk, Survivors},
-    read_small, write_small,
+    read_pair, read_small, write_small,
 };
 use std::{path::Path, sync::Arc};
 
@@ -185,4 +185,78 @@ fn reserved_chunks_are_filled_in_any_order() {
     let missing = writer.finish().unwrap_err().to_string();
     assert!(missing.contains("chunk 2 was reserved and not written"), "{missing}");
     assert_eq!(SnapshotReader::open(&*disk, path).unwrap().chunks(), 5, "the one before stays");
+}
+
+/// Runs `change` on a disk that dies after each number of changes; calls `each` with whether it was done, and the disk
+/// after every kind of crash.
+fn dying(
+    old: &ForgetfulDisk,
+    change: impl Fn(&dyn Disk) -> bool,
+    mut each: impl FnMut(bool, &ForgetfulDisk),
+) {
+    for changes in 0..20 {
+        let memory = old.crash(Survivors::Everything);
+        let dying = FaultyDisk::new(Arc::new(memory.clone()));
+        dying.dead_after(Some(changes));
+        let done = change(&dying);
+        let coins = (0..20).map(Survivors::Some);
+        for survivors in [Survivors::Synced, Survivors::Everything].into_iter().chain(coins) {
+            each(done, &memory.crash(survivors));
+        }
+        // The next process may rely on what it finds, unless the copies differ.
+        let found = vote(&memory);
+        assert!(!found.agree || vote(&memory.crash(Survivors::Synced)).bytes == found.bytes, "{changes}");
+    }
+}
+
+fn vote(disk: &dyn Disk) -> PairContents {
+    read_pair(disk, Path::new(VOTE)).unwrap().unwrap()
+}
+
+#[test]
+fn overwritten_file_is_old_or_new_after_any_crash() {
+    let old = disk();
+    write_small(&old, Path::new(VOTE), b"the oldest").unwrap();
+    assert_eq!(vote(&old), PairContents { bytes: b"the oldest".to_vec(), agree: true });
+    // The first contents replace the file, the others overwrite it; each is acknowledged before its second copy.
+    let contents = [b"1", b"2", b"3", b"4"];
+    for acknowledged in 0..contents.len() {
+        let change = |disk: &dyn Disk| {
+            let Ok(mut file) = PairFile::create(disk, Path::new(VOTE), contents[0]) else { return false };
+            contents[1..=acknowledged].iter().all(|c| file.write(*c).is_ok())
+        };
+        dying(&old, change, |done, after| {
+            let found = vote(after).bytes;
+            let expected = if done { contents[acknowledged].to_vec() } else { found.clone() };
+            assert_eq!(found, expected, "{acknowledged}");
+        });
+    }
+}
+
+#[test]
+fn copy_that_is_damaged_later_is_replaced_by_the_other() {
+    let disk = disk();
+    let mut file = PairFile::create(&disk, Path::new(VOTE), b"term 6").unwrap();
+    file.write(b"term 7").unwrap();
+    assert_eq!(vote(&disk), PairContents { bytes: b"term 7".to_vec(), agree: false });
+    file.complete().unwrap();
+    assert_eq!(vote(&disk), PairContents { bytes: b"term 7".to_vec(), agree: true });
+    let good = disk.contents(Path::new(VOTE)).unwrap();
+    let flip = |at: &[usize]| {
+        let mut flipped = good.clone();
+        at.iter().for_each(|at| flipped[*at] ^= 0x40);
+        disk.put(Path::new(VOTE), flipped);
+        read_pair(&disk, Path::new(VOTE))
+    };
+    for at in 0..34 {
+        for copy in [0, 4096] {
+            let found = flip(&[copy + at]).unwrap().unwrap();
+            assert_eq!(found, PairContents { bytes: b"term 7".to_vec(), agree: false }, "{at} of {copy}");
+        }
+        let refused = flip(&[at, 4096 + at]).unwrap_err();
+        assert!(refused.is_damage() && refused.to_string().contains(VOTE), "{at}: {refused}");
+    }
+    disk.put(Path::new(VOTE), good[..8191].to_vec());
+    assert!(read_pair(&disk, Path::new(VOTE)).unwrap_err().is_damage(), "it is cut");
+    assert!(PairFile::create(&disk, Path::new(VOTE), &[0; 4069]).is_err(), "too long");
 }
