@@ -235,25 +235,24 @@ impl Fleet {
             Settings::Flags { .. } if self.fault_points.is_some() => ANY_PORT,
             _ => &self.listens[id],
         };
-        let (server, direct) = self.later_server(id as u32, listen, id < self.addresses.len())?;
+        let mut server = self.server(id as u32, listen, id < self.addresses.len())?;
+        let direct = server.first_line()?;
+        // It listens once it has read its disk.
+        server.tell(&self.addresses.join(","))?;
+        self.reach(id as u32, &direct)?;
         self.listens[id] = direct;
         self.servers[id] = server;
         Ok(())
     }
 
-    /// Starts a server of a fleet that is founded; returns it with the address that it listens on.
-    fn later_server(&self, id: u32, listen: &str, founds: bool) -> Result<(Process, String), Failure> {
-        let mut server = self.server(id, listen, founds)?;
-        let direct = server.first_line()?;
-        self.reach(id, &direct)?;
-        server.tell(&self.addresses.join(","))?;
-        Ok((server, direct))
-    }
-
     /// Starts one more server, which joins the running fleet behind its reserved proxy. It is in none
     /// of the fleet's lists. Call it once at most.
     pub fn join_server(&mut self) -> Result<(), Failure> {
-        let (server, direct) = self.later_server(self.servers.len() as u32, ANY_PORT, false)?;
+        let id = self.servers.len() as u32;
+        let mut server = self.server(id, ANY_PORT, false)?;
+        let direct = server.first_line()?;
+        self.reach(id, &direct)?;
+        server.tell(&self.addresses.join(","))?;
         self.listens.push(direct);
         self.servers.push(server);
         Ok(())
