@@ -112,8 +112,10 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
         .build()
         .map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     runtime.block_on(async {
-        let listener = bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
-        let at = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?;
+        let own_folder = args.data.clone().or_else(|| own.as_deref().map(folder));
+        let returns = conduct.is_none() && own_folder.is_some_and(|data| data.join(IDENTITY).exists());
+        let port = bind(&listen, returns).await.map_err(|e| taken(args, &listen, &e))?;
+        let at = port.address().map_err(|e| Failure::new(exit::IO, e))?;
         let bound = at.to_string();
         // `meet` waits and blocks with its own runtime.
         let met = conduct.map(|c| tokio::task::block_in_place(|| (c.meet)(at))).transpose()?;
@@ -177,6 +179,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
             Some(at) => Some(TcpListener::bind(at).await.map_err(|e| taken(args, &at.to_string(), &e))?),
         };
         let server = start(options).await.map_err(failure)?;
+        let listener = port.listen().map_err(|e| taken(args, &listen, &e))?;
         let id = server.id();
         tracing::info!(%id, %address, %shape, "serving");
         if let Some(at) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {

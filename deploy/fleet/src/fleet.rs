@@ -9,7 +9,7 @@ pub use crate::files::{JOB_FILE, REPORT_FILE, SERVERS_FILE, server_data, server_
 use crate::{
     certs::Certs,
     failure::Failure,
-    faults::Faults,
+    faults::{Faults, proxy::Proxies},
     pages,
     process::{self, Audience, Process},
     script::{self, Rendezvous},
@@ -24,6 +24,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     io::IsTerminal,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -154,7 +155,7 @@ impl Fleet {
                     Err(e) => return Err(e),
                 }
             };
-            let address = self.reach(id, &direct)?;
+            let address = self.reach(id, &direct, Proxies::point)?;
             self.listens.push(direct);
             self.addresses.push(address);
         }
@@ -169,13 +170,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// The address of the server that listens on `direct`, for other processes.
-    fn reach(&self, id: u32, direct: &str) -> Result<String, Failure> {
+    /// The address of the server that listens on `direct`, for other processes. `lead`: [`Proxies::point`], or
+    /// [`Proxies::aim`] if it does not listen yet.
+    fn reach(&self, id: u32, direct: &str, lead: fn(&Proxies, u32, SocketAddr)) -> Result<String, Failure> {
         let Some(fault_points) = &self.fault_points else { return Ok(direct.to_string()) };
         let target = direct
             .parse()
             .map_err(|e| Failure::new(exit::FAILED, format!("server-{id} listens on `{direct}`: {e}")))?;
-        fault_points.proxies.point(id, target);
+        lead(&fault_points.proxies, id, target);
         Ok(fault_points.proxies.addresses()[id as usize].clone())
     }
 
@@ -235,25 +237,24 @@ impl Fleet {
             Settings::Flags { .. } if self.fault_points.is_some() => ANY_PORT,
             _ => &self.listens[id],
         };
-        let (server, direct) = self.later_server(id as u32, listen, id < self.addresses.len())?;
+        let mut server = self.server(id as u32, listen, id < self.addresses.len())?;
+        let direct = server.first_line()?;
+        // It listens once it has read its disk.
+        self.reach(id as u32, &direct, Proxies::aim)?;
+        server.tell(&self.addresses.join(","))?;
         self.listens[id] = direct;
         self.servers[id] = server;
         Ok(())
     }
 
-    /// Starts a server of a fleet that is founded; returns it with the address that it listens on.
-    fn later_server(&self, id: u32, listen: &str, founds: bool) -> Result<(Process, String), Failure> {
-        let mut server = self.server(id, listen, founds)?;
-        let direct = server.first_line()?;
-        self.reach(id, &direct)?;
-        server.tell(&self.addresses.join(","))?;
-        Ok((server, direct))
-    }
-
     /// Starts one more server, which joins the running fleet behind its reserved proxy. It is in none
     /// of the fleet's lists. Call it once at most.
     pub fn join_server(&mut self) -> Result<(), Failure> {
-        let (server, direct) = self.later_server(self.servers.len() as u32, ANY_PORT, false)?;
+        let id = self.servers.len() as u32;
+        let mut server = self.server(id, ANY_PORT, false)?;
+        let direct = server.first_line()?;
+        self.reach(id, &direct, Proxies::point)?;
+        server.tell(&self.addresses.join(","))?;
         self.listens.push(direct);
         self.servers.push(server);
         Ok(())

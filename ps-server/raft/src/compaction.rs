@@ -3,7 +3,7 @@
 use super::{
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
-    machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
+    machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES, enough_on_disk},
     sleep_state::Sleep,
     types::Types,
 };
@@ -44,7 +44,11 @@ impl CompactionInputs {
         if in_memory > SNAPSHOT_BYTES && paraft_host::memory::is_short() {
             return false;
         }
-        let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
+        let state_bytes = self.state_bytes.load(Relaxed);
+        let enough = match self.log.is_on_disk() {
+            true => enough_on_disk(state_bytes),
+            false => state_bytes.max(SNAPSHOT_BYTES),
+        };
         if bytes >= MAX_KEPT_FACTOR * enough || entries >= MAX_KEPT_FACTOR * 4 * SNAPSHOT_ENTRIES {
             return false;
         }

@@ -4,7 +4,7 @@
 //! <data>/log/     the log of all groups here (`logs.rs`)
 //! <data>/shard-3/
 //!   replica     name of this replica, and of its founding
-//!   vote        the vote, replaced as a whole
+//!   vote        the vote, in two copies
 //!   begun       the log has had entries
 //!   log-place   where its log lies, and under which key
 //!   log/        its log, while the folder is quarantined
@@ -23,7 +23,9 @@ use super::{
     types::{Entry, LogId, Vote},
     wire,
 };
-use paraft_store::{Disk, Log, Record, Recovered, SharedLog, read_small, write_small};
+use paraft_store::{
+    Disk, Log, PairContents, PairFile, Record, Recovered, SharedLog, read_pair, read_small, write_small,
+};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -88,6 +90,17 @@ impl Folder {
         write_small(&*self.disk, &path, bytes).map_err(FolderError::at(&path))
     }
 
+    /// The vote's bytes.
+    fn vote(&self) -> Result<Option<PairContents>, FolderError> {
+        Ok(read_pair(&*self.disk, &self.path.join(DataFile::Vote.name()))?)
+    }
+
+    /// Replaces the vote's file, durably.
+    pub(super) fn create_vote(&self, bytes: &[u8]) -> io::Result<PairFile> {
+        self.disk.create_dir_all(&self.path)?;
+        PairFile::create(&*self.disk, &self.path.join(DataFile::Vote.name()), bytes)
+    }
+
     /// Renames the folder within its parent; its content does not change.
     pub fn rename(&self, name: &str) -> Result<PathBuf, FolderError> {
         let to = self.path.with_file_name(name);
@@ -118,15 +131,16 @@ impl Folder {
         let (vote, last) = self.read_all()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
         let vote = Vote::new(last.committed_leader_id().term + MAX_TERMS_AHEAD, me.0);
-        self.write(DataFile::Vote, &wire::encode(&vote).map_err(FolderError::passing)?)?;
+        let vote = wire::encode(&vote).map_err(FolderError::passing)?;
+        self.create_vote(&vote).map_err(FolderError::at(&self.path))?;
         Ok(true)
     }
 
     fn read_all(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
-        let vote: Option<Vote> = match self.read(DataFile::Vote) {
+        let vote: Option<Vote> = match self.vote() {
             Err(e) if e.is_damage() => None,
             vote => {
-                let decoded = vote?.map(|v| wire::decode(&v)).transpose();
+                let decoded = vote?.map(|v| wire::decode(&v.bytes)).transpose();
                 decoded.map_err(|e| FolderError::passing(format!("{}: {e}", self.path.display())))?
             }
         };
@@ -161,7 +175,12 @@ impl Folder {
         }
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(unknown)?;
-        let vote = self.read(DataFile::Vote)?.map(|b| wire::decode(&b)).transpose().map_err(unknown)?;
+        let found = self.vote()?;
+        // The process ended while it wrote a vote, which may not be durable.
+        if let Some(PairContents { bytes, agree: false }) = &found {
+            self.create_vote(bytes).map_err(FolderError::at(path))?;
+        }
+        let vote = found.map(|v| wire::decode(&v.bytes)).transpose().map_err(unknown)?;
         // The founding entry is written before any vote; every later entry follows from a vote.
         let promised = purged.is_some() || last.is_some_and(|l| l.index > 0);
         if vote.is_none() && promised {

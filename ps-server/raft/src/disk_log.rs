@@ -5,6 +5,7 @@ use super::{
     records::{entry_of, record_of},
     storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
+    vote_file::VoteFile,
     wire,
 };
 use paraft_store::Log;
@@ -21,18 +22,21 @@ pub struct DiskLog {
     /// `None` after [`Self::close`].
     log: RwLock<Option<Log>>,
     folder: Folder,
+    vote: VoteFile,
     begun: AtomicBool,
 }
 
 impl DiskLog {
     /// `begun`: the log is known to have had entries.
     pub fn new(log: Log, folder: Folder, begun: bool) -> Self {
-        Self { log: RwLock::new(Some(log)), folder, begun: begun.into() }
+        let vote = VoteFile::new(folder.clone());
+        Self { log: RwLock::new(Some(log)), folder, vote, begun: begun.into() }
     }
 
     /// Closes its part of the server's log: later calls fail, and the replica can be opened again even while
     /// handles of the ended one exist.
     pub fn close(&self) {
+        self.vote.close();
         let log = self.log.write().take();
         drop(log); // outside the lock
     }
@@ -78,13 +82,15 @@ impl DiskLog {
         self.log.read().as_ref().map_or((0, 0), Log::length)
     }
 
-    /// Blocks until everything queued is on disk, and then the vote.
+    /// Returns when the vote and everything queued before it is on disk. Both are written at the same time: a vote
+    /// without these entries is that of a replica that had not received them.
     pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
+        let log = self.log()?;
+        let Some(voted) = self.vote.write(*vote, wire::encode(vote).map_err(invalid)?) else { return Ok(()) };
         let (tx, rx) = tokio::sync::oneshot::channel();
-        self.log()?.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
+        log.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
         rx.await.map_err(|_| io::Error::other("the log's writer has ended"))??;
-        let (folder, bytes) = (self.folder.clone(), wire::encode(vote).map_err(invalid)?);
-        blocking(move || folder.write(DataFile::Vote, &bytes).map_err(io::Error::other)).await
+        voted.await.map_err(|_| io::Error::other("the vote's writer has ended"))?
     }
 
     /// Drops every entry after `last`.

@@ -134,7 +134,7 @@ impl Group {
         if belief.holds(vote, now) {
             return true;
         }
-        let Some(leader) = self.connection(vote.leader_id().voted_for) else { return false };
+        let Some(leader) = self.connection(vote.leader_id().voted_for, false) else { return false };
         if !(belief.is_open(now) || self.last_evidence_was_true(belief, accused).await)
             || !self.has_ended(&leader, vote).await
         {
@@ -197,6 +197,7 @@ impl Group {
             others.filter(|id| *id != m.id && *id != vote.leader_id().voted_for).collect()
         };
         let majority = (others.len() + 2) / 2 + 1; // including this replica and the leader
+        others.iter().for_each(|id| self.prepare_appends(*id, vote));
         let asked = others.into_iter().map(|id| async move {
             let seen: Option<EvidenceAnswer> = self.ask(id, PeerCall::Ended, vote, ANSWER_TIMEOUT).await;
             seen.map(|seen| (id, seen))
@@ -206,6 +207,16 @@ impl Group {
         let seen: Vec<_> = join_all(asked).await.into_iter().flatten().filter(|(_, s)| s.ended).collect();
         let own = (self.last(), rank(self.me.0));
         seen.len() + 1 >= majority && seen.iter().all(|(id, s)| (s.last, rank(*id)) < own)
+    }
+
+    /// Opens the connection that a leader's appends use, with the same question: its handshake takes as long as the
+    /// election.
+    fn prepare_appends(&self, member: u64, vote: &Vote) {
+        let Some(connection) = self.connection(member, true) else { return };
+        let vote = *vote;
+        tokio::spawn(async move {
+            let _ = connection.ask::<_, EvidenceAnswer>(PeerCall::Ended, &vote, ANSWER_TIMEOUT).await;
+        });
     }
 
     fn last(&self) -> Option<LogId> {

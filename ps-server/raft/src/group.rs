@@ -336,10 +336,10 @@ impl Group {
     }
 
     /// The connection to another member, for messages that are not openraft's.
-    pub(super) fn connection(&self, member: u64) -> Option<Connection> {
+    pub(super) fn connection(&self, member: u64, bulk: bool) -> Option<Connection> {
         let metrics = self.raft.server_metrics();
         let m = metrics.borrow_watched();
-        Some(self.network.connection(member, m.membership_config.get_node(&member)?, false))
+        Some(self.network.connection(member, m.membership_config.get_node(&member)?, bulk))
     }
 
     /// Asks another member a question that is not openraft's; `None`: no answer.
@@ -350,7 +350,7 @@ impl Group {
         question: &Q,
         ttl: Duration,
     ) -> Option<A> {
-        let answer = self.connection(member)?.ask(call, question, ttl).await;
+        let answer = self.connection(member, false)?.ask(call, question, ttl).await;
         answer
             .inspect_err(
                 |e| tracing::debug!(group = %self.name, member, error = %e, "a member does not answer"),

@@ -9,7 +9,7 @@
 //! - `log`: the log, in memory, and on disk if the job requires it.
 //! - `logs`: the log on disk that all groups of the server share. `disk_log`: one replica's part of it, of
 //!   `records`.
-//! - `disk`: a replica's folder. `snapshot`: the file in it. `storage`: errors of both.
+//! - `disk`: a replica's folder. `snapshot`, `vote_file`: files in it. `storage`: errors of both.
 //! - `replicated`: the trait of the state that a group replicates. `machine`: applies committed entries; snapshots.
 //! - `image`: a snapshot as bytes. `apply_error`: why a replica cannot apply an entry or a snapshot.
 //! - `checks`: digests of the state at agreed indices.
@@ -69,6 +69,7 @@ mod testing;
 mod ticks;
 mod timekeeper;
 mod types;
+mod vote_file;
 mod voter_logs;
 mod wire;
 

@@ -40,6 +40,8 @@ const MAX_APPEND_BYTES: usize = 1 << 20;
 const MAX_APPLY_BYTES: usize = 16 << 20;
 /// Bytes of durable, applied entries that stay in memory: a follower that is only a little behind causes no reads.
 const RECENT_BYTES: usize = 64 << 20;
+/// Half of that, if the state is not larger: a server counts as much for the log as for the state.
+const FEW_RECENT_BYTES: usize = RECENT_BYTES / 2;
 /// Bytes of durable, unapplied entries that stay in memory. If applying falls further behind, it reads them back.
 const UNAPPLIED_BYTES: usize = 256 << 20;
 
@@ -74,6 +76,8 @@ struct Inner {
     durable: u64,
     /// Entries below this index are applied.
     applied: u64,
+    /// As many bytes of applied entries stay in memory; `None`: [`RECENT_BYTES`].
+    recent: Option<usize>,
 }
 
 impl Inner {
@@ -94,7 +98,8 @@ impl Inner {
         let mut gone = Vec::new();
         while let Some(first) = self.entries.first_entry() {
             let (index, on_disk) = (*first.key(), *first.key() < self.durable);
-            let most = if index < self.applied { RECENT_BYTES } else { UNAPPLIED_BYTES };
+            let recent = self.recent.unwrap_or(RECENT_BYTES);
+            let most = if index < self.applied { recent } else { UNAPPLIED_BYTES };
             if !on_disk || self.bytes <= most {
                 break;
             }
@@ -155,6 +160,17 @@ impl ReplicaLog {
     pub fn in_memory(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         let inner = Arc::downgrade(&self.inner);
         move || inner.upgrade().map_or(0, |inner| inner.lock().bytes as u64)
+    }
+
+    /// Whether it is on disk.
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Keeps about as many bytes of applied entries in memory as the state has.
+    pub(super) fn keep_recent(&self, state_bytes: u64) {
+        let state_bytes = usize::try_from(state_bytes).unwrap_or(usize::MAX);
+        self.inner.lock().recent = Some(state_bytes.clamp(FEW_RECENT_BYTES, RECENT_BYTES));
     }
 
     /// Records that all entries up to `index` are applied.

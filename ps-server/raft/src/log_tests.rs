@@ -104,6 +104,9 @@ async fn entries_that_are_on_disk_and_applied_do_not_stay_in_memory() {
     let LogSize { entries, bytes, in_memory } = log.size();
     assert_eq!((entries, bytes / MIB as u64), (150, 150));
     assert!(in_memory <= RECENT_BYTES as u64 && in_memory > RECENT_BYTES as u64 / 2, "{in_memory}");
+    log.keep_recent(1 << 10);
+    log.applied(150);
+    assert!(log.size().in_memory <= FEW_RECENT_BYTES as u64, "as for a small state");
 }
 
 /// Slow applying (during a snapshot) must not fill the memory either.

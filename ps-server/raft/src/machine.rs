@@ -37,15 +37,25 @@ const MAX_MEMORY_LOG_BYTES: u64 = 256 << 20;
 /// soon are still in the caches, while a long log would need fresh pages from the kernel.
 const MAX_LONE_LOG_BYTES: u64 = 4 << 20;
 
+/// A log on disk may be this many times as long as the state: then a snapshot adds an eighth to what is written.
+const DISK_LOG_FACTOR: u64 = 8;
+/// ...up to this size, which takes a second to apply after a start.
+const MAX_DISK_LOG_BYTES: u64 = 256 << 20;
+
 /// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state, so the log must have
 /// grown by as much. A log in memory costs memory and its compaction nothing, but a follower further behind gets
 /// the whole state.
 fn enough_bytes(state_bytes: u64, on_disk: bool, alone: bool) -> u64 {
     match (on_disk, alone) {
-        (true, _) => state_bytes.max(SNAPSHOT_BYTES),
+        (true, _) => enough_on_disk(state_bytes),
         (false, true) => MAX_LONE_LOG_BYTES,
         (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MAX_MEMORY_LOG_BYTES),
     }
+}
+
+/// [`enough_bytes`] of a log on disk.
+pub(super) fn enough_on_disk(state_bytes: u64) -> u64 {
+    (DISK_LOG_FACTOR.saturating_mul(state_bytes)).clamp(SNAPSHOT_BYTES, MAX_DISK_LOG_BYTES).max(state_bytes)
 }
 
 /// Bound on the memory of replaced state with readers (the snapshot in progress, a digest, a checkpoint, pulls):
@@ -108,8 +118,16 @@ impl Machine {
             outdated_bytes: OUTDATED_BYTES,
             impatient: false,
         };
-        machine.state_bytes.store(machine.state.bytes(), Relaxed);
+        machine.note_bytes();
         Ok(machine)
+    }
+
+    /// Notes the state's size, and returns it.
+    fn note_bytes(&self) -> u64 {
+        let bytes = self.state.bytes();
+        self.state_bytes.store(bytes, Relaxed);
+        self.log.keep_recent(bytes);
+        bytes
     }
 
     /// The state's size; shared with the compaction.
@@ -267,8 +285,7 @@ impl RaftStateMachine<Types> for Machine {
             self.apply_run(&mut run).await?;
         }
         let (bytes, count) = self.since_snapshot;
-        let state_bytes = self.state.bytes();
-        self.state_bytes.store(state_bytes, Relaxed);
+        let state_bytes = self.note_bytes();
         let alone = self.membership.nodes().count() <= 1;
         if bytes > enough_bytes(state_bytes, self.file.is_some(), alone) || count > SNAPSHOT_ENTRIES {
             self.since_snapshot = (0, 0);
@@ -300,7 +317,7 @@ impl RaftStateMachine<Types> for Machine {
         }
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
-        self.state_bytes.store(self.state.bytes(), Relaxed);
+        self.note_bytes();
         self.since_snapshot = (0, 0);
         self.installed.fetch_add(1, Relaxed);
         Ok(())

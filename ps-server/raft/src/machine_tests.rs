@@ -165,3 +165,12 @@ async fn snapshot_with_damaged_part_is_refused_naming_its_file() {
     );
     assert!(back.writes() == 0, "nothing has changed");
 }
+
+#[test]
+fn log_on_disk_is_cut_when_a_snapshot_adds_little() {
+    const MIB: u64 = 1 << 20;
+    for (state, log) in [(0, 32), (1, 32), (16, 128), (100, 256), (256, 256), (3000, 3000)] {
+        assert_eq!(enough_bytes(state * MIB, true, false), log * MIB, "a state of {state} MiB");
+    }
+    assert_eq!(enough_bytes(16 * MIB, false, false), 32 * MIB, "in memory it costs memory");
+}

@@ -220,8 +220,8 @@ impl RaftNetworkV2<Types> for Connection {
         Box::pin(async move {
             // Before any dial: openraft backs off before it provides a request.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
-            if let Some(before) = self.voter_logs.answer(self.target, &first) {
-                return Ok(stream::once(ready(Ok(Ok(Some(before))))).boxed());
+            if let Some(answer) = self.voter_logs.answer(self.target, &first) {
+                return Ok(stream::once(ready(Ok(answer))).boxed());
             }
             self.appends(first, input).await.map_err(unreachable)
         })
@@ -253,6 +253,7 @@ impl RaftNetworkV2<Types> for Connection {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+        self.voter_logs.sends_snapshot(self.target, vote);
         let send = self.send_snapshot(vote, snapshot, option.hard_ttl().max(Duration::from_secs(5)));
         tokio::select! {
             closed = cancel => Err(StreamingError::Closed(closed)),

@@ -1,4 +1,5 @@
-//! A server's data on disk: the log of its replicas, small files that are replaced as a whole, and snapshots.
+//! A server's data on disk: the log of its replicas, small files that are replaced as a whole or
+//! overwritten, and snapshots.
 //!
 //! It handles bytes, indices and files, and knows nothing of Raft, shards or the meaning of an entry. It has no
 //! async code: the log has a writer thread, the rest runs on the caller's thread and waits for the disk.
@@ -18,11 +19,13 @@ mod error;
 pub mod faulty;
 pub mod files;
 mod log;
+mod pair;
 mod small;
 mod snapshot;
 
 pub use disk::{Access, Disk, DiskFile, DiskLock, RealDisk};
 pub use error::{StoreError, is_damage, said};
 pub use log::{Log, LogOptions, LogStats, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record, Recovered, SharedLog};
+pub use pair::{MAX_PAIR_BYTES, PairContents, PairFile, read_pair};
 pub use small::{MAX_SMALL_BYTES, read_small, write_small};
 pub use snapshot::{MAX_CHUNK_BYTES, SnapshotReader, SnapshotWriter};

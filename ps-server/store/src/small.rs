@@ -18,11 +18,11 @@ use std::{
 /// Maximum bytes of contents, because a small file is read into memory at once.
 pub const MAX_SMALL_BYTES: usize = 1 << 20;
 
-const MAGIC: [u8; 8] = *b"PARAFTSM";
+pub(crate) const MAGIC: [u8; 8] = *b"PARAFTSM";
 const VERSION: u32 = 1;
-const PREFIX: usize = 20;
+pub(crate) const PREFIX: usize = 20;
 
-fn checksum(version: u32, contents: &[u8]) -> u32 {
+pub(crate) fn checksum(version: u32, contents: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&version.to_le_bytes());
     crc.update(&(contents.len() as u32).to_le_bytes());
@@ -50,16 +50,26 @@ pub fn write_small(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()>
         let what = format!("{} bytes for {}; at most {MAX_SMALL_BYTES}", bytes.len(), path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let mut prefix = Vec::with_capacity(PREFIX);
-    prefix.extend(MAGIC);
-    prefix.extend(VERSION.to_le_bytes());
-    prefix.extend((bytes.len() as u32).to_le_bytes());
-    prefix.extend(checksum(VERSION, bytes).to_le_bytes());
+    let prefix = prefix(VERSION, bytes);
+    replace(disk, path, &mut [IoSlice::new(&prefix), IoSlice::new(bytes)])
+}
 
+/// What precedes contents.
+pub(crate) fn prefix(version: u32, contents: &[u8]) -> [u8; PREFIX] {
+    let mut out = [0; PREFIX];
+    out[..8].copy_from_slice(&MAGIC);
+    out[8..12].copy_from_slice(&version.to_le_bytes());
+    out[12..16].copy_from_slice(&(contents.len() as u32).to_le_bytes());
+    out[16..].copy_from_slice(&checksum(version, contents).to_le_bytes());
+    out
+}
+
+/// Replaces the file `path` by one of these parts. It is durable on return.
+pub(crate) fn replace(disk: &dyn Disk, path: &Path, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
     let temp = temporary(path);
     let written = (|| {
         let mut file = disk.open(&temp, Access::Create)?;
-        file.write_at(0, &mut [IoSlice::new(&prefix), IoSlice::new(bytes)])?;
+        file.write_at(0, parts)?;
         file.sync()?;
         disk.rename(&temp, path)
     })();

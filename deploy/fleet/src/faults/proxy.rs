@@ -120,10 +120,17 @@ impl Proxies {
         &self.addresses
     }
 
+    /// Sets the address of a server, which may not listen yet.
+    pub fn aim(&self, server: u32, target: SocketAddr) {
+        if self.shared.fronts.len() > server as usize {
+            self.shared.targets.send_modify(|all| all[server as usize] = Some(target));
+        }
+    }
+
     /// Sets the address of a server; returns when it is reachable through its proxy.
     pub fn point(&self, server: u32, target: SocketAddr) {
         let Some(front) = self.shared.fronts.get(server as usize) else { return };
-        self.shared.targets.send_modify(|all| all[server as usize] = Some(target));
+        self.aim(server, target);
         let began = Instant::now();
         while !*front.listens.borrow() && began.elapsed() < OPEN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));

@@ -2,9 +2,9 @@
 
 use paraft_common::Payload;
 use paraft_store::{
-    Disk, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
+    Disk, PairContents, PairFile, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
     faulty::{FaultyDisk, ForgetfulDisk, Survivors},
-    read_small, write_small,
+    read_pair, read_small, write_small,
 };
 use std::{path::Path, sync::Arc};
 
@@ -185,4 +185,64 @@ fn reserved_chunks_are_filled_in_any_order() {
     let missing = writer.finish().unwrap_err().to_string();
     assert!(missing.contains("chunk 2 was reserved and not written"), "{missing}");
     assert_eq!(SnapshotReader::open(&*disk, path).unwrap().chunks(), 5, "the one before stays");
+}
+
+fn vote(disk: &dyn Disk) -> PairContents {
+    read_pair(disk, Path::new(VOTE)).unwrap().unwrap()
+}
+
+#[test]
+fn overwritten_file_has_what_was_acknowledged_after_any_crash() {
+    // The first contents replace the file, the others overwrite it. They have two sectors: a crash may leave half of a
+    // copy.
+    let contents = [0, 1, 2, 3, 4].map(|i| vec![i; 800]);
+    for changes in 0..30 {
+        let memory = disk();
+        write_small(&memory, Path::new(VOTE), &contents[0]).unwrap();
+        assert_eq!(vote(&memory), PairContents { bytes: contents[0].clone(), agree: true });
+        let dying = FaultyDisk::new(Arc::new(memory.clone()));
+        dying.dead_after(Some(changes));
+        let mut acknowledged = 0;
+        if let Ok(mut file) = PairFile::create(&dying, Path::new(VOTE), &contents[1]) {
+            acknowledged = 1 + contents[2..].iter().take_while(|c| file.write(c).is_ok()).count();
+        }
+        let after = |survivors| {
+            let found = vote(&memory.crash(survivors)).bytes;
+            let number = contents.iter().position(|c| *c == found).expect("never a mixture");
+            assert!(number >= acknowledged, "{changes} changes, {survivors:?}: {number} of {acknowledged}");
+            found
+        };
+        (0..20).map(Survivors::Some).for_each(|coins| _ = after(coins));
+        // The next process may rely on what it finds, unless the copies differ.
+        let found = vote(&memory);
+        assert!(!found.agree || after(Survivors::Synced) == found.bytes, "{changes} changes");
+    }
+}
+
+#[test]
+fn copy_that_is_damaged_later_is_replaced_by_the_other() {
+    let disk = disk();
+    let mut file = PairFile::create(&disk, Path::new(VOTE), b"term 6").unwrap();
+    file.write(b"term 7").unwrap();
+    assert_eq!(vote(&disk), PairContents { bytes: b"term 7".to_vec(), agree: false });
+    file.complete().unwrap();
+    assert_eq!(vote(&disk), PairContents { bytes: b"term 7".to_vec(), agree: true });
+    let good = disk.contents(Path::new(VOTE)).unwrap();
+    let flip = |at: &[usize]| {
+        let mut flipped = good.clone();
+        at.iter().for_each(|at| flipped[*at] ^= 0x40);
+        disk.put(Path::new(VOTE), flipped);
+        read_pair(&disk, Path::new(VOTE))
+    };
+    for at in 0..34 {
+        for copy in [0, 4096] {
+            let found = flip(&[copy + at]).unwrap().unwrap();
+            assert_eq!(found, PairContents { bytes: b"term 7".to_vec(), agree: false }, "{at} of {copy}");
+        }
+        let refused = flip(&[at, 4096 + at]).unwrap_err();
+        assert!(refused.is_damage() && refused.to_string().contains(VOTE), "{at}: {refused}");
+    }
+    disk.put(Path::new(VOTE), good[..8191].to_vec());
+    assert!(read_pair(&disk, Path::new(VOTE)).unwrap_err().is_damage(), "it is cut");
+    assert!(PairFile::create(&disk, Path::new(VOTE), &[0; 4069]).is_err(), "too long");
 }
