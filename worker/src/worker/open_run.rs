@@ -1,5 +1,7 @@
 //! A worker whose own loop decides what is trained and when it ends, such as a PyTorch script.
 
+mod clipping;
+mod groups;
 mod mean;
 mod next_action;
 
@@ -18,7 +20,7 @@ use crate::{
 };
 use next_action::NextAction;
 use paraft_client::Counters;
-use paraft_common::{Layout, Mode, Step, TensorKind, optim::Overrides};
+use paraft_common::{Layout, Mode, Step, optim::Overrides};
 use paraft_models::Evaluation;
 use paraft_record::event;
 use std::{
@@ -307,82 +309,6 @@ impl OpenRun {
             }
         }
         driver.save_now(folder, &rates)
-    }
-
-    /// Whether the loop clips the next steps by the norm of their mean gradient ([`Self::norm`]), in modes with rounds. Set
-    /// it before a step's first gradient.
-    ///
-    /// # Errors
-    /// A gradient of the step was handed over.
-    pub fn clip_steps(&mut self, clips: bool) -> Result<(), WorkerError> {
-        if self.pushes.begun() && self.clips != clips {
-            return Err(misuse("gradients of this step are on their way: clip from the next step on"));
-        }
-        self.clips = clips;
-        self.driver.client.clip_steps(clips);
-        Ok(())
-    }
-
-    /// The norm of the step's mean gradient, over all workers; all its gradients are handed over. NaN: it is unknown, because
-    /// a gradient is not finite, or this worker was taken out. [`Self::step`] clips it to `bound`; `None`: it does not.
-    ///
-    /// # Errors
-    /// A gradient is missing, the loop does not clip, or the servers cannot be reached.
-    pub fn norm(&mut self, bound: Option<f64>) -> Result<f64, WorkerError> {
-        let step = self.pushing()?;
-        self.pushes.are_complete(&self.driver.layout)?;
-        if !self.clips {
-            return Err(misuse("the loop does not clip its steps: call clip_steps"));
-        }
-        self.bound = bound;
-        if self.norm.is_none() {
-            match self.driver.client.norm(step).map_err(WorkerError::from) {
-                Err(e) if e.is_not_finite() => {
-                    self.driver.client.skip(step);
-                    self.refused = self.refused.take().or(Some(e));
-                    return Ok(f64::NAN);
-                }
-                known => self.norm = Some(known?),
-            }
-        }
-        Ok(self.norm.flatten().map_or(f64::NAN, f64::sqrt))
-    }
-
-    /// Ends the wait of a clipped step's rounds.
-    fn clip(&mut self) -> Result<(), WorkerError> {
-        let Some(step) = self.to_clip else { return Ok(()) };
-        let known = match self.norm.take() {
-            Some(known) => known,
-            None => self.driver.client.norm(step)?,
-        };
-        if let Some(sum_of_squares) = known {
-            self.driver.client.clip_by_norm(step, sum_of_squares, self.bound);
-        }
-        (self.to_clip, self.bound) = (None, None);
-        Ok(())
-    }
-
-    /// Leaves groups of parameters out of this step, before its first gradient: their weights and their optimizer's state
-    /// stay. Every worker leaves out the same ones. Their tensors get no [`Self::ready`].
-    ///
-    /// # Errors
-    /// A gradient of the step was handed over, or the job has local steps.
-    pub fn leave_out(&mut self, groups: &[u16]) -> Result<(), WorkerError> {
-        let step = self.pushing()?;
-        self.pushes.leave_out(&mut self.driver, step, groups)?;
-        self.left_out += u64::from(groups.contains(&0));
-        self.before = Some((groups.to_vec(), self.driver.client.versions()));
-        Ok(())
-    }
-
-    /// Whether the last step, which left groups out, changed nothing in the others: in a round another worker has left
-    /// those out, or has skipped the step. Then no worker's gradients of the step are applied.
-    pub fn missed_round(&mut self) -> bool {
-        let Some((out, before)) = self.before.take() else { return false };
-        let (now, rounds) = (self.driver.client.versions(), self.driver.client.mode().1.averages());
-        let buckets = self.driver.layout.buckets().iter().zip(before.iter().zip(&now));
-        let mut own = buckets.filter(|(b, _)| b.kind == TensorKind::Param && !out.contains(&b.group));
-        rounds && own.any(|(_, (before, now))| now <= before)
     }
 
     /// Skips this step, for example because a gradient is not finite: it counts as done. In a mode with averaging,
