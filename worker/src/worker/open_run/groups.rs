@@ -1,6 +1,6 @@
 //! Steps that leave groups of parameters out.
 
-use super::{OpenRun, misuse};
+use super::OpenRun;
 use crate::worker::WorkerError;
 use paraft_common::TensorKind;
 
