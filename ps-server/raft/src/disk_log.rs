@@ -41,6 +41,11 @@ impl DiskLog {
         drop(log); // outside the lock
     }
 
+    /// After [`Self::close`], waits until no vote is being written.
+    pub fn settle(&self) {
+        self.vote.settle();
+    }
+
     fn log(&self) -> io::Result<Log> {
         let closed =
             || io::Error::new(io::ErrorKind::BrokenPipe, "this replica has ended: its log is closed");

@@ -369,14 +369,16 @@ impl Group {
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
         self.log.close();
+        let log = self.log.clone();
         if let Some(file) = self.file.clone()
             && let Err(e) = blocking(move || {
+                log.settle();
                 file.close();
                 Ok(())
             })
             .await
         {
-            tracing::warn!(group = %self.name, error = %e, "the replica's snapshot file may still be written");
+            tracing::warn!(group = %self.name, error = %e, "the replica's vote and snapshot may still be written");
         }
     }
 }

@@ -146,6 +146,13 @@ impl ReplicaLog {
         }
     }
 
+    /// After [`Self::close`], waits until no vote is being written.
+    pub fn settle(&self) {
+        if let Some(disk) = &self.disk {
+            disk.settle();
+        }
+    }
+
     /// The log's size.
     pub fn size(&self) -> LogSize {
         let (entries, in_memory) = {

@@ -50,9 +50,14 @@ impl VoteFile {
         }))
     }
 
-    /// No more votes are written.
+    /// No more votes are written from now on; one may be being written.
     pub fn close(&self) {
         self.0.closed.store(true, SeqCst);
+    }
+
+    /// Waits until none is being written.
+    pub fn settle(&self) {
+        drop(self.0.written.lock());
     }
 
     /// Writes a vote, encoded as `bytes`; the result says when it is durable. `None`: nobody needs to wait for that,

@@ -49,6 +49,7 @@ impl OnDisk {
         while self.file.0.written.lock().number < number {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
+        self.file.settle();
     }
 }
 
@@ -101,4 +102,19 @@ async fn ended_replica_writes_no_vote() {
     disk.file.close();
     assert!(disk.write(Vote::new(2, 7)).await.is_err());
     assert_eq!(disk.after_power_failure(), Some(Vote::new(1, 7)));
+}
+
+#[tokio::test]
+async fn file_does_not_change_after_the_end() {
+    let disk = OnDisk::new();
+    assert!(disk.write(Vote::new(1, 7)).await.expect("written"));
+    disk.idle().await;
+    disk.faults.slow_syncs(std::time::Duration::from_millis(30));
+    assert!(disk.write(Vote::new(2, 7)).await.expect("written"));
+    // Its second copy is still being written, by a thread that the end does not stop.
+    disk.file.close();
+    disk.file.settle();
+    let file = disk.memory.contents(&path());
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(disk.memory.contents(&path()), file);
 }
