@@ -36,6 +36,8 @@ OVERLAP_BYTES = 4 << 20
 #: The replacement of our hooks in a copy of the model, pickled or not: a function that does nothing, and needs
 #: nothing of this package.
 _NOTHING: tuple[Any, ...] = (functools.partial, (sys.audit, "torch.nn.Module.forward"))
+#: Steps of several optimizers between two looks whether they were skipped.
+_LOOKS = 16
 _STRIDED, _FLOAT32 = torch.strided, torch.float32
 #: The code of ``loss.backward()``, in whose frame ``self`` is the loss.
 _BACKWARD = getattr(torch.Tensor.backward, "__code__", None)
@@ -188,6 +190,8 @@ class OnServers:
         self.clips_by_setting = any(line.startswith("clip.") for line in settings)
         #: Whether the warning was logged that a script's own writes to weights do not last.
         self._told = False
+        #: Whether the error was logged that workers step different optimizers.
+        self._told_order = False
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
@@ -373,6 +377,18 @@ class OnServers:
         self._clipping.ends(of)
         self.run._finish_step(gradients)
         self._clipping.follows()
+        if of is not None and found_inf is None and self._steps % _LOOKS == 0:
+            self._see_order()
+
+    def _see_order(self) -> None:
+        """Logs that workers step different optimizers: such steps change nothing."""
+        skipped = self.run.stats()["skipped"]
+        if skipped and not self._told_order:
+            self._told_order = True
+            _LOG.error(
+                "%d steps, at least, were skipped by all workers: they did not step the same optimizer, or one had a gradient that is not finite. "
+                "Step the optimizers in the same order on all workers, also after a restart, which continues at run.step", skipped,
+            )
 
     def hand_over(
         self, of: Optional[int], *, scaled: bool = False, scale: Optional[torch.Tensor] = None, skips: bool = False
