@@ -45,6 +45,36 @@ def now_and_then(loop: Loop, batch: models.Batch, i: int) -> None:
     loop.o.step()
 
 
+def twice(loop: Loop, batch: models.Batch, i: int) -> None:
+    loop.backward(batch)
+    for bound in (0.05, 10.0) if i % 2 else (0.1, math.inf):
+        clip_grad_norm_(loop.params(), bound)
+    loop.o.step()
+    if i == 3:
+        clip_grad_norm_(loop.params(), math.inf)  # of what is stepped: no one's business
+
+
+def by_value_twice(loop: Loop, batch: models.Batch, i: int) -> None:
+    loop.backward(batch)
+    nn.utils.clip_grad_value_(loop.params(), 0.01)
+    nn.utils.clip_grad_value_(loop.params(), 0.05)
+    loop.o.step()
+
+
+def one_is_infinite(loop: Loop, batch: models.Batch, i: int) -> None:
+    loss = models.loss(loop.forward, batch)
+    (loss * math.inf if i == 4 and loop.rank == 1 else loss).backward()
+    norm = clip_grad_norm_(loop.params(), 0.1)
+    assert bool(norm.isfinite()) == (i != 4), f"step {i} of rank {loop.rank}: {norm}"
+    if i != 4:
+        loop.o.step()
+
+
+def one_matrix(rank: int) -> nn.Module:
+    torch.manual_seed(rank)
+    return nn.Linear(20, 10, bias=False)
+
+
 def adam(p: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(p, lr=1e-3, eps=1e-4)
 
@@ -61,6 +91,12 @@ CASES: dict[str, tuple[Callable[[Loop, models.Batch, int], None], Any, int, floa
     "now and then, pushed early": (now_and_then, loops.momentum, 3, 1e-6),
     "accumulated": (loops.accumulated, loops.momentum, 1, 1e-6),
     "in a closure": (loops.in_a_closure, loops.momentum, 1, 1e-6),
+    "twice": (twice, loops.momentum, 1, 1e-6),
+    "twice, pushed early": (twice, loops.momentum, 3, 1e-6),
+    "by value, twice": (by_value_twice, loops.momentum, 1, 1e-6),
+    "one is infinite": (one_is_infinite, loops.momentum, 1, 1e-6),
+    "one is infinite, pushed early": (one_is_infinite, loops.momentum, 3, 1e-6),
+    "one matrix": (loops.by_norm, loops.momentum, 1, 1e-6),
     "scaled": (loops.scaled, loops.momentum, 3, 1e-6),
 }
 if not hasattr(nn.utils, "get_total_norm"):  # new in torch 2.6
@@ -68,7 +104,7 @@ if not hasattr(nn.utils, "get_total_norm"):  # new in torch 2.6
 
 
 def made(case: str, rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    m = models.model("mlp", rank)
+    m = one_matrix(rank) if case == "one matrix" else models.model("mlp", rank)
     return m, CASES[case][1](m.parameters())
 
 
@@ -76,7 +112,7 @@ def trains(case: str, loop: Loop) -> Norms:
     for i, batch in enumerate(models.batches("mlp", loop.rank, loops.STEPS)):
         CASES[case][0](loop, batch, i)
         if case != "in a closure":
-            loop.o.zero_grad(set_to_none=i % 2 == 0)
+            loop.o.zero_grad(set_to_none=i % 2 == 0 or case == "one matrix")  # its memory is used again
     return loop.norms
 
 
@@ -197,9 +233,10 @@ def test_what_the_servers_cannot_clip_is_said_at_that_line(fleet: Any) -> None:
     o.step()
     backward()
     clip_grad_norm_(m.parameters(), 1.0)
-    backward()
     with pytest.raises(MisuseError, match="optimizer.step\\(\\) did not follow"):
-        clip_grad_norm_(m.parameters(), 1.0)
+        backward()
+    with pytest.raises(MisuseError, match="optimizer.step\\(\\) did not follow"):
+        o.step()
     run.close()
 
 

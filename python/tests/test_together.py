@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
-from paraft.errors import ConfigError  # noqa: E402
+from paraft.errors import ConfigError, MisuseError  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -112,6 +112,98 @@ def test_a_gan_survives_the_loss_of_a_server(start_fleet: Any, start_workers: An
     one, two = ends(tmp_path)
     assert apart(one, two) == 0
     assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
+
+
+def clipped(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], rank: int) -> None:
+    """One backward pass for both; each is clipped by its own bounds, also behind the other's step, and scaled."""
+    (g, d), (of_g, of_d) = models, optimizers
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for step in range(12):
+        real, noise = batch(rank, step)
+        losses = [g(noise).square().mean(), d(real).square().mean()]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if step % 3 == 2:
+            scaler.scale(losses[0] * (float("inf") if step == 5 else 1.0) + losses[1]).backward()
+            for model, optimizer in zip(models, optimizers):
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                scaler.step(optimizer)
+            scaler.update()
+            continue
+        sum(losses).backward()
+        if step % 3:
+            nn.utils.clip_grad_value_(g.parameters(), 0.001)
+            nn.utils.clip_grad_value_(d.parameters(), 0.02)
+            of_d.step()
+            of_g.step()
+        else:
+            nn.utils.clip_grad_norm_(g.parameters(), 0.1)
+            of_g.step()
+            nn.utils.clip_grad_norm_(d.parameters(), 0.05)
+            of_d.step()
+
+
+def clips(out: str, servers: list[str]) -> None:
+    g, d, optimizers = gan()
+    run = paraft.init(servers=servers, settings=SMALL_BUCKETS)
+    run.prepare([g, d], optimizers)
+    clipped([g, d], optimizers, run.rank)
+    run.finish()
+    torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/paraft {run.rank}.pt")
+
+
+def clips_by_ddp(out: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    g, d, optimizers = gan()
+    clipped([nn.parallel.DistributedDataParallel(m, broadcast_buffers=False) for m in (g, d)], optimizers, rank)
+    torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/ddp {rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_each_optimizer_is_clipped_by_its_own_bounds(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(None, clips_by_ddp, 2, str(tmp_path))
+    run_workers(None, clips, 2, str(tmp_path), start_fleet(3).servers)
+    one, two = ends(tmp_path)
+    assert apart(one, two) == 0
+    assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
+
+
+def test_clips_of_several_optimizers_that_cannot_be_are_said(fleet: Any) -> None:
+    g, d, (of_g, of_d) = gan()
+    run = paraft.init(fleet)
+    run.prepare([g, d], [of_g, of_d])
+    real, noise = batch(0, 0)
+    (g(noise).square().mean() + d(real).square().mean()).backward()
+    with pytest.raises(MisuseError, match="of the parameters of several optimizers"):
+        nn.utils.clip_grad_norm_([*g.parameters(), *d.parameters()], 1.0)
+    with pytest.raises(MisuseError, match="without `1.0.weight`.*no other way"):
+        nn.utils.clip_grad_norm_(list(d.parameters())[1:], 1.0)
+    nn.utils.clip_grad_norm_(g.parameters(), 1.0)
+    with pytest.raises(MisuseError, match="Step each optimizer before the next one is clipped"):
+        nn.utils.clip_grad_norm_(d.parameters(), 1.0)
+    run.close()
+
+
+def in_another_order(servers: list[str]) -> int:
+    g, d, optimizers = gan()
+    run = paraft.init(servers=servers)
+    run.prepare([g, d], optimizers)
+    of = [(g, optimizers[0], 8), (d, optimizers[1], 4)]
+    for _ in range(8):
+        for model, optimizer, width in of if run.rank else of[::-1]:
+            optimizer.zero_grad()
+            model(torch.ones(4, width)).square().mean().backward()
+            optimizer.step()
+    run.finish()
+    return run.step
+
+
+def test_workers_that_step_different_optimizers_are_told(fleet: Any, run_workers: Any) -> None:
+    for worker in run_workers(None, in_another_order, 2, fleet.servers):
+        assert worker.value == 16
+        assert worker.err.count("did not step the same optimizer") == 1
 
 
 def test_states_of_several_optimizers_are_saved_and_loaded(start_fleet: Any, tmp_path: Path) -> None:

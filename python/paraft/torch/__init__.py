@@ -150,7 +150,7 @@ def _several(run: Run, model: torch.nn.Module, optimizers: Sequence[Any], apply:
         raise ConfigError("the list has an optimizer twice")
     why = "several optimizers are the servers', "
     if apply not in ("auto", "servers"):
-        raise ConfigError(f"{why}so that apply is not {apply!r}")
+        raise ConfigError(f"several optimizers run on the servers: apply is \"servers\" or \"auto\", and not {apply!r}")
     if overlap:
         raise ConfigError(f"{why}and their gradients are pushed by step(): no overlap=True")
     if run._group is not None:

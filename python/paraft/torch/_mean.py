@@ -166,7 +166,7 @@ class OnMean(OnServers):
                 "call clip_grad_norm_(parameters, math.inf) before, which makes p.grad the mean of all workers"
             )
 
-    def unscales(self, scale: torch.Tensor) -> bool:
+    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> bool:
         # Scales may differ, as that of a worker that came back: the mean is of unscaled gradients.
         self._take(scale)
         return self._taken is not None and self._unscaled

@@ -300,13 +300,17 @@ class Watch:
         """The rate of a group, and what differs from its table."""
         was = self._tables[i]
         now = _table(_kind(self._owners[i]), group)
+        if now["kind"] != was["kind"]:  # of SGD: without momentum the servers keep no vector for it
+            key = "nesterov" if now.get("momentum") and was.get("momentum") else "momentum"
+            before = was["kind"] == "nesterov" if key == "nesterov" else was.get("momentum", 0)
+            raise self._fixed(i, key, before, group[key])
         changes = {"weight_decay": "weight_decay", **_CHANGES[was["kind"]]}
         for key in {**was, **now}:
             value = was.get(key)
             can = key in changes or key == "lr"
             # Without momentum the servers keep no vector for it.
             if now.get(key) != value and not (can and now["kind"] == was["kind"]) or key == "momentum" and (now.get(key) == 0) != (value == 0):
-                raise self._fixed(i, key, value, now.get(key))
+                raise self._fixed(i, key, bool(value) if key == "amsgrad" else value, now.get(key, False))
         if bool(group.get("maximize", False)) != self._maximizes[i]:
             raise self._fixed(i, "maximize", self._maximizes[i], group.get("maximize"))
         return now["lr"], {name: float(now[key]) for key, name in changes.items() if key in was and now[key] != was[key]}

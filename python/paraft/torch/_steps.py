@@ -89,16 +89,15 @@ class _Notes:
     """Runs after each forward pass of a group's rank, whose gradients torch writes until the end of the backward
     pass: records them at that end, after all of torch's own work."""
 
-    def __init__(self, front: OnServers, note: Callable[[OnServers], None]) -> None:
+    def __init__(self, front: OnServers) -> None:
         self._front = weakref.ref(front)
-        self._note = note
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         front = self._front()
         if front is None or front.run._quiet:
             return
         engine: Any = torch.autograd.Variable._execution_engine
-        note = functools.partial(self._note, front)
+        note = front.note
         computed: Any
         for computed in _computed(output):  # a loss may use any of them
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
@@ -183,8 +182,8 @@ class OnServers:
         self._shares = self._shared_gradients()
         self._kept: Optional[dict[torch.Tensor, dict[str, torch.Tensor]]] = None
         self._clipping = Clipping(self)
-        #: The bound on values that the servers know.
-        self._clip_value: Optional[float] = None
+        #: The bounds on values that the servers know.
+        self._clip_values: dict[Optional[int], float] = {}
         #: Whether the servers clip by a setting of the job.
         self.clips_by_setting = any(line.startswith("clip.") for line in settings)
         #: Whether the warning was logged that a script's own writes to weights do not last.
@@ -217,7 +216,7 @@ class OnServers:
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
         if self._push is _Push.TRY and grouped:
-            self._hooks = [model.register_forward_hook(_Notes(self, OnServers.note))]
+            self._hooks = [model.register_forward_hook(_Notes(self))]
             run._hooks += self._hooks
         elif self._push is _Push.TRY:
             self._hook_all()
@@ -233,39 +232,11 @@ class OnServers:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
         return self._clipping.clips(call)
 
-    def unscales(self, scale: torch.Tensor) -> bool:
+    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> bool:
         """A GradScaler is about to unscale gradients, or to look for infinities in them; returns whether they are
-        unscaled now."""
-        self._clipping.unscaled = True
+        unscaled now. ``of``: which of several optimizers they are of."""
+        self._clipping.unscaled.add(of)
         return False
-
-    def hear_backward(self) -> None:
-        """From now on backward passes say that there are new gradients."""
-        model = self.flat._root()
-        if self.run._group is not None and model is not None:
-            hooks: list[Any] = [model.register_forward_hook(_Notes(self, OnServers.heard))]
-        else:
-            me = weakref.ref(self)
-
-            def computed(p: torch.Tensor) -> None:
-                front = me()
-                if front is not None:
-                    front.heard()
-
-            hooks = []
-            params: list[Any] = self.flat.params  # untyped in torch
-            for p in params:
-                trains = p.requires_grad
-                p.requires_grad_(True)  # a script may freeze it meanwhile, as a GAN's
-                hooks.append(p.register_post_accumulate_grad_hook(computed))
-                p.requires_grad_(trains)
-        self.run._hooks[self._others : self._others] = hooks
-        self._others += len(hooks)
-
-    def heard(self) -> None:
-        """A gradient was computed."""
-        if not self.run._quiet:
-            self._clipping.fresh = True
 
     @property
     def is_early(self) -> bool:
@@ -354,6 +325,8 @@ class OnServers:
         self._pushed = {i: (p.grad, _stamp(p.grad)) for i, p in self._params if p.grad is not None}
 
     def _ready(self, i: int, gradient: torch.Tensor) -> None:
+        if self._clipping.handed is not None and i in self._pushed:
+            self._clipping.left_out()
         if i in self._pushed and self._push is _Push.EARLY:
             raise MisuseError(
                 f"the gradient of `{self.flat.names[i]}` was computed a second time before optimizer.step(), and the first is pushed: "
@@ -384,9 +357,7 @@ class OnServers:
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
-        if self._clipping.steps():
-            if self._clipping.of != of:
-                raise MisuseError("clip_grad_norm_() has pushed the gradients of one optimizer, and another one steps: step the first before")
+        if self._clipping.steps(of):
             gradients: list[tuple[int, int]] = []
         else:
             skips = found_inf is not None and float(found_inf) != 0.0
@@ -399,7 +370,7 @@ class OnServers:
             self._looks_in *= 2
             self._hook_all()
             self._push = _Push.TRY
-        self._clipping.ends()
+        self._clipping.ends(of)
         self.run._finish_step(gradients)
         self._clipping.follows()
         if of is not None and found_inf is None and not self.run._over and self._session.missed_round():
@@ -445,12 +416,13 @@ class OnServers:
 
     def tell_rates(self) -> None:
         """Passes on the options that a scheduler has set since."""
-        options, value = self._watch.changed(), self._clipping.value
-        if options is None and value == self._clip_value:
+        options, values = self._watch.changed(), self._clipping.values
+        if options is None and values == self._clip_values:
             return
-        self._clip_value = value
-        clip = {} if value is None else {"clip_value": value}
-        self._session.options([(rate, {**more, **clip}) for rate, more in options or self._watch.last])
+        self._clip_values = dict(values)
+        bounds = self._clipping.values_by_class() if values else [None] * len(self._watch.last)
+        clips = [{} if bound is None else {"clip_value": bound} for bound in bounds]
+        self._session.options([(rate, {**more, **clip}) for (rate, more), clip in zip(options or self._watch.last, clips)])
 
     def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
         pushed = self._pushed if self._push is _Push.EARLY else {}
