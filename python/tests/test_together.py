@@ -186,26 +186,6 @@ def test_clips_of_several_optimizers_that_cannot_be_are_said(fleet: Any) -> None
     run.close()
 
 
-def in_another_order(servers: list[str]) -> int:
-    g, d, optimizers = gan()
-    run = paraft.init(servers=servers)
-    run.prepare([g, d], optimizers)
-    of = [(g, optimizers[0], 8), (d, optimizers[1], 4)]
-    for _ in range(8):
-        for model, optimizer, width in of if run.rank else of[::-1]:
-            optimizer.zero_grad()
-            model(torch.ones(4, width)).square().mean().backward()
-            optimizer.step()
-    run.finish()
-    return run.step
-
-
-def test_workers_that_step_different_optimizers_are_told(fleet: Any, run_workers: Any) -> None:
-    for worker in run_workers(None, in_another_order, 2, fleet.servers):
-        assert worker.value == 16
-        assert worker.err.count("did not step the same optimizer") == 1
-
-
 def test_states_of_several_optimizers_are_saved_and_loaded(start_fleet: Any, tmp_path: Path) -> None:
     def stepped(resume: bool) -> tuple[Any, Any]:
         run = paraft.init(start_fleet(1), settings={"checkpoint.dir": str(tmp_path), **SMALL_BUCKETS}, resume=str(tmp_path) if resume else None)
