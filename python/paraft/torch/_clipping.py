@@ -34,6 +34,8 @@ class Clipping:
         self.handed: Optional[list[Any]] = None
         self.of: Optional[int] = None
         self._norm = math.nan
+        #: They are not finite, and the servers skip the step.
+        self._skips = False
         #: The bound on values that the servers know, and whether the script has given it in this step.
         self.value: Optional[float] = None
         self._said_value = False
@@ -142,8 +144,9 @@ class Clipping:
             front.run._joined()
             skips = self.unscaled and not all(bool(p.grad.isfinite().all()) for p in front.flat.params if p.grad is not None)
             gradients = front.hand_over(of, scaled=self.unscaled, skips=skips)
-            self.handed, self.of = self._marks(), of
-        self._norm = front.run._asked(lambda session: session.norm(gradients, bound))
+            self.handed, self.of, self._skips = self._marks(), of, skips
+        norm = front.run._asked(lambda session: session.norm(gradients, bound))
+        self._norm = math.nan if self._skips else norm
 
     def _left_out(self) -> None:
         """Gradients came after those that were handed over, and no step."""
