@@ -25,6 +25,7 @@ _NAME = "pytorch_lightning" if _OLD_NAME else "lightning.pytorch"
 #: Untyped, so that type checking this module needs neither package.
 pl: Any = importlib.import_module(_NAME)
 _environments: Any = importlib.import_module(f"{_NAME}.plugins.environments")
+_helpers: Any = importlib.import_module(f"{_NAME}.utilities.model_helpers")
 
 
 class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
@@ -59,6 +60,25 @@ class _Place(_environments.ClusterEnvironment):  # type: ignore[misc]
 
     def node_rank(self) -> int:
         return 0
+
+
+class _Ends(pl.Callback):  # type: ignore[misc]
+    """Ends the run before callbacks that average weights write theirs to the module: ``run.finish()`` brings the servers'."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        swa = pl.callbacks.StochasticWeightAveraging
+        # Behind the last step SWA passes over the samples once more, for the statistics of BatchNorm.
+        if any(isinstance(c, swa) and c._max_epochs != -1 and trainer.current_epoch == c.swa_end + 1 for c in trainer.callbacks):
+            self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        front = self._run._front()
+        if self._run.is_first and trainer.checkpoint_callbacks and not self._run._finished and hasattr(front, "keep_state"):
+            front.keep_state()
+        self._run.finish()
 
 
 class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
@@ -124,7 +144,9 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             raise ConfigError(f"EarlyStopping: each of {self.run.workers} workers would decide alone by the samples that it has seen; {_REMEDY}")
         options = dict(self._options)
         clips = trainer.gradient_clip_val
-        if clips and options.get("apply") != "worker":
+        # A module that clips itself is given the Trainer's bound, and asks the servers for the mean's norm.
+        itself = _helpers.is_overridden("configure_gradient_clipping", self.lightning_module)
+        if clips and not itself and options.get("apply") != "worker":
             name = "clip_value" if trainer.gradient_clip_algorithm == "value" else "clip_norm"
             if options.setdefault(name, float(clips)) != clips:
                 raise ConfigError(f"the strategy has {name}={options[name]}, and the Trainer gradient_clip_val={clips}: name one")
@@ -135,6 +157,9 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         for optimizer, state in zip(self.optimizers, states):
             optimizer.load_state_dict(state)
         self._loaded = bool(states)
+        averages = tuple(getattr(pl.callbacks, n) for n in ("StochasticWeightAveraging", "WeightAveraging") if hasattr(pl.callbacks, n))
+        if any(isinstance(c, averages) for c in trainer.callbacks):
+            trainer.callbacks.insert(0, _Ends(self.run))
         several = len(self.optimizers) > 1
         self.run.prepare(self.model, self.optimizers if several else self.optimizers[0], **options)
 

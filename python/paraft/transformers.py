@@ -9,9 +9,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +22,8 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 from ._run import Run
 from ._run import init as _init
-from .errors import ConfigError
+from .accelerate import alone
+from .errors import ConfigError, DataError
 from .torch._mean import OnMean
 
 __all__ = ["init", "prepare"]
@@ -29,8 +33,8 @@ _transformers: Any = importlib.import_module("transformers")
 
 _LOG = logging.getLogger("paraft")
 
-#: With these variables Accelerate would detect several processes, and wrap the model in DDP.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
+#: Seconds in which the best checkpoint must be there.
+_WAIT = 120.0
 
 
 def init(*args: Any, **options: Any) -> Run:
@@ -38,22 +42,22 @@ def init(*args: Any, **options: Any) -> Run:
     ``transformers`` and ``accelerate`` each worker is a single process. Call it before ``TrainingArguments(...)`` or
     ``Accelerator()``."""
     run = _init(*args, **options)
-    for name in _TORCHRUN:
-        os.environ.pop(name, None)
+    alone()
     return run
 
 
 def prepare(run: Run, trainer: Any, **options: Any) -> Any:
     """Makes this ``Trainer``, or an object of a subclass, train in a job. Returns it.
 
-    ``trainer.train()`` joins the job, and waits for the other workers at its end. ``max_grad_norm`` becomes the
-    servers' ``clip_norm``, which clips the mean; each worker accumulates batches; ranks share the training set's
-    samples; every worker evaluates the whole evaluation set; worker 0 saves, logs and shows progress.
+    ``trainer.train()`` joins the job, and waits for the other workers at its end. ``max_grad_norm`` clips the mean
+    gradient; each worker accumulates batches; ranks share the training set's samples; every worker evaluates the whole
+    evaluation set; worker 0 saves, logs and shows progress.
 
     Args:
         run: of :func:`init`.
         trainer: it must not have trained yet.
-        options: of :func:`paraft.torch.prepare`.
+        options: of :func:`paraft.torch.prepare`. ``clip_norm`` takes the place of ``max_grad_norm``: a step is a round
+            trip shorter, and the log has no ``grad_norm``.
 
     Raises:
         ConfigError: Accelerate has created a process group, or a job does not support the arguments.
@@ -68,34 +72,34 @@ def prepare(run: Run, trainer: Any, **options: Any) -> Any:
         raise ConfigError("leased samples: the Trainer asks for batches ahead and ends an epoch by a loader's length; use its own loaders")
     if args.n_gpu > 1:
         raise ConfigError(f"the Trainer would use {args.n_gpu} GPUs in this process: give each worker one, with CUDA_VISIBLE_DEVICES")
-    if getattr(trainer.accelerator, "scaler", None) is not None:
-        raise ConfigError("fp16=True: Accelerate's GradScaler decides alone to skip a step, and the other workers would wait; use bf16=True")
-    if args.load_best_model_at_end and run.workers > 1:
-        raise ConfigError(
-            "load_best_model_at_end: worker 0 alone has the checkpoints; load the best one after trainer.train(), where run.is_first"
-        )
     counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if run.workers > 1 and args.average_tokens_across_devices and counts:
         _LOG.warning(
             "average_tokens_across_devices: each worker divides its loss by its own number of tokens, and the servers take the mean; under DDP the "
             "Trainer divides by the tokens of all. With samples of unequal length these differ. (False says that you know)"
         )
-    if options.get("apply") != "worker":
-        if args.max_grad_norm:
-            options.setdefault("clip_norm", float(args.max_grad_norm))
-        args.max_grad_norm = 0.0  # the Trainer would clip before the mean is computed
-        # The Trainer computes the gradient norm by clipping to infinity, which would change gradients pushed before.
-        options.setdefault("overlap", False)
+    if "clip_norm" in options or "clip_value" in options:
+        args.max_grad_norm = 0.0
+        trainer.accelerator.clip_grad_norm_ = _unasked  # for the log the Trainer asks for the norm, a round trip
+    trainer.accelerator.no_sync = lambda model: run.no_sync()
     # The Trainer checks these before it saves, logs or shows progress.
     for of in (args.distributed_state, state):
         of.process_index = run.rank
         of.local_process_index = int(os.environ.get("PARAFT_LOCAL_RANK", run.rank))
     if run.workers > 1:
         trainer._get_train_sampler = _shared(run, args, trainer, trainer._get_train_sampler)
+        for name in ("_save_rng_state", "_load_rng_state"):
+            setattr(trainer, name, _by_rank(run, args, getattr(trainer, name)))
+        if args.load_best_model_at_end:
+            trainer._load_best_model = _when_saved(run, trainer, trainer._load_best_model)
     callback = _Callback(run, options)
     trainer.training_step = callback.watch(trainer.training_step)
     trainer.add_callback(callback)
     return trainer
+
+
+def _unasked(*args: Any, **options: Any) -> None:
+    """In place of the norm of gradients."""
 
 
 def _shared(run: Run, args: Any, trainer: Any, sampler: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +121,50 @@ def _shared(run: Run, args: Any, trainer: Any, sampler: Callable[..., Any]) -> C
     return shared
 
 
+def _by_rank(run: Run, args: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The state of random numbers is each worker's own: as of several processes its file is named by rank."""
+
+    @functools.wraps(call)
+    def ranked(*given: Any, **named: Any) -> Any:
+        of = args.distributed_state
+        before, of.num_processes = of.num_processes, run.workers
+        try:
+            return call(*given, **named)
+        finally:
+            of.num_processes = before
+
+    return ranked
+
+
+def _when_saved(run: Run, trainer: Any, load: Callable[[], Any]) -> Callable[[], Any]:
+    """Loads worker 0's best checkpoint, in a folder that all workers share, once it is whole: no barrier of all workers says
+    when. All know which it is, because in lock-step they evaluate the same weights."""
+
+    @functools.wraps(load)
+    def loads() -> Any:
+        state, until = trainer.state, time.monotonic() + _WAIT
+        while not run.is_first and not _is_saved(state):
+            if time.monotonic() > until:
+                raise DataError(
+                    f"{state.best_model_checkpoint}: worker 0's best checkpoint is not here after {_WAIT:g} s: with load_best_model_at_end all "
+                    "workers need one output_dir"
+                )
+            time.sleep(0.1)
+        return load()
+
+    return loads
+
+
+def _is_saved(state: Any) -> bool:
+    """Whether the best checkpoint is there, and this run's: the Trainer's state is the last that is written of one."""
+    try:
+        with open(os.path.join(state.best_model_checkpoint, "trainer_state.json")) as file:
+            saved = json.load(file)
+    except (OSError, ValueError):
+        return False
+    return bool(saved["best_global_step"] == state.best_global_step and saved["best_metric"] == state.best_metric)
+
+
 class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: Run, options: dict[str, Any]) -> None:
         self._run = run
@@ -136,7 +184,12 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         return watched
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-        self._run.prepare(model, getattr(optimizer, "optimizer", optimizer), **self._options)
+        self._run.prepare(model, optimizer, **self._options)
+        if args.load_best_model_at_end and self._run.workers > 1 and self._run.mode != "bsp":
+            raise ConfigError(
+                f"load_best_model_at_end in mode {self._run.mode}: each worker evaluates other weights, and would load another checkpoint; load it "
+                "after trainer.train(), where run.is_first"
+            )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not isinstance(self._run._front(), OnMean):
@@ -151,11 +204,15 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._ends(args, control)
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.load_best_model_at_end and not self._run.is_first and state.best_global_step:
+            state.best_model_checkpoint = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
+
     def _ends(self, args: Any, control: Any) -> None:
         """After the last step, whatever ended training: later evaluations, saves and loads are the Trainer's."""
         if control.should_training_stop and not self._run._finished:
             front = self._run._front()
-            if args.should_save and args.save_strategy != "no" and hasattr(front, "keep_state"):
+            if args.should_save and args.save_strategy != "no" and not args.save_only_model and hasattr(front, "keep_state"):
                 front.keep_state()  # the Trainer saves the optimizer after its last step
             self._run.finish()
 

@@ -13,7 +13,7 @@ from .._constraints import Constraint
 from .._run import Run, push_settings, toml
 from ..errors import ConfigError, MisuseError
 from . import _release  # noqa: F401  (first: it checks torch's release)
-from . import _optim
+from . import _accelerated, _optim
 from ._checkpoints import export_dcp, load_checkpoint
 from ._flat import is_sharded
 from ._leased import LeasedLoader, LeasedSampler
@@ -75,48 +75,63 @@ def prepare(
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained this way.
         UnavailableError: the servers cannot be reached.
     """
+    settings = push_settings(encoding, clip_norm, clip_value)
     whole: torch.nn.Module = one_module(model)
     if isinstance(optimizer, Sequence):
         _several(run, whole, optimizer, apply, overlap)
         together = Together([_inner(one) for one in optimizer])
-        _on_servers(run, whole, together, overlap, push_settings(encoding, clip_norm, clip_value), constraints)
-        return model, optimizer
-    inner: torch.optim.Optimizer = _inner(optimizer)
-    _new(run, inner)
-    _grouped(run, whole, overlap)
+        _on_servers(run, whole, together, overlap, settings, constraints)
+    elif not _one(run, whole, _inner(optimizer), apply, overlap, settings, constraints):
+        if clip_norm is not None or clip_value is not None:
+            raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
+        if constraints:
+            raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
+        local(run, whole, _inner(optimizer), every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
+    for one in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
+        _accelerated.follow(run, one)
+    return model, optimizer
+
+
+def _one(
+    run: Run,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    apply: str,
+    overlap: Optional[bool],
+    settings: list[str],
+    constraints: Optional[Mapping[str, Constraint]],
+) -> bool:
+    """Prepares an optimizer that runs on the servers, or on the mean; whether it is not to run on the worker alone."""
+    _new(run, optimizer)
+    _grouped(run, model, overlap)
     if apply not in ("auto", "servers", "mean", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"mean\", \"worker\" or \"auto\"")
+    if apply == "worker":
+        return False
     if apply == "mean":
-        state = refusal(run, inner, bool(constraints))
+        state = refusal(run, optimizer, bool(constraints))
         if isinstance(state, str):
             raise ConfigError(f"apply=\"mean\": {state}")
-        _mean(run, whole, inner, state, overlap, push_settings(encoding, clip_norm, clip_value))
-        return model, optimizer
-    if apply != "worker":
-        try:
-            _optim.tables(inner)
-        except _optim.Unmapped as why:
-            if apply == "servers":
-                raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
-            state = refusal(run, inner, bool(constraints))
-            if not isinstance(state, str):
-                _LOG.info("%s: it runs on each worker, on the mean gradient (apply=\"mean\")", why)
-                _mean(run, whole, inner, state, overlap, push_settings(encoding, clip_norm, clip_value))
-                return model, optimizer
+        _mean(run, model, optimizer, state, overlap, settings)
+        return True
+    try:
+        _optim.tables(optimizer)
+    except _optim.Unmapped as why:
+        if apply == "servers":
+            raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
+        state = refusal(run, optimizer, bool(constraints))
+        if isinstance(state, str):
             _LOG.warning(
                 "%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\"). That is not DDP's "
                 "result, where the optimizer is given the mean gradient. It is not apply=\"mean\" because %s",
                 why, state,
             )
-        else:
-            _on_servers(run, whole, inner, overlap, push_settings(encoding, clip_norm, clip_value), constraints)
-            return model, optimizer
-    if clip_norm is not None or clip_value is not None:
-        raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
-    if constraints:
-        raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
-    local(run, whole, inner, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
-    return model, optimizer
+            return False
+        _LOG.info("%s: it runs on each worker, on the mean gradient (apply=\"mean\")", why)
+        _mean(run, model, optimizer, state, overlap, settings)
+    else:
+        _on_servers(run, model, optimizer, overlap, settings, constraints)
+    return True
 
 
 def _on_servers(

@@ -167,11 +167,12 @@ class Clipping:
             self._forget_value(of)
             own = [g for i in self._steps_with(of) if (g := front.flat.params[i].grad) is not None]
             scaled = of in self.unscaled
-            gradients = front.hand_over(of, scaled=scaled, skips=scaled and not all(bool(g.isfinite().all()) for g in own))
+            skips = scaled and not all(bool(g.isfinite().all()) for g in own)
+            gradients = front.hand_over(of, scaled=scaled, skips=skips)
             self.handed, self.of, self._factor = marks(self._gradients()), of, 1.0
             self._norm = front.run._asked(lambda session: session.norm(gradients, None))
             # Where all workers skip the step, because one has an infinity, the servers' norm is of nothing.
-            if self._norm == 0.0 and front.run.workers > 1 and any(bool(g.any()) for g in own):
+            if skips or self._norm == 0.0 and front.run.workers > 1 and any(bool(g.any()) for g in own):
                 self._norm = math.nan
         norm = self._norm * self._factor
         if bound is not None and bound < norm + 1e-6:
