@@ -22,11 +22,12 @@ LINES = 8
 
 #: Each script, with how far apart its weights may be after DDP and after Paraft, of the largest one. SGD's gradients differ by the last bit
 #: of a mean. Momentum makes more of it, and so does what divides by the root of a gradient's square, where that is small. clip_grad_norm_
-#: divides by the norm plus 1e-6.
+#: divides by the norm plus 1e-6. A ReLU whose input is a last bit from zero lets a gradient pass in one run and not in the other, as in the
+#: GAN's 46th step with torch 2.4.
 BOUNDS = {
     "classifier": 1e-6,
     "gpt": 1e-4,
-    "gan": 1e-4,
+    "gan": 1e-3,
     "lstm": 1e-5,
     "vae": 1e-5,
     "actor_critic": 1e-4,
