@@ -360,6 +360,30 @@ def test_groups_and_any_scheduler_act_on_the_servers(scheduler: str, optimizer: 
     run.finish()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_step_has_the_rate_that_its_scheduler_set(overlap: bool, fleet: Any) -> None:
+    run = paraft.init(fleet, settings={"cluster.bucket_bytes": 1024})
+    m, plain = models.model("mlp"), models.model("mlp")
+    both = []
+    for model in (m, plain):
+        o = torch.optim.SGD(model.parameters(), lr=0.5)
+        both.append((model, o, torch.optim.lr_scheduler.LambdaLR(o, lambda i: 1.0 if i % 2 else 0.1)))
+    run.prepare(m, both[0][1], apply="servers", overlap=overlap)
+    for batch in models.batches("mlp", 0, 10):
+        for model, o, schedule in both:
+            models.loss(model, batch).backward()
+            o.step()
+            o.zero_grad()
+            schedule.step()
+    same(m, plain, 1e-6)
+    if overlap:
+        models.loss(m, batch).backward()
+        both[0][2].step()
+        with pytest.raises(paraft.MisuseError, match="between the backward pass and optimizer.step"):
+            both[0][1].step()
+    run.close()
+
+
 def test_each_group_has_options_of_its_own(fleet: Any) -> None:
     def make(m: nn.Module) -> torch.optim.Optimizer:
         first, second = list(m.parameters())[:2], list(m.parameters())[2:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
@@ -263,8 +264,9 @@ class Watch:
 
     def __init__(self, optimizer: Optimizers, classes: list[int]) -> None:
         """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
-        self._optimizer = optimizer
-        self._owners = owners(optimizer)
+        # The optimizers hold the front, which holds this.
+        self._optimizers = [weakref.ref(one) for one in each(optimizer)]
+        self._kinds = [_kind(one) for one in owners(optimizer)]
         self._tables = tables(optimizer)
         self._params = [list(g["params"]) for g in optimizer.param_groups]
         self._maximizes = [bool(g.get("maximize", False)) for g in optimizer.param_groups]
@@ -272,9 +274,12 @@ class Watch:
         self.last = self.options()
         self._note()
 
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for of in self._optimizers if (one := of()) is not None for group in one.param_groups]
+
     def _note(self) -> None:
         """Copies the groups, so that a step without changes costs one comparison. A tensor may change in place."""
-        groups = self._optimizer.param_groups
+        groups = self._groups()
         tensors = any(isinstance(v, torch.Tensor) for g in groups for v in g.values())
         self._noted = None if tensors else [dict(g) for g in groups]
 
@@ -285,7 +290,7 @@ class Watch:
             ConfigError: groups of one class have different ones, or something was changed that cannot be.
         """
         found: dict[int, tuple[int, Options]] = {}
-        for i, (group, c) in enumerate(zip(self._optimizer.param_groups, self._classes)):
+        for i, (group, c) in enumerate(zip(self._groups(), self._classes)):
             now = self._of(i, group)
             first, before = found.setdefault(c, (i, now))
             if c >= 0 and now != before:
@@ -299,7 +304,7 @@ class Watch:
     def _of(self, i: int, group: dict[str, Any]) -> Options:
         """The rate of a group, and what differs from its table."""
         was = self._tables[i]
-        now = _table(_kind(self._owners[i]), group)
+        now = _table(self._kinds[i], group)
         if now["kind"] != was["kind"]:  # of SGD: without momentum the servers keep no vector for it
             key = "nesterov" if now.get("momentum") and was.get("momentum") else "momentum"
             before = was["kind"] == "nesterov" if key == "nesterov" else was.get("momentum", 0)
@@ -328,7 +333,7 @@ class Watch:
         Raises:
             ConfigError: something was changed that cannot be.
         """
-        groups = self._optimizer.param_groups
+        groups = self._groups()
         for i, (group, params) in enumerate(zip(groups, self._params)):
             if len(group["params"]) != len(params) or any(map(operator.is_not, group["params"], params)):
                 raise ConfigError(

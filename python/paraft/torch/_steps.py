@@ -335,6 +335,8 @@ class OnServers:
             )
         self._twice |= i in self._pushed
         if self._push is _Push.EARLY:
+            if not self._pushed:
+                self.tell_rates()
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
         self._sums[i] = _sum(gradient)
@@ -415,10 +417,19 @@ class OnServers:
         return self._gradients(params)
 
     def tell_rates(self) -> None:
-        """Passes on the options that a scheduler has set since."""
+        """Passes on the options that a scheduler has set since. Gradients that are pushed have those of their time.
+
+        Raises:
+            MisuseError: there are such gradients of this step.
+        """
         options, values = self._watch.changed(), self._clipping.values
         if options is None and values == self._clip_values:
             return
+        if options is not None and self.is_early and self._pushed:
+            raise MisuseError(
+                "the optimizer's options, such as lr, were changed between the backward pass and optimizer.step(), and gradients are pushed already: "
+                "change them behind step(), as schedulers do, or prepare(..., overlap=False)"
+            )
         self._clip_values = dict(values)
         bounds = self._clipping.values_by_class() if values else [None] * len(self._watch.last)
         clips = [{} if bound is None else {"clip_value": bound} for bound in bounds]
