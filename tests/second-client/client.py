@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 import grpc_tools.protoc
 
-PROTOCOL = 5
+PROTOCOL = 6
 MOST_AHEAD = 5  # steps of a bucket without an ack
 
 
