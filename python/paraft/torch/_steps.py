@@ -333,6 +333,8 @@ class OnServers:
             )
         self._twice |= i in self._pushed
         if self._push is _Push.EARLY:
+            if not self._pushed:
+                self.tell_rates()  # a push carries its options
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
         self._sums[i] = _sum(gradient)
@@ -401,7 +403,11 @@ class OnServers:
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
-        self.tell_rates()
+        if self.tell_rates() and self._pushed and self.is_early:
+            raise MisuseError(
+                "the optimizer's options, such as its learning rate, were changed between backward() and optimizer.step(), and gradients were pushed "
+                "with the earlier ones: change them behind the step or before backward(), or prepare(..., overlap=False)"
+            )
         if skips:
             self._session.skip()
             return []
@@ -409,14 +415,15 @@ class OnServers:
             self._session.leave_out(self._parts[of][1])
         return self._gradients(params)
 
-    def tell_rates(self) -> None:
-        """Passes on the options that a scheduler has set since."""
+    def tell_rates(self) -> bool:
+        """Passes on the options that a scheduler has set since; whether there are any."""
         options, value = self._watch.changed(), self._clipping.value
         if options is None and value == self._clip_value:
-            return
+            return False
         self._clip_value = value
         clip = {} if value is None else {"clip_value": value}
         self._session.options([(rate, {**more, **clip}) for rate, more in options or self._watch.last])
+        return options is not None
 
     def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
         pushed = self._pushed if self._push is _Push.EARLY else {}
