@@ -164,6 +164,9 @@ class ParaftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         self.run.prepare(self.model, self.optimizers if several else self.optimizers[0], **options)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        if self.run._finished:
+            return closure()  # SWA's last pass, which has no gradients
+
         def told() -> Any:
             loss = closure()
             if loss is not None:

@@ -281,3 +281,23 @@ def test_clipping_that_begins_later_is_done_or_named(overlap: Optional[bool], fl
     assert overlap or moved == pytest.approx(0.1 * 0.01, rel=1e-3)
     steps(m, o, 20)
     run.finish()
+
+
+def test_a_rate_is_set_before_early_pushes_or_refused(fleet: Any) -> None:
+    """Gradients that leave during the backward pass carry the options of that time."""
+    plain, m = models.model("mlp"), models.model("mlp")
+    theirs, o = torch.optim.SGD(plain.parameters(), lr=0.1), torch.optim.SGD(m.parameters(), lr=0.1)
+    run = paraft.init(fleet)
+    run.prepare(m, o, overlap=True)
+    for i, batch in enumerate(models.batches("mlp", 0, 6)):
+        for model, optimizer in ((plain, theirs), (m, o)):
+            optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+            models.loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain.parameters(), m.parameters()))
+    models.loss(m, batch).backward()
+    o.param_groups[0]["lr"] = 0.5
+    with pytest.raises(paraft.MisuseError, match="between backward\\(\\) and optimizer.step"):
+        o.step()
+    run.close()

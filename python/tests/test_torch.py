@@ -379,7 +379,7 @@ def test_each_step_has_the_rate_that_its_scheduler_set(overlap: bool, fleet: Any
     if overlap:
         models.loss(m, batch).backward()
         both[0][2].step()
-        with pytest.raises(paraft.MisuseError, match="between the backward pass and optimizer.step"):
+        with pytest.raises(paraft.MisuseError, match="lr|options"):
             both[0][1].step()
     run.close()
 

@@ -312,7 +312,7 @@ def best_worker(folder, servers):
     run = paraft.transformers.init(servers=servers[0], settings=patient)
     ours = trainer(out, batch=8, callbacks=[transformers.EarlyStoppingCallback(1)], **BEST)
     paraft.transformers.prepare(run, ours).train()
-    done.append((weights(ours.model).tolist(), ours.state.global_step, sorted(os.listdir(out))))
+    done.append((weights(ours.model).tolist(), ours.state.global_step))
     while not os.path.exists(os.path.join(out, "checkpoint-32", "trainer_state.json")):
         time.sleep(0.05)  # worker 0 still writes it
     again = paraft.init(servers=servers[1], rank=run.rank, workers=2, settings=patient)
@@ -323,7 +323,8 @@ def best_worker(folder, servers):
     out = os.path.join(folder, "bare")
     ours = trainer(out, batch=8, **{**BEST, "num_train_epochs": 1, "load_best_model_at_end": False, "save_only_model": True})
     paraft.transformers.prepare(bare, ours).train()
-    done.append((weights(ours.model).tolist(), sorted(os.listdir(os.path.join(out, "checkpoint-16")))))
+    saved = os.path.join(out, "checkpoint-16")
+    done.append((weights(ours.model).tolist(), sorted(os.listdir(saved)) if bare.is_first else []))
     late = paraft.init(servers=servers[3], rank=run.rank, workers=2, mode="asp")
     try:
         paraft.transformers.prepare(late, trainer(out, batch=8, **BEST)).train()
@@ -336,12 +337,12 @@ def best_worker(folder, servers):
 def test_two_workers_stop_load_the_best_and_resume(start_fleet, run_workers, tmp_path):
     servers = [start_fleet(1).servers for _ in range(4)]
     one, other = run_workers(None, best_worker, 2, str(tmp_path), servers, timeout=500).values
-    assert one == other and "mode asp" in one[3]
+    assert one[:2] == other[:2] and one[2][0] == other[2][0] and "mode asp" in one[3]
     plain = trainer(tmp_path / "plain", kind=InOrderOfRanks, callbacks=[transformers.EarlyStoppingCallback(1)], **BEST)
     plain.train()
     assert plain.state.global_step == one[0][1] == 32
     assert (weights(plain.model) - torch.tensor(one[0][0])).abs().max() < 1e-3
-    assert one[0][2] == ["checkpoint-16", "checkpoint-32"]
+    assert {"checkpoint-16", "checkpoint-32"} <= set(os.listdir(tmp_path / "out"))
     plain = trainer(tmp_path / "plain", kind=InOrderOfRanks, **{**BEST, "load_best_model_at_end": False})
     plain.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-32"))
     assert one[1][1] == 32, "steps since"

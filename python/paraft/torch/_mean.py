@@ -260,12 +260,13 @@ class OnMean(OnServers):
         if refused is not None and found_inf is None:
             raise refused
 
-    def tell_rates(self) -> None:
+    def tell_rates(self) -> bool:
         """Passes on the first group's rate, for the record."""
         rate = self._optimizer.param_groups[0].get("lr")
         if rate is not None and float(rate) != self._rate and float(rate) >= 0:
             self._rate = float(rate)
             self._session.options([(self._rate, {})])
+        return False
 
     def _own_writes(self) -> None:
         name = self.flat.written()

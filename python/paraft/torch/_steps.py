@@ -410,7 +410,11 @@ class OnServers:
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
-        self.tell_rates()
+        if self.tell_rates() and self._pushed and self.is_early:
+            raise MisuseError(
+                "the optimizer's options, such as its learning rate, were changed between backward() and optimizer.step(), and gradients were pushed "
+                "with the earlier ones: change them behind the step or before backward(), or prepare(..., overlap=False)"
+            )
         if skips:
             self._session.skip()
             return []
@@ -418,24 +422,16 @@ class OnServers:
             self._session.leave_out(self._parts[of][1])
         return self._gradients(params)
 
-    def tell_rates(self) -> None:
-        """Passes on the options that a scheduler has set since. Gradients that are pushed have those of their time.
-
-        Raises:
-            MisuseError: there are such gradients of this step.
-        """
+    def tell_rates(self) -> bool:
+        """Passes on the options that a scheduler has set since; whether there are any."""
         options, values = self._watch.changed(), self._clipping.values
         if options is None and values == self._clip_values:
-            return
-        if options is not None and self.is_early and self._pushed:
-            raise MisuseError(
-                "the optimizer's options, such as lr, were changed between the backward pass and optimizer.step(), and gradients are pushed already: "
-                "change them behind step(), as schedulers do, or prepare(..., overlap=False)"
-            )
+            return False
         self._clip_values = dict(values)
         bounds = self._clipping.values_by_class() if values else [None] * len(self._watch.last)
         clips = [{} if bound is None else {"clip_value": bound} for bound in bounds]
         self._session.options([(rate, {**more, **clip}) for (rate, more), clip in zip(options or self._watch.last, clips)])
+        return options is not None
 
     def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
         pushed = self._pushed if self._push is _Push.EARLY else {}
