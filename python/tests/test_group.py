@@ -295,36 +295,3 @@ def test_what_does_not_go_together_is_said(fleet: paraft.Fleet, run_workers: Cal
     assert "paraft.init(group=...)" in said[0] and "DDP(model, process_group=...)" in said[1]
     assert "overlap" in said[2] and "paraft.init(group=...)" in said[3]
     assert "`1.weight` is not sharded" in said[4]
-
-
-class Stale(nn.Module):
-    """It returns a view, and writes to the whole afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(20, 20)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        whole = self.layer(x)
-        view = whole[:, :10]
-        whole.mul_(2.0)
-        return view
-
-
-def views(servers: list[str]) -> int:
-    """A rank whose model returns a view that was written to by its base."""
-    dist.init_process_group("gloo")
-    ddp = DistributedDataParallel(Stale())
-    run = paraft.init(servers=servers, group=dist.group.WORLD, rank=0, workers=1)
-    run.prepare(ddp, o := torch.optim.SGD(ddp.parameters(), lr=0.1))
-    for batch in models.batches("mlp", dist.get_rank(), 2):
-        models.loss(ddp, batch).backward()
-        o.step()
-        o.zero_grad()
-    run.finish()
-    dist.destroy_process_group()
-    return run.step
-
-
-def test_output_may_be_a_view_that_was_written_to(fleet: paraft.Fleet, run_workers: Callable[..., Any]) -> None:
-    assert run_workers(fleet, views, 2, fleet.servers).values == [2, 2]

@@ -100,8 +100,7 @@ class _Notes:
         note = front.note
         computed: Any
         for computed in _computed(output):  # a loss may use any of them
-            # A view whose base was written in place makes its grad_fn anew when asked. A hook before that ends the process, up to torch 2.14.
-            computed.grad_fn
+            computed.grad_fn  # older releases need it made before a hook
             computed.register_hook(lambda _: engine.queue_callback(lambda: engine.queue_callback(note)))
 
     def __reduce__(self) -> tuple[Any, ...]:
