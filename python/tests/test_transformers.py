@@ -342,7 +342,7 @@ def test_two_workers_stop_load_the_best_and_resume(start_fleet, run_workers, tmp
     plain.train()
     assert plain.state.global_step == one[0][1] == 32
     assert (weights(plain.model) - torch.tensor(one[0][0])).abs().max() < 1e-3
-    assert {"checkpoint-16", "checkpoint-32"} <= set(os.listdir(tmp_path / "out"))
+    assert "checkpoint-16" in os.listdir(tmp_path / "out"), "the best is kept"
     plain = trainer(tmp_path / "plain", kind=InOrderOfRanks, **{**BEST, "load_best_model_at_end": False})
     plain.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-32"))
     assert one[1][1] == 32, "steps since"
