@@ -271,8 +271,8 @@ check_wheel() { # the wheel
     tag=${tag%.whl}
     "$PARAFT_TORCH_PYTHON" -m auditwheel show "$1" | grep -F "\"$tag\"" || { echo "$1 is not of $tag" >&2; return 1; }
     python3 -m venv "$at"
+    "$at/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "$1" numpy
     local bare=(env -i HOME="$scratch" PATH="$at/bin")
-    "${bare[@]}" pip install --quiet --disable-pip-version-check --only-binary :all: "$1" numpy
     "${bare[@]}" python -c 'import paraft'
     "${bare[@]}" paraft --version
     (cd "$scratch" && "${bare[@]}" paraft launch --workers 2 --run-dir "$scratch/bare-run" "$OLDPWD/python/examples/numpy_digits.py")
