@@ -231,7 +231,7 @@ impl Client {
         self.io.session().pushed_squares(step)
     }
 
-    /// Passes on the sum over all processes of the worker ([`sum_of_parts`](paraft_session::sum_of_parts)). In modes
+    /// Passes on the sum over all processes of the worker ([`sum_of_parts`]). In modes
     /// that apply pushes one by one, the client sends no push of the step before this call.
     pub fn clip_by(&mut self, step: Step, sum_of_squares: f64) {
         self.io.session().clip_by(io::now(), step, sum_of_squares);
