@@ -87,7 +87,7 @@ pub struct ParamGroup {
     pub lr: f64,
     /// Replaces the optimizer's weight decay.
     pub weight_decay: f64,
-    /// Whether its values climb along the gradient instead of descending.
+    /// Whether its optimizer maximizes: it goes along the gradient, not against it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub maximize: bool,
     /// Replaces the job's optimizer, all options but the rate and the weight decay.

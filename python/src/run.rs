@@ -56,7 +56,7 @@ impl Run {
     ///
     /// `job`: a job file, or None; `set`: assignments over it, as for `--set`. `tensors`: name, shape and whether
     /// it is trained, in the order of the `values` float32 at `address`, which `owner` keeps alive. `groups`:
-    /// values, rate and decay of each, its own `[optimizer]` table if it has one, and whether it climbs. `brings`: these are a new job's initial weights; `state`: the addresses of
+    /// values, rate and decay of each, its own `[optimizer]` table if it has one, and whether it maximizes. `brings`: these are a new job's initial weights; `state`: the addresses of
     /// the optimizer's state vectors, each as long as the trained part, after this many `updates` of each group. `results`: so many of
     /// the last tensors are results of the script's own optimizer. `note`: the
     /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
@@ -337,7 +337,7 @@ impl Run {
     }
 }
 
-/// A group of parameters from Python: values, rate, decay, its own optimizer in TOML, whether it climbs.
+/// A group of parameters from Python: values, rate, decay, its own optimizer in TOML, whether it maximizes.
 fn group(of: (usize, f64, f64, Option<String>, bool)) -> Result<ParamGroup, String> {
     let (values, lr, weight_decay, optimizer, maximize) = of;
     let optimizer = optimizer.map(|table| paraft_worker::cli::optimizer(&table)).transpose()?;

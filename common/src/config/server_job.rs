@@ -351,10 +351,10 @@ impl ServerJob {
         }
     }
 
-    /// 1, or -1 for a group whose values climb along the gradient.
+    /// The factor of a group's gradient: -1 if its optimizer maximizes, else 1.
     pub fn sign_of(&self, group: u16) -> f32 {
-        let climbs = self.groups.get(usize::from(group)).is_some_and(|g| g.maximize);
-        if climbs { -1.0 } else { 1.0 }
+        let maximizes = self.groups.get(usize::from(group)).is_some_and(|g| g.maximize);
+        if maximizes { -1.0 } else { 1.0 }
     }
 
     /// Applies the job's constraints to the values of a bucket.

@@ -23,10 +23,9 @@ use crate::{
     norms::{Norms, sum_of_parts},
 };
 use chunks::ChunkWait;
-use paraft_common::optim::Overrides;
 use paraft_common::{
-    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes, placement,
-    retry::RetryPolicy,
+    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes,
+    optim::Overrides, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advance, Finish, Leave, Norm, Push, Report, SwitchMode, to_shard::Kind};
 use pulls::PullState;

@@ -60,7 +60,7 @@ impl VoteFile {
         drop(self.0.written.lock());
     }
 
-    /// Writes a vote, encoded as `bytes`; the result says when it is durable. `None`: nobody needs to wait for that,
+    /// Writes a vote, encoded as `bytes`; the result says when it is durable. `None`: the caller need not wait,
     /// because a durable vote promises the same. When a candidate becomes the leader, the votes for it change in
     /// nothing else.
     pub fn write(
@@ -74,7 +74,7 @@ impl VoteFile {
         tokio::task::spawn_blocking(move || {
             let mut written = this.written.lock();
             let _ = told.send(this.put(&mut written, number, vote, bytes.as_ref(), promised));
-            // After the answer: nobody waits for the second copy.
+            // After the result is sent: no caller waits for the second copy.
             if written.file.as_mut().is_some_and(|file| file.complete().is_err()) {
                 written.file = None;
             }
@@ -97,13 +97,13 @@ impl Inner {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, why));
         }
         if number < written.number {
-            return Ok(()); // a later one is there, so nobody waits for this one
+            return Ok(()); // only a vote that no caller waits for can be overtaken by a later one
         }
         written.number = number;
         let kept = written.file.take();
         let file = match kept.and_then(|mut file| file.write(bytes).is_ok().then_some(file)) {
             Some(file) => file,
-            // Nobody waits for it, and the next incarnation of the replica may have replaced the file.
+            // No caller waits for it, and the replica's next process may have replaced the file.
             None if promised => return Ok(()),
             None => self.folder.create_vote(bytes)?,
         };

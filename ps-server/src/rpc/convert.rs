@@ -8,11 +8,11 @@ use crate::shard::{
     leader::{Message, Reply, WorkerInfo},
     state::ShardConfig,
 };
-use paraft_common::optim::Overrides;
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
     config::MAX_STEP,
     encoding::{BadPayload, WrongLength, all_finite},
+    optim::Overrides,
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 use paraft_session::serve::Read;

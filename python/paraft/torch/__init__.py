@@ -163,19 +163,18 @@ def _several(run: Run, model: torch.nn.Module, optimizers: Sequence[Any], apply:
         _new(run, _inner(optimizer))
     if len(set(map(id, optimizers))) < len(optimizers):
         raise ConfigError("the list has an optimizer twice")
-    why = "several optimizers are the servers', "
     if apply not in ("auto", "servers"):
         raise ConfigError(f"several optimizers run on the servers: apply is \"servers\" or \"auto\", and not {apply!r}")
     if overlap:
-        raise ConfigError(f"{why}and their gradients are pushed by step(): no overlap=True")
+        raise ConfigError("overlap=True: with several optimizers each pushes its gradients in its step()")
     if run._group is not None:
-        raise ConfigError(f"{why}and ranks of a group have one: make each rank a worker")
+        raise ConfigError("the ranks of a group train with one optimizer: for several ones make each rank a worker")
     if run._leased:
-        raise ConfigError(f"{why}and a leased batch is one step of one optimizer: take DistributedSampler")
+        raise ConfigError("leased data: a batch is one step of one optimizer; with several ones take DistributedSampler")
     try:
         _optim.tables(Together([_inner(one) for one in optimizers]))
     except _optim.Unmapped as e:
-        raise ConfigError(f"{why}and of these {e}") from None
+        raise ConfigError(f"several optimizers run on the servers, and of these {e}") from None
     _grouped(run, model, overlap)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 from ..errors import DivergedError, MisuseError
-from ._clip import Call
+from ._clip_calls import Call
 
 if TYPE_CHECKING:
     from ._steps import OnServers
@@ -25,6 +25,11 @@ Mark = Optional[tuple[int, "weakref.ref[torch.Tensor]"]]
 def marks(gradients: list[Optional[torch.Tensor]]) -> list[Mark]:
     """The gradients' marks, of now."""
     return [None if g is None else (g._version, weakref.ref(g)) for g in gradients]
+
+
+def are_as(gradients: list[Optional[torch.Tensor]], marked: list[Mark]) -> bool:
+    """Whether gradients are as they were marked."""
+    return len(gradients) == len(marked) and all(map(_is_as, gradients, marked))
 
 
 def _is_as(gradient: Optional[torch.Tensor], mark: Mark) -> bool:
@@ -63,7 +68,7 @@ class Clipping:
 
     @property
     def _else(self) -> str:
-        return "with several optimizers there is no other way" if self._front._parts else _MEAN
+        return "for several optimizers nothing else does it" if self._front._parts else _MEAN
 
     def _gradients(self) -> list[Optional[torch.Tensor]]:
         return [p.grad for p in self._front.flat.params]

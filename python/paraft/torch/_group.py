@@ -253,7 +253,7 @@ class Member:
             self._session.clip_steps(clips)
 
     def norm(self, gradients: list[tuple[int, int]], bound: Optional[float] = None) -> float:
-        """The norm that the first rank is told, on all ranks."""
+        """The first rank receives the norm and shares it with all ranks."""
         norm = math.nan
 
         def asked() -> StepState:

@@ -19,7 +19,8 @@ from .. import _paraft
 from .._run import Run
 from ..errors import ConfigError, DivergedError, MisuseError
 from ._checkpoints import note
-from ._clip import Call
+from ._clip_calls import Call
+from ._clipping import Mark, are_as, marks
 from ._flat import Flat
 from ._state import State, Uncarried, own_step
 from ._steps import OnServers, check_step, stepping
@@ -102,8 +103,8 @@ class OnMean(OnServers):
         self._given: list[Optional[torch.Tensor]] = []
         #: What the servers refused of this worker's gradients; ``step()`` raises it.
         self._refused: Optional[DivergedError] = None
-        #: What is in ``p.grad`` was stepped: versions and addresses of then.
-        self._stepped: list[Any] = []
+        #: The marks of the gradients that were stepped.
+        self._stepped: list[Mark] = []
         self._told_late = False
         super().__init__(run, model, optimizer, constraints={}, **options)
 
@@ -198,7 +199,7 @@ class OnMean(OnServers):
     def _nothing_new(self) -> bool:
         """Whether there are no gradients, or only those of the last step."""
         gradients = [p.grad for p in self.flat.params]
-        return all(g is None for g in gradients) or bool(self._stepped) and self._stepped == _marks(gradients)
+        return all(g is None for g in gradients) or bool(self._stepped) and are_as(gradients, self._stepped)
 
     @torch.no_grad()
     def _show_mean(self) -> None:
@@ -321,7 +322,7 @@ class OnMean(OnServers):
         self.run._waited(lambda session: session.applied())
 
     def _remember(self) -> None:
-        self._stepped = _marks([p.grad for p in self.flat.params])
+        self._stepped = marks([p.grad for p in self.flat.params])
         self._given, self._zeroed = [], False
 
     def _leave_out(self) -> None:
@@ -367,11 +368,6 @@ class OnMean(OnServers):
             self._leave_out()
         self.flat.follow_memory()
         super()._own_writes()
-
-
-def _marks(gradients: list[Optional[torch.Tensor]]) -> list[Any]:
-    """What changes when gradients do, or are others."""
-    return [None if g is None else (g._version, g.data_ptr()) for g in gradients]
 
 
 @functools.lru_cache(maxsize=None)

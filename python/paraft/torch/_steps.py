@@ -21,9 +21,9 @@ from .._paraft import digest
 from .._constraints import Constraint
 from .._run import Run
 from ..errors import ConfigError, MisuseError
-from . import _clip, _optim
+from . import _clip_calls, _optim
 from ._checkpoints import note, opened, resumes_elsewhere
-from ._clip import Call
+from ._clip_calls import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 from ._together import Optimizers, Together, each, heads
@@ -224,7 +224,7 @@ class OnServers:
         #: Steps until the next check whether a script changes gradients, if they are pushed late: doubled each time.
         self._looks_in = 1 if self._hooks and not grouped and self._then is _Push.LATE else 0
         self._steps = 0
-        _clip.watch(self)
+        _clip_calls.watch(self)
 
     def _listen(self) -> None:
         """Adds further hooks."""

@@ -9,6 +9,7 @@ use crate::{
 use crc32fast::Hasher;
 use paraft_common::{ParamGroup, TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::Read,
     ops::DerefMut,
@@ -34,12 +35,17 @@ pub struct State {
     pub slots: Vec<Vec<f32>>,
 }
 
+/// A job's optimizers: its own, then those of groups.
+fn optimizers<'a>(
+    own: &'a OptimizerConfig,
+    groups: &'a [ParamGroup],
+) -> impl Iterator<Item = &'a OptimizerConfig> {
+    std::iter::once(own).chain(groups.iter().filter_map(|g| g.optimizer.as_ref()))
+}
+
 /// The kinds of a job's optimizers, each once.
-fn kinds(optimizer: &OptimizerConfig, groups: &[ParamGroup]) -> Vec<&'static str> {
-    let own = groups.iter().map(|g| g.optimizer.as_ref().unwrap_or(optimizer).kind());
-    let mut kinds: Vec<_> = if groups.is_empty() { vec![optimizer.kind()] } else { own.collect() };
-    kinds.dedup();
-    kinds
+fn kinds(own: &OptimizerConfig, groups: &[ParamGroup]) -> Vec<&'static str> {
+    optimizers(own, groups).map(OptimizerConfig::kind).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl Checkpoint {
@@ -193,12 +199,12 @@ impl Checkpoint {
         }
         let (a, b) = (&self.manifest.optimizer, optimizer);
         let (of_a, of_b) = (kinds(a, &self.manifest.groups), kinds(b, groups));
-        let own = |groups: &[ParamGroup]| groups.iter().any(|g| g.optimizer.is_some());
+        let b = optimizers(b, groups).fold(b, |most, o| if o.slots() > most.slots() { o } else { most });
         if of_a != of_b {
             let (was, is) = (of_a.join(", "), of_b.join(", "));
             let path = self.path.join(MODEL_FILE);
             differences.push(format!("it was trained with {was}, the job says optimizer.kind = \"{is}\" (to take only its weights: train.init = \"{}\")", path.display()));
-        } else if !own(groups) && self.manifest.slots != b.slot_names() {
+        } else if self.manifest.slots != b.slot_names() {
             differences.push(format!(
                 "the optimizer's state is {:?} in it, {:?} in the job",
                 self.manifest.slots,

@@ -18,6 +18,7 @@ use crate::{
     recorder::{MAX_NAME, MAX_VALUES},
     slow::Slowdown,
 };
+use clipping::Clipping;
 use next_action::NextAction;
 use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step, optim::Overrides};
@@ -82,16 +83,7 @@ pub struct OpenRun {
     /// When the loop started computing. Unknown before the first step, which may include one-time setup.
     computes: Option<Instant>,
     saved: Option<End>,
-    /// Whether the loop clips its steps by their norm.
-    clips: bool,
-    /// The squared norm of this step, if the loop has asked for it: `None` within: it is unknown.
-    norm: Option<Option<f64>>,
-    /// The largest norm that this step may have.
-    bound: Option<f64>,
-    /// A clipped step whose servers wait for its norm.
-    to_clip: Option<Step>,
-    /// Gradients of this step were not finite, which the next wait reports.
-    refused: Option<WorkerError>,
+    clipping: Clipping,
     /// The options that the loop set last.
     overrides: Vec<Overrides>,
     _flush: Option<Flush>,
@@ -147,11 +139,7 @@ impl OpenRun {
             slow: Slowdown::new(options.slow, job.seed, options.rank),
             computes: None,
             saved: None,
-            clips: false,
-            norm: None,
-            bound: None,
-            to_clip: None,
-            refused: None,
+            clipping: Clipping::default(),
             overrides: Vec::new(),
             _flush: flush,
         };
@@ -351,8 +339,7 @@ impl OpenRun {
         }
         self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
         self.waits = true;
-        self.to_clip = self.clips.then_some(step);
-        let mut refused = self.refused.take();
+        let mut refused = self.clipping.begin(step);
         loop {
             match self.continue_wait() {
                 // Skip the buckets with such values, so that no worker waits for them.

@@ -89,7 +89,7 @@ impl Leader {
         }
         // All trained buckets of a step are summed, so this shard's part of the global norm is known. With one
         // shard it is the norm. With several, the workers add the parts and send the sum to every shard, so no
-        // server needs another shard's leader. A script is told the norm in any case.
+        // server needs another shard's leader. A script always receives the norm.
         let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
         let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
         let layout = conf.job.layout();
