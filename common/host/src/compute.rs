@@ -1,18 +1,21 @@
 //! Arithmetic off the runtime's threads: those wait for the network and the disk, and any other work there
 //! would delay every heartbeat of the process.
 //!
-//! - [`run`]: short work that uses the cores: the optimizer, sums. It goes to rayon's threads, one for each
+//! - [`run`]: short work that uses the cores: the optimizer, sums. It goes to the pool's threads, one for each
 //!   core.
 //! - [`long`]: work that takes seconds and one core: installing a snapshot, a digest of a whole state. It has
 //!   threads of its own, for half of the cores at a time, so that it never delays short work.
 //!
 //! The caller waits for the result, so nothing changes its order. Short work on little data runs in the calling
 //! task: moving it to another thread and back costs two wake-ups and cold caches. All work does so on a runtime
-//! with one thread: simulations and tests with a clock of their own stay deterministic.
+//! with one thread: simulations and tests with a clock of their own stay deterministic. While the host starts no
+//! threads for the pool (no memory, too many processes), its work runs in the caller, too.
 
 mod fair_queue;
+mod pool;
 
 use fair_queue::FairQueue;
+pub use pool::each;
 use std::{
     any::Any,
     io,
@@ -78,14 +81,17 @@ pub async fn run<T: Send + 'static>(
     if bytes < LARGE_BYTES {
         return catch_unwind(AssertUnwindSafe(work)).map_err(|cause| Panicked::of(&*cause));
     }
-    let (tx, rx) = oneshot::channel();
-    // Rayon ends the process if its closure panics.
-    rayon::spawn(move || _ = tx.send(catch_unwind(AssertUnwindSafe(work))));
-    match rx.await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(cause)) => Err(Panicked::of(&*cause)),
-        Err(_) => Err(Panicked::gone()),
-    }
+    let work = || catch_unwind(AssertUnwindSafe(work));
+    let done = match pool::of_process() {
+        None => work(),
+        Some(pool) => {
+            let (tx, rx) = oneshot::channel();
+            // Rayon ends the process if its closure panics.
+            pool.spawn(move || _ = tx.send(work()));
+            rx.await.map_err(|_| Panicked::gone())?
+        }
+    };
+    done.map_err(|cause| Panicked::of(&*cause))
 }
 
 /// As [`run`], for work that takes so long that other work would wait for it. It may wait for other long

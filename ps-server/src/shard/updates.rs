@@ -107,15 +107,8 @@ impl Shard {
             }
             let begun: Vec<_> = rest[..run].iter().map(|p| self.begin_update(p)).collect::<Result<_, _>>()?;
             let mut versions = vec![Version(0); run];
-            rayon::in_place_scope(|s| {
-                let mut jobs =
-                    begun.iter().zip(&mut versions).filter_map(|(u, v)| Some((u.as_ref().ok()?, v)));
-                let own = jobs.next();
-                jobs.for_each(|(u, v)| s.spawn(|_| *v = u.run()));
-                if let Some((u, v)) = own {
-                    *v = u.run();
-                }
-            });
+            let updates = begun.iter().zip(&mut versions).filter_map(|(u, v)| Some((u.as_ref().ok()?, v)));
+            compute::each(updates, |(u, v)| *v = u.run());
             outcomes.extend(begun.into_iter().zip(versions).map(|(u, version)| match u {
                 Ok(update) => self.end_update(&update, version),
                 Err(outcome) => outcome,
