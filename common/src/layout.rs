@@ -17,6 +17,7 @@ use crate::{
     constraint::{self, Constraint},
     id::BucketId,
     optim::OptimizerConfig,
+    table::TableSpec,
 };
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -37,6 +38,8 @@ pub enum TensorKind {
     /// A result of the workers' own optimizer: one worker writes its value in each step. The parameters of such a
     /// job take the mean of each round's gradients. See `docs/protocol.md`, "Results".
     Result,
+    /// No tensor's: a bucket of this kind is a partition of a sparse table, and has no values of the flat vector.
+    Rows,
 }
 
 /// One tensor of a model.
@@ -114,7 +117,7 @@ pub struct BucketSpec {
     pub len: usize,
     /// One kind; never several.
     pub kind: TensorKind,
-    /// The parameter group; 0 without groups and for other kinds.
+    /// The parameter group; 0 without groups and for other kinds. Of a partition: the table.
     pub group: u16,
 }
 
@@ -133,6 +136,8 @@ pub struct Layout {
     buckets: Vec<BucketSpec>,
     /// The first bucket of each stage.
     stages: Vec<u32>,
+    /// The first bucket of each table, and the end of the last.
+    tables: Vec<usize>,
     params_len: usize,
     len: usize,
 }
@@ -290,6 +295,7 @@ impl Layout {
                 TensorKind::Param => lengths.params += n,
                 TensorKind::Buffer => lengths.buffers += n,
                 TensorKind::Result => lengths.results += n,
+                TensorKind::Rows => return Err(LayoutError::BadShape(t.name.clone(), t.shape.clone())),
             }
             offsets.push(len);
             len += n;
@@ -315,7 +321,45 @@ impl Layout {
                 at += len;
             }
         }
-        Ok(Self { tensors, offsets, buckets, stages, params_len, len })
+        let tables = vec![buckets.len()];
+        Ok(Self { tensors, offsets, buckets, stages, tables, params_len, len })
+    }
+
+    /// Likewise, with the partitions of these tables as buckets behind all others.
+    ///
+    /// # Errors
+    /// There are too many buckets.
+    pub fn with_tables(mut self, tables: &[TableSpec]) -> Result<Self, LayoutError> {
+        let all = self.buckets.len() + tables.iter().map(|t| t.partitions as usize).sum::<usize>();
+        if all > MAX_BUCKETS {
+            return Err(LayoutError::TooManyBuckets(all));
+        }
+        for (table, spec) in (0..).zip(tables) {
+            let partition = BucketSpec { offset: self.len, len: 0, kind: TensorKind::Rows, group: table };
+            self.buckets.extend(std::iter::repeat_n(partition, spec.partitions as usize));
+            self.tables.push(self.buckets.len());
+        }
+        Ok(self)
+    }
+
+    /// The buckets of a table: its partitions, in order. None of one that is not there.
+    pub fn partitions(&self, table: usize) -> Range<u32> {
+        match self.tables.get(table..table + 2) {
+            Some(&[first, end]) => first as u32..end as u32,
+            _ => 0..0,
+        }
+    }
+
+    /// The table and the partition that a bucket is; `None` for values of the flat vector.
+    pub fn partition(&self, bucket: BucketId) -> Option<(usize, u32)> {
+        let spec = self.bucket(bucket).filter(|spec| spec.kind == TensorKind::Rows)?;
+        let table = usize::from(spec.group);
+        Some((table, bucket.0 - self.tables[table] as u32))
+    }
+
+    /// The buckets of values: all but the partitions of tables.
+    pub fn dense(&self) -> Range<u32> {
+        0..self.tables[0] as u32
     }
 
     /// The tensors, in the order of the flat vector.
@@ -372,7 +416,7 @@ impl Layout {
 
     /// The buckets of results, which come last; none unless the workers run the optimizer on the mean gradient.
     pub fn results(&self) -> Range<usize> {
-        self.buckets.partition_point(|b| b.kind != TensorKind::Result)..self.buckets.len()
+        self.buckets[..self.tables[0]].partition_point(|b| b.kind != TensorKind::Result)..self.tables[0]
     }
 }
 

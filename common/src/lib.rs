@@ -29,6 +29,7 @@ pub mod retry;
 pub mod round;
 pub mod share;
 mod simd;
+pub mod table;
 
 pub use address::check_address;
 pub use auto::{AutoConfig, ModeChoice};
@@ -39,3 +40,4 @@ pub use id::{BucketId, JobId, JobShard, Seq, ServerId, SessionId, ShardId, Step,
 pub use layout::{BucketSpec, Layout, ParamGroup, TensorKind, TensorSpec};
 pub use payload::Payload;
 pub use share::Share;
+pub use table::TableSpec;

@@ -5,7 +5,7 @@
 //!
 //! | part | bytes |
 //! |---|---|
-//! | weights | 4 for each value |
+//! | weights | 4 for each value; of tables, the most rows that partitions may have, and their index |
 //! | slots | as many for each state vector of the optimizer and the algorithm |
 //! | kept | the algorithm's state per worker: a copy of the weights, or the optimizer's state, for each
 //! |
@@ -50,13 +50,14 @@ impl Need {
     /// The need of one replica of a shard of `shards`. A shard without buckets of the job needs
     /// nothing.
     pub fn of(job: &ServerJob, shard: ShardId, shards: u32) -> Self {
-        let (params, buffers, buckets) = held(job, shard, shards);
-        let values = params + buffers;
-        if values == 0 {
+        let (params, buffers, dense) = held(job, shard, shards);
+        let (rows, partitions) = held_rows(job, shard, shards);
+        let (values, buckets) = (params + buffers, dense + partitions);
+        if buckets == 0 {
             return Self::default();
         }
         let (workers, keeps) = (u64::from(job.workers), job.keeps());
-        let weights = values * F32;
+        let weights = (values * F32).saturating_add(rows);
         let slots = params * F32 * job.slots() as u64;
         // A combined update has its own state, the fleet's, beside that of each worker.
         let own = if keeps.own_slots { job.on_shard().slots() as u64 * (workers + 1) } else { 0 };
@@ -68,7 +69,10 @@ impl Need {
             Encoding::F32 => values * F32,
             other => other.encoded_len(usize::try_from(values).unwrap_or(usize::MAX)) as u64,
         };
-        let pushed = encoded(TensorKind::Param, params) + encoded(TensorKind::Buffer, buffers);
+        let pushed = match partitions {
+            0 => encoded(TensorKind::Param, params) + encoded(TensorKind::Buffer, buffers),
+            _ => u64::MAX, // as many rows as the window has room for
+        };
         // With clipping by the global norm, a step's pushes wait for all of them. Otherwise a worker
         // has one window for all shards.
         let window =
@@ -182,6 +186,22 @@ impl FromStr for Bytes {
             .then_some(Self(bytes as u64))
             .ok_or_else(bad)
     }
+}
+
+/// Bytes of the full partitions of a shard, and their number.
+fn held_rows(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64) {
+    let (mut bytes, mut count) = (0u64, 0);
+    let mut first = (job.buckets() - job.tables.iter().map(|t| t.partitions as usize).sum::<usize>()) as u64;
+    for table in job.tables.iter().filter(|_| shard.0 < shards) {
+        let end = first + u64::from(table.partitions);
+        let round = u64::from(shards);
+        let below = |n: u64| (n + round - 1 - u64::from(shard.0) % round) / round;
+        let here = below(end) - below(first);
+        bytes = bytes.saturating_add(table.partition_bytes().saturating_mul(here));
+        count += here;
+        first = end;
+    }
+    (bytes, count)
 }
 
 /// Trained values, running statistics and buckets of a shard: the sum over

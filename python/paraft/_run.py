@@ -193,6 +193,7 @@ class Run:
         state: tuple[Sequence[int], Sequence[int]] = ((), ()),
         results: int = 0,
         note: str = "",
+        tables: Sequence[str] = (),
     ) -> Any:
         self.check_new()
         if self._run_dir is not None:
@@ -223,6 +224,7 @@ class Run:
             updates=list(state[1]),
             results=results,
             note=note,
+            tables=list(tables),
             run_dir=self._run_dir,
             resume=self._resume,
             metrics="127.0.0.1:0" if launched else None,

@@ -53,12 +53,23 @@ impl WeightBuffer for Memory {
 pub fn with<T>(address: usize, len: usize, read: impl FnOnce(&[f32]) -> T) -> Option<T> {
     let at = address as *const f32;
     if at.is_null() || !at.is_aligned() {
-        return None;
+        return (len == 0).then(|| read(&[]));
     }
     // SAFETY: the front end passes the address of a contiguous CPU tensor of `float32` with `len` values, which it
     // has checked, and keeps it until the call ends.
     #[allow(unsafe_code)]
     Some(read(unsafe { std::slice::from_raw_parts(at, len) }))
+}
+
+/// Writes the `len` values at an address. See [`with`].
+pub fn with_mut<T>(address: usize, len: usize, write: impl FnOnce(&mut [f32]) -> T) -> Option<T> {
+    let at = address as *mut f32;
+    if at.is_null() || !at.is_aligned() {
+        return (len == 0).then(|| write(&mut []));
+    }
+    // SAFETY: as in `with`; the front end has made the tensor for this call, so nobody else reads or writes it.
+    #[allow(unsafe_code)]
+    Some(write(unsafe { std::slice::from_raw_parts_mut(at, len) }))
 }
 
 /// Reads the bytes of a tensor of any type. See [`with`].

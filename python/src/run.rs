@@ -59,9 +59,9 @@ impl Run {
     /// values, rate and decay of each, its own `[optimizer]` table if it has one, and whether it maximizes. `brings`: these are a new job's initial weights; `state`: the addresses of
     /// the optimizer's state vectors, each as long as the trained part, after this many `updates` of each group. `results`: so many of
     /// the last tensors are results of the script's own optimizer. `note`: the
-    /// script's description in checkpoints. `samples`: number of training samples, for leased chunks.
+    /// script's description in checkpoints. `tables`: sparse tables in TOML. `samples`: number of training samples, for leased chunks.
     #[new]
-    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=Vec::new(), results=0, note=String::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, groups, samples, data, brings, address, values, owner, state=Vec::new(), updates=Vec::new(), results=0, note=String::new(), tables=Vec::new(), run_dir=None, resume=None, metrics=None, log_file=None, trace=None, slow=1.0, straggle=None, certs=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -81,6 +81,7 @@ impl Run {
         updates: Vec<u64>,
         results: usize,
         note: String,
+        tables: Vec<String>,
         run_dir: Option<PathBuf>,
         resume: Option<PathBuf>,
         metrics: Option<String>,
@@ -128,6 +129,8 @@ impl Run {
             .collect();
         let groups = groups.into_iter().map(group).collect::<Result<_, _>>();
         let groups = groups.map_err(|e| errors::config(py, &e))?;
+        let tables = tables.iter().map(|t| paraft_worker::cli::table(t)).collect::<Result<_, _>>();
+        let tables = tables.map_err(|e| errors::config(py, &e))?;
         let lengths: Vec<usize> = specs.iter().map(TensorSpec::len).collect();
         if lengths.iter().sum::<usize>() != values {
             return Err(errors::misuse(py, &format!("{values} values for tensors of another length")));
@@ -147,7 +150,7 @@ impl Run {
             let data = paraft_worker::cli::data_name(&job)?.unwrap_or(data);
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
-            let setup = Setup { init, data, groups, state, note, ..Setup::new(specs, samples, |_, _| {}) };
+            let setup = Setup { init, data, groups, state, note, tables, ..Setup::new(specs, samples, |_, _| {}) };
             OpenRun::join(&job, &options, setup, Box::new(memory))
         });
         let this = Self {
@@ -254,6 +257,37 @@ impl Run {
         })
     }
 
+    /// Reads rows of a table: of `count` int64 ids at an address, into float32 at another.
+    fn rows(&self, py: Python<'_>, table: usize, ids: usize, count: usize, into: usize) -> PyResult<()> {
+        self.on(py, |inner, _| {
+            let run = inner.run()?;
+            let ids = ids_at(ids, count)?;
+            let dim = run.tables().get(table).map_or(0, |t| t.dim);
+            memory::with_mut(into, count * dim, |values| run.rows(table, &ids, values))
+                .unwrap_or_else(|| Err(WorkerError::Misuse(format!("no memory for rows lies at {into:#x}"))))
+        })
+    }
+
+    /// Adds gradients of rows to the current step: of `count` int64 ids at an address, float32 at another.
+    fn add_rows(&self, py: Python<'_>, table: usize, ids: usize, count: usize, gradients: usize) -> PyResult<()> {
+        self.on(py, |inner, _| {
+            let run = inner.run()?;
+            let ids = ids_at(ids, count)?;
+            let dim = run.tables().get(table).map_or(0, |t| t.dim);
+            memory::with(gradients, count * dim, |values| run.add_rows(table, &ids, values)).unwrap_or_else(
+                || Err(WorkerError::Misuse(format!("no gradients of rows lie at {gradients:#x}"))),
+            )
+        })
+    }
+
+    /// The rate of each table for the next steps; None: its optimizer's.
+    fn table_rates(&self, py: Python<'_>, rates: Vec<Option<f64>>) -> PyResult<()> {
+        self.on(py, |inner, _| {
+            inner.run()?.set_table_rates(rates);
+            Ok(())
+        })
+    }
+
     /// Leaves groups of parameters out of this step.
     fn leave_out(&self, py: Python<'_>, groups: Vec<u16>) -> PyResult<()> {
         self.on(py, |inner, _| inner.run()?.leave_out(&groups))
@@ -335,6 +369,14 @@ impl Run {
         d.set_item("skipped", c.skipped)?;
         Ok(d)
     }
+}
+
+/// The ids at an address.
+fn ids_at(address: usize, count: usize) -> Result<Vec<u64>, WorkerError> {
+    let read = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
+    memory::with_bytes(address, count * 8, read)
+        .or_else(|| (count == 0).then(Vec::new))
+        .ok_or_else(|| WorkerError::Misuse("no ids of rows lie at address 0".into()))
 }
 
 /// A group of parameters from Python: values, rate, decay, its own optimizer in TOML, whether it maximizes.

@@ -10,7 +10,7 @@ use crate::{
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser, builder::FalseyValueParser};
-use paraft_common::{check_address, group::MAX_RANKS, optim::OptimizerConfig};
+use paraft_common::{TableSpec, check_address, group::MAX_RANKS, optim::OptimizerConfig};
 use paraft_data::Split;
 use paraft_models::{Keep, Layer, Model};
 use paraft_record::begin::make_folder;
@@ -285,6 +285,16 @@ pub fn optimizer(table: &str) -> Result<OptimizerConfig, String> {
     let optimizer: OptimizerConfig = toml::from_str(table).map_err(|e| e.to_string())?;
     optimizer.validate().map_err(|e| e.to_string())?;
     Ok(optimizer)
+}
+
+/// A sparse table from a `[[table]]` entry.
+///
+/// # Errors
+/// It is none, or an option is out of its range.
+pub fn table(entry: &str) -> Result<TableSpec, String> {
+    let table: TableSpec = toml::from_str(entry).map_err(|e| e.to_string())?;
+    table.check().map_err(|e| e.to_string())?;
+    Ok(table)
 }
 
 /// The job's built-in model, on the device that the job names, and its data.

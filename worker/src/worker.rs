@@ -188,6 +188,7 @@ fn lead(
         groups: Vec::new(),
         state: None,
         note: String::new(),
+        tables: Vec::new(),
     };
     let joined = match (&mut stage, ranks.as_deref_mut()) {
         (Some(stage), Some(ranks)) => {

@@ -9,9 +9,13 @@ use crate::{
     constraint::{self, Constraint},
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
-    layout::{self, BucketSpec, Cuts, Layout, Lengths, MAX_BUCKET_LEN, ParamGroup, TensorKind, TensorSpec},
+    layout::{
+        self, BucketSpec, Cuts, Layout, Lengths, MAX_BUCKET_LEN, MAX_BUCKETS, ParamGroup, TensorKind,
+        TensorSpec,
+    },
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
+    table::{MAX_TABLES, TableSpec},
 };
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -92,6 +96,9 @@ pub struct ServerJob {
     /// share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkPlan>,
+    /// Sparse tables, whose partitions are the last buckets.
+    #[serde(default, rename = "table", skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSpec>,
 }
 
 /// The chunks of the leased sampler.
@@ -139,6 +146,7 @@ impl ServerJob {
             stages: Vec::new(),
             constraints: Vec::new(),
             chunks: None,
+            tables: Vec::new(),
         }
     }
 
@@ -164,8 +172,19 @@ impl ServerJob {
         if job.bucket_len == 0 || job.bucket_len > MAX_BUCKET_LEN {
             return bad(format!("bucket_len {} is not within 1 to {MAX_BUCKET_LEN}", job.bucket_len));
         }
-        layout::count(job.lengths(), job.cuts(), job.bucket_len)
+        let dense = layout::count(job.lengths(), job.cuts(), job.bucket_len)
             .map_err(|e| ServerJobError(e.to_string()))?;
+        if job.tables.len() > MAX_TABLES {
+            return bad(format!("{} tables; a job has at most {MAX_TABLES}", job.tables.len()));
+        }
+        job.tables
+            .iter()
+            .try_for_each(TableSpec::check_lengths)
+            .map_err(|e| ServerJobError(e.to_string()))?;
+        let buckets = dense + job.partitions();
+        if buckets > MAX_BUCKETS {
+            return bad(format!("{buckets} buckets and partitions; a job has at most {MAX_BUCKETS}"));
+        }
         if job.workers == 0 || job.workers > 65_536 {
             return bad(format!("{} workers; a job has from 1 to 65536", job.workers));
         }
@@ -240,6 +259,7 @@ impl ServerJob {
         {
             return bad("workers that run the optimizer on the mean gradient train in mode bsp, without backup workers, all-reduce, leased chunks, an algorithm, groups and constraints".into());
         }
+        self.validate_tables().map_err(ServerJobError)?;
         if self.all_reduce && !self.constraints.is_empty() {
             return bad("an all-reduce job's ranks apply their gradients themselves, and the servers hold its weights to nothing".into());
         }
@@ -256,13 +276,36 @@ impl ServerJob {
         Ok(())
     }
 
+    fn validate_tables(&self) -> Result<(), String> {
+        let Some(first) = self.tables.first() else { return Ok(()) };
+        for (i, table) in self.tables.iter().enumerate() {
+            table.validate().map_err(|e| e.to_string())?;
+            if self.tables[..i].iter().any(|other| other.name == table.name) {
+                return Err(format!("two tables are named `{}`", table.name));
+            }
+        }
+        let excluded = [
+            (self.durability.is_leader(), "durability leader"),
+            (self.all_reduce, "all-reduce"),
+            (!self.stages.is_empty(), "pipeline stages"),
+            (self.takes_means(), "an optimizer that runs on the workers"),
+            (self.algorithm != AlgorithmConfig::default(), "an [algorithm]"),
+            (self.clip != ClipConfig::default(), "clipping, which would leave the rows out"),
+            (self.start.is_some(), "a start from a checkpoint"),
+        ];
+        match excluded.iter().find(|(set, _)| *set) {
+            Some((_, what)) => Err(format!("a job with tables (`{}`) cannot have {what}", first.name)),
+            None => Ok(()),
+        }
+    }
+
     /// The encoding of pushes to a bucket of this kind. Running statistics are sent as `f32`: they are
     /// few, and a rounding error in them would remain (a rounded gradient is corrected by the next
     /// step).
     pub fn encoding(&self, kind: TensorKind) -> Encoding {
         match kind {
             TensorKind::Param => self.encoding,
-            TensorKind::Buffer | TensorKind::Result => Encoding::F32,
+            TensorKind::Buffer | TensorKind::Result | TensorKind::Rows => Encoding::F32,
         }
     }
 
@@ -378,7 +421,13 @@ impl ServerJob {
 
     /// The number of buckets.
     pub fn buckets(&self) -> usize {
-        self.parts().map(|part| part.values.div_ceil(part.bucket_len(self.bucket_len))).sum()
+        let dense = self.parts().map(|part| part.values.div_ceil(part.bucket_len(self.bucket_len)));
+        dense.sum::<usize>() + self.partitions()
+    }
+
+    /// The number of partitions of all tables.
+    fn partitions(&self) -> usize {
+        self.tables.iter().map(|t| t.partitions as usize).sum()
     }
 
     /// How the parameters are divided into stages, groups and constrained rows.
@@ -409,7 +458,8 @@ impl ServerJob {
         if self.results_len > 0 {
             tensors.push(TensorSpec::result("results", &[self.results_len]));
         }
-        Layout::cut(tensors, self.cuts(), self.bucket_len).expect("from_toml has checked the lengths")
+        let dense = Layout::cut(tensors, self.cuts(), self.bucket_len);
+        dense.and_then(|l| l.with_tables(&self.tables)).expect("from_toml has checked the lengths")
     }
 }
 

@@ -37,7 +37,7 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
                         job.optimizer.apply(&hyper, &mut weights[b.range()], slots, gradient)
                     }
                     TensorKind::Buffer => apply_buffer(&mut weights[b.range()], gradient),
-                    TensorKind::Result => {} // built-in models have none
+                    TensorKind::Result | TensorKind::Rows => {} // built-in models have none
                 }
             }
         }

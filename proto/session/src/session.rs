@@ -116,6 +116,7 @@ pub struct Session {
     samples: u32,
     /// Rates for the next pushes; empty: the job's own.
     overrides: Vec<Overrides>,
+    table_rates: Vec<Option<f64>>,
     /// The script clips steps by their norm.
     clipped: bool,
     /// For each bucket, the version at which the next pushes were computed; empty: the version that the
@@ -203,6 +204,7 @@ impl Session {
             awaits_parts: None,
             samples: 1,
             overrides: Vec::new(),
+            table_rates: Vec::new(),
             clipped: false,
             computed_at: Vec::new(),
             loss: None,

@@ -170,7 +170,8 @@ impl Group {
         let _installing = InstallingGuard::of(&self.installing);
         // Installing takes as long as the disk and the state need; the group's maintenance must not wait for it.
         drop(slot);
-        let image = RawImage { head: done.head.into(), parts: done.parts };
+        let image =
+            RawImage { head: done.head.into(), parts: done.parts.into_iter().map(Into::into).collect() };
         let snapshot = Snapshot { meta: done.meta, snapshot: image };
         let installed = self.raft.install_full_snapshot(vote, snapshot).await;
         reply(installed.map(|response| SnapshotAnswer::Done(response.vote)))

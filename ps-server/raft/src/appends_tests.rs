@@ -205,7 +205,7 @@ impl Pair {
         }
         let bytes = |state: &Parts| {
             let image = state.image();
-            let parts: Vec<_> = image.parts.iter().map(|p| p.to_bytes()).collect();
+            let parts: Vec<_> = image.parts.iter().map(|p| p.read().to_bytes()).collect();
             (image.head, parts)
         };
         assert!(bytes(leader) == bytes(follower), "the same writes in the same order");

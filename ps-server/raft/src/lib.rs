@@ -79,7 +79,7 @@ pub use disk::Folder;
 pub use evidence::ended_here;
 pub use group::{Group, GroupOptions, ProposeError};
 pub use group_name::GroupName;
-pub use image::RawImage;
+pub use image::{ImagePart, LazyPart, RawImage};
 pub use leadership::{Leadership, Role};
 pub use log::LogSize;
 pub use logs::Logs;

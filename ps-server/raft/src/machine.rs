@@ -309,7 +309,7 @@ impl RaftStateMachine<Types> for Machine {
             state.in_term(last.leader_id.term);
         }
         // Each part is freed once its values are installed.
-        let install = move || state.install_parts(&head, &mut parts.into_iter().map(Ok));
+        let install = move || state.install_parts(&head, &mut parts.into_iter().map(|part| Ok(part.read())));
         let installed = compute::long(bytes, install).await?;
         installed?;
         if let Some(last) = &meta.last_log_id {

@@ -99,10 +99,12 @@ impl Drop for Part {
 }
 
 /// Parts of an image, and the indices of the released ones, in order of release.
-fn counted(image: &RawImage) -> (Vec<Payload>, Arc<Mutex<Vec<usize>>>) {
+fn counted(image: &RawImage) -> (Vec<crate::ImagePart>, Arc<Mutex<Vec<usize>>>) {
     let gone = Arc::<Mutex<Vec<usize>>>::default();
-    let part =
-        |(i, p): (usize, &Payload)| Bytes::from_owner(Part(gone.clone(), i, p.to_bytes().to_vec())).into();
+    let bytes = |p: &crate::ImagePart| p.read().to_bytes().to_vec();
+    let part = |(i, p): (usize, &crate::ImagePart)| {
+        Payload::from(Bytes::from_owner(Part(gone.clone(), i, bytes(p)))).into()
+    };
     (image.parts.iter().enumerate().map(part).collect(), gone)
 }
 
@@ -128,7 +130,7 @@ async fn state_is_never_in_memory_twice_during_snapshot_io() {
     let mut parts = parts.into_iter().map(|p| {
         assert_eq!(gone.lock().len(), taken, "the part before is still held");
         taken += 1;
-        Ok(p)
+        Ok(p.read())
     });
     back.install_parts(&image.head, &mut parts).expect("its own image");
     assert_eq!(back.image(), image);

@@ -38,7 +38,7 @@ pub trait Replicated: Send + Sync + 'static {
     fn room_for(&self, head: &[u8]) -> Result<(), ApplyError>;
     /// As [`Self::install_parts`], from an image that is kept.
     fn install(&self, image: &RawImage) -> Result<(), ApplyError> {
-        self.install_parts(&image.head, &mut image.parts.iter().cloned().map(Ok))
+        self.install_parts(&image.head, &mut image.parts.iter().map(|part| Ok(part.read())))
     }
     /// Bytes of the bulk.
     fn bytes(&self) -> u64;

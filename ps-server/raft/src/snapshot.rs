@@ -1,6 +1,7 @@
 //! The file that holds a replica's last snapshot: the state that its log begins after.
 
 use super::{
+    image::ImagePart,
     replicated::Replicated,
     storage::{FolderError, blocking, invalid},
     types::{LogId, SnapshotMeta},
@@ -69,7 +70,7 @@ impl SnapshotFile {
         self: &Arc<Self>,
         meta: SnapshotMeta,
         head: Bytes,
-        parts: Vec<Payload>,
+        parts: Vec<ImagePart>,
         order: Vec<u32>,
     ) -> io::Result<()> {
         let this = self.clone();
@@ -83,13 +84,13 @@ impl SnapshotFile {
             let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
             let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
             file.push(&head.into())?;
-            let first = file.reserve(parts.iter().map(Payload::len))?;
-            let mut parts: Vec<Option<Payload>> = parts.into_iter().map(Some).collect();
+            let first = file.reserve(parts.iter().map(ImagePart::len))?;
+            let mut parts: Vec<Option<ImagePart>> = parts.into_iter().map(Some).collect();
             let all = 0..parts.len();
             for place in order.into_iter().map(|place| place as usize).chain(all) {
                 if let Some(part) = parts.get_mut(place).and_then(Option::take) {
                     this.is_open()?;
-                    file.fill(first + place as u64, &part)?;
+                    file.fill(first + place as u64, &part.read())?;
                 }
             }
             file.finish()?;

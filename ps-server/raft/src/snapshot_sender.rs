@@ -25,7 +25,9 @@ impl Connection {
         let head = wire::encode(&(&meta, &head[..]))?;
         let image = u64::from(crc32fast::hash(&head)) << 32
             | meta.last_log_id.as_ref().map_or(0, |l| l.index & 0xffff_ffff);
-        let mut pieces = (0..).zip([Payload::from(head)].into_iter().chain(parts)).peekable();
+        let mut pieces = (0..)
+            .zip([Payload::from(head)].into_iter().chain(parts.into_iter().map(|part| part.read())))
+            .peekable();
         let mut failures = 0;
         while let Some((index, payload)) = pieces.next() {
             let last = pieces.peek().is_none();

@@ -106,7 +106,7 @@ impl Replicated for Parts {
         let inner = self.inner.lock();
         let writes: Vec<u64> = inner.parts.iter().map(|(n, _)| *n).collect();
         let read = |(_, part): &(u64, Arc<Vec<u8>>)| {
-            Bytes::from_owner(PartReader(part.clone(), self.read.clone())).into()
+            Payload::from(Bytes::from_owner(PartReader(part.clone(), self.read.clone()))).into()
         };
         RawImage {
             head: wire::encode(&(inner.writes, writes)).expect("it encodes"),

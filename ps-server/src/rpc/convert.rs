@@ -13,8 +13,12 @@ use paraft_common::{
     config::MAX_STEP,
     encoding::{BadPayload, WrongLength, all_finite},
     optim::Overrides,
+    table::Rows,
 };
-use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
+use paraft_proto::{
+    self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, limits::MAX_BUCKET_BYTES,
+    to_shard,
+};
 use paraft_session::serve::Read;
 use paraft_trace::Moment;
 use std::sync::Arc;
@@ -57,6 +61,10 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
             let slots = match conf.buckets[local].spec.kind {
                 TensorKind::Param => conf.job.slots(),
                 TensorKind::Buffer | TensorKind::Result => 0,
+                TensorKind::Rows => {
+                    let why = "it is a partition of a table, whose rows have no initial state to send".into();
+                    return Err(RefusalKind::BadPayload { bucket, why }.into());
+                }
             };
             if m.part as usize > slots {
                 return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots }.into());
@@ -157,10 +165,12 @@ fn overrides(conf: &ShardConfig, bucket: usize, push: &wire::Push) -> Result<Ove
         eps: set.eps,
         clip_value: set.clip_value,
     };
-    if target.spec.kind != TensorKind::Param || overrides == Overrides::default() {
-        return Ok(Overrides::default());
-    }
     let bad = |option, got, why| Err(RefusalKind::BadRate { bucket: target.id, option, got, why });
+    match target.spec.kind {
+        _ if overrides == Overrides::default() => return Ok(overrides),
+        TensorKind::Param | TensorKind::Rows => {}
+        TensorKind::Buffer | TensorKind::Result => return Ok(Overrides::default()),
+    }
     // Optimizers compute with it as an f32.
     if let Some(got) = push.rate
         && (got.is_sign_negative() && got != 0.0 || !(got as f32).is_finite())
@@ -177,6 +187,13 @@ fn overrides(conf: &ShardConfig, bucket: usize, push: &wire::Push) -> Result<Ove
         let why =
             "this job's algorithm looks ahead at the job's own options, so its workers cannot say theirs";
         return bad("rate", got, why);
+    }
+    if target.spec.kind == TensorKind::Rows {
+        let other = Overrides { rate: None, ..overrides };
+        return match other == Overrides::default() {
+            true => Ok(overrides),
+            false => bad("option", f64::NAN, "a table takes the rate from a push, and no other option"),
+        };
     }
     match conf.job.optimizer_of(target.spec.group).overridden(&overrides).map(|o| o.validate()) {
         Some(Ok(())) => Ok(overrides),
@@ -207,8 +224,11 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
             return Err(RefusalKind::OnlyOfWhole { beside }.into());
         }
     }
+    let only = only(shard, &m.only)?;
+    let rows = rows(shard, &only, &m.rows)?;
     Ok(Message::Pull {
-        only: only(shard, &m.only)?,
+        only,
+        rows,
         done: Step(m.done),
         last: m.r#final,
         checkpoint: m.checkpoint,
@@ -216,6 +236,39 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
         have: m.have.into_iter().map(Version).collect(),
         loss: m.loss,
     })
+}
+
+/// The rows of a pull: for each of its buckets the ids, if there are any.
+fn rows(shard: &Shard, only: &[usize], rows: &[bytes::Bytes]) -> Result<Vec<Vec<u64>>, Refusal> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let conf = configured(shard)?;
+    if rows.len() != only.len() {
+        let (buckets, got) = (only.len(), rows.len());
+        return Err(RefusalKind::BadVersions { field: "rows", shard: shard.id(), buckets, got }.into());
+    }
+    let ids = |(bucket, ids): (&usize, &bytes::Bytes)| {
+        let bucket = &conf.buckets[*bucket];
+        let bad = |why: String| Refusal::from(RefusalKind::BadPayload { bucket: bucket.id, why });
+        let (ids, rest) = ids.as_chunks::<8>();
+        let partition = bucket
+            .rows()
+            .ok_or_else(|| bad("rows of it are wanted, and it is no partition of a table".into()))?;
+        if !rest.is_empty() || ids.len() * partition.spec().dim * 4 > MAX_BUCKET_BYTES {
+            return Err(bad(format!(
+                "{} rows and {} bytes are wanted; rows have 8 bytes each, and their values at most 1 MiB in all",
+                ids.len(),
+                rest.len()
+            )));
+        }
+        let ids: Vec<u64> = ids.iter().map(|id| u64::from_le_bytes(*id)).collect();
+        match ids.iter().find(|id| partition.spec().partition_of(**id) != partition.place().1) {
+            Some(id) => Err(bad(format!("id {id} belongs to another partition"))),
+            None => Ok(ids),
+        }
+    };
+    only.iter().zip(rows).map(ids).collect()
 }
 
 /// Checks a reader's request. The shard has a job.
@@ -274,6 +327,21 @@ fn check(
     step: Option<Step>,
 ) -> Result<usize, Refusal> {
     let local = local(conf, shard, id)?;
+    if let (Some(partition), Some(step)) = (conf.buckets[local].rows(), step) {
+        if payload.len() > MAX_BUCKET_BYTES {
+            return Err(RefusalKind::BucketLength {
+                bucket: id,
+                expected: MAX_BUCKET_BYTES,
+                got: payload.len(),
+            }
+            .into());
+        }
+        return match Rows::read(payload, partition.spec(), partition.place().1) {
+            Ok(rows) if rows.all_finite() => Ok(local),
+            Ok(_) => Err(RefusalKind::NotFinite { bucket: id, step }.into()),
+            Err(e) => Err(RefusalKind::BadPayload { bucket: id, why: e.to_string() }.into()),
+        };
+    }
     let encoding = if step.is_some() { conf.encoding(local) } else { Encoding::F32 };
     match all_finite(payload, encoding, conf.buckets[local].spec.len) {
         Ok(true) => Ok(local),

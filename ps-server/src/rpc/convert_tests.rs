@@ -87,7 +87,7 @@ fn a_message() -> impl Strategy<Value = ToShard> {
             prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
         )
             .prop_map(|(done, (last, checkpoint, barrier), have, loss, only)| {
-                Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only, barrier }))
+                Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only, barrier, rows: Vec::new() }))
             }),
         (n(), any::<f64>(), any::<Option<f64>>()).prop_map(|(step, sum_of_squares, bound)| Some(Kind::Norm(
             wire::Norm { step, sum_of_squares, bound }

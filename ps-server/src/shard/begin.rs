@@ -6,6 +6,7 @@ use super::{
     chunks::Chunks,
     command::Outcome,
     cut::Cut,
+    partition::RowsImage,
     shard_config::{self, ShardConfig},
     state::{Shard, State},
 };
@@ -102,8 +103,7 @@ impl Shard {
     fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, ApplyError> {
         let aside = self.reserve(&job)?;
         self.is_here();
-        let buckets =
-            shard_config::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
+        let buckets = shard_config::blank(&job, self.id(), self.shards())?;
         let state = &mut *self.state.write();
         let meta = &mut state.meta;
         meta.job = text.to_string();
@@ -162,11 +162,15 @@ impl Shard {
     }
 
     fn conf_of(&self, job: ServerJob, aside: Reserved, cut: &Cut) -> Result<Arc<ShardConfig>, ApplyError> {
-        let places = placement::buckets_of(&job.layout(), self.id(), self.shards());
+        let layout = job.layout();
+        let places = placement::buckets_of(&layout, self.id(), self.shards());
+        let partitions = places.iter().filter_map(|(id, _)| layout.partition(*id));
+        let of_cut = cut.rows.iter().map(RowsImage::named_header);
         let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
         let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
         let own = |kind| if kind == TensorKind::Param && keeps.own_slots { own_slots } else { 0 };
-        let fits = places.len() == cut.buckets.len()
+        let fits = partitions.eq(of_cut.map(|(table, number, _)| (usize::from(table), number)))
+            && places.len() == cut.buckets.len()
             && places.iter().zip(&cut.buckets).all(|((_, s), d)| {
                 s.len == d.weights.len()
                     && slots(s.kind) == d.slots.len()
@@ -180,8 +184,13 @@ impl Shard {
         if !fits {
             return Err(format!("the snapshot of {} does not fit its job's buckets", self.id()).into());
         }
-        let bucket = |((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone());
-        let buckets = places.into_iter().zip(&cut.buckets).map(bucket).collect();
+        let dense = cut.buckets.len() - cut.rows.len();
+        let bucket = |(at, ((id, spec), d)): (usize, (_, &Arc<BucketData>))| {
+            let rows = at.checked_sub(dense).map(|at| cut.rows[at].partition()).transpose()?;
+            Ok::<_, ApplyError>(Bucket::with_data(id, spec, d.clone()).with_rows(rows))
+        };
+        let buckets =
+            places.into_iter().zip(&cut.buckets).enumerate().map(bucket).collect::<Result<_, _>>()?;
         Ok(ShardConfig::new(job, buckets, aside))
     }
 

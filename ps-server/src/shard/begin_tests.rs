@@ -119,7 +119,7 @@ fn blank_buckets_share_data_after_a_snapshot() {
     let shard = Shard::new(ShardId(0), 1);
     shard.apply(&admit(&job));
     let raw = Replicated::image(&shard);
-    let image = Cut::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)).expect("fits");
+    let image = Cut::from_raw(&raw.head, raw.parts.iter().map(|part| Ok(part.read()))).expect("fits");
     let mut own: Vec<_> = image.buckets.iter().map(Arc::as_ptr).collect();
     own.sort_unstable();
     own.dedup();

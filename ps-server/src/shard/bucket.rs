@@ -2,6 +2,7 @@
 
 use super::{
     command::{Contribution, InitPart},
+    partition::Partition,
     shard_config::ShardConfig,
     weights::{Slots, Weights, read_elsewhere},
     worker_state::{FLEET, WorkerState, WorkerStates},
@@ -14,6 +15,7 @@ use paraft_common::{
     config::ServerJob,
     need,
     optim::{Gradient, Hyper, Overrides, apply_buffer, take_mean, take_result},
+    table::{RowRate, Rows},
 };
 use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
@@ -81,10 +83,12 @@ impl BucketData {
     pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
             TensorKind::Param => job.new_slots(spec.group, spec.len),
-            TensorKind::Buffer | TensorKind::Result => Vec::new(),
+            TensorKind::Buffer | TensorKind::Result | TensorKind::Rows => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
-        Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised: false }
+        // Rows begin with the values that their ids give.
+        let initialised = spec.kind == TensorKind::Rows;
+        Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised }
     }
 
     /// A copy without shared vectors, if there is memory for it.
@@ -109,6 +113,7 @@ impl BucketData {
         match spec.kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Result => take_result(&mut self.weights, gradient),
+            TensorKind::Rows => {} // `Bucket::update_rows`
             TensorKind::Param if update.job.takes_means() => {
                 take_mean(&mut self.weights, gradient, update.clip_value())
             }
@@ -250,12 +255,49 @@ pub struct Bucket {
     /// Its range and kind.
     pub spec: BucketSpec,
     data: RwLock<Arc<BucketData>>,
+    /// The content of a bucket of rows.
+    rows: Option<Arc<Partition>>,
 }
 
 impl Bucket {
     /// A bucket with this data, which may be shared.
     pub fn with_data(id: BucketId, spec: BucketSpec, data: Arc<BucketData>) -> Self {
-        Self { id, spec, data: RwLock::new(data) }
+        Self { id, spec, data: RwLock::new(data), rows: None }
+    }
+
+    /// With these rows.
+    pub fn with_rows(self, rows: Option<Arc<Partition>>) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// The content of a bucket of rows.
+    pub fn rows(&self) -> Option<&Arc<Partition>> {
+        self.rows.as_ref()
+    }
+
+    /// The weights of these rows, and the version that they have; `None` if it is no bucket of rows.
+    pub fn pull_rows(&self, ids: &[u64]) -> Option<(Version, Bytes)> {
+        let rows = self.rows.as_ref()?;
+        let data = self.data.read();
+        Some((data.version, rows.pull(ids).into()))
+    }
+
+    /// Applies the rows of one update; returns the version that contains it.
+    pub(super) fn update_rows(&self, rows: &Rows, update: BucketUpdate<'_>) -> Result<Version, ApplyError> {
+        let mut data = self.data.write();
+        let data = Arc::make_mut(&mut data);
+        let BucketUpdate { job, gradient, contributions, overrides, members, .. } = update;
+        let factor = match overrides.rate {
+            Some(_) => job.schedule.scale.factor(contributions.len()),
+            None => job.schedule.factor(data.clock, contributions.len()),
+        };
+        let rate = RowRate { factor, set: overrides.rate.map(|rate| rate * factor) };
+        if let Some(partition) = &self.rows {
+            partition.update(rows, data.version.0 + 1, gradient.scale, rate)?;
+        }
+        data.skip_update(contributions.len(), members);
+        data.version.0 += 1;
+        Ok(data.version)
     }
 
     /// The current data; later updates do not change it (copy on write).

@@ -3,6 +3,7 @@
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
+    partition::{Partition, RowsHeader, RowsImage},
     shard_config::ShardConfig,
     staged_delta::{StagedDelta, StagedDeltaHeader},
     state::{Meta, Shard},
@@ -10,10 +11,10 @@ use super::{
 };
 use crate::{
     header,
-    raft::{ApplyError, RawImage},
+    raft::{ApplyError, ImagePart, RawImage},
 };
 use bytes::Bytes;
-use paraft_common::{Payload, Version, codec::value_bytes};
+use paraft_common::{Payload, Version, codec::value_bytes, config::ServerJob};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ pub struct Cut {
     pub meta: Meta,
     /// The buckets, ascending by id.
     pub buckets: Vec<Arc<BucketData>>,
+    /// The rows of the last buckets, which are partitions of tables.
+    pub rows: Vec<RowsImage>,
     /// The parts of a state delta that waits for its marker. Only snapshots and digests need them.
     pub staged: Option<StagedDelta>,
 }
@@ -56,6 +59,10 @@ pub struct ImageHeader {
     /// The header of the parts of a state delta that waits for its marker.
     pub staged: Option<StagedDeltaHeader>,
 }
+
+/// Of a job with tables, the part behind all vectors: for each partition its table, its number there and its header. Its
+/// tiles follow.
+type RowsHeaders = Vec<(u16, u32, RowsHeader)>;
 
 /// A bucket without its bulk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -106,7 +113,9 @@ impl Cut {
     /// more.
     pub fn of(conf: Option<&Arc<ShardConfig>>, meta: &Meta) -> Self {
         let buckets = conf.map(|c| c.buckets.iter().map(|b| b.image()).collect());
-        Self { meta: meta.clone(), buckets: buckets.unwrap_or_default(), staged: None }
+        let rows = conf.map(|c| c.partitions().map(RowsImage::of).collect());
+        let (buckets, rows) = (buckets.unwrap_or_default(), rows.unwrap_or_default());
+        Self { meta: meta.clone(), buckets, rows, staged: None }
     }
 
     /// Walks over the first `vectors` of each bucket. A bucket is released behind its last part, so that later changes
@@ -170,25 +179,37 @@ impl Cut {
             })
         });
         let staged = staged.transpose()?;
+        let rows = rows_of(&header.meta.job, &mut rest)?;
         match rest.next() {
             None => {}
             Some(Err(e)) => return Err(e.into()),
             Some(Ok(_)) => return Err("the snapshot holds more vectors than its header names".into()),
         }
-        Ok(Self { meta: header.meta, buckets, staged })
+        Ok(Self { meta: header.meta, buckets, rows, staged })
     }
 
     /// The cut in Raft's format: for each bucket its weights, its slots and the state kept per worker; then the staged
-    /// parts. On a little-endian host the parts share the buckets' memory: nothing is copied.
-    pub fn to_raw(&self) -> RawImage {
+    /// parts; then rows. On a little-endian host the parts share the buckets' memory: nothing is copied. Tiles of rows are
+    /// copied when they are read.
+    pub fn into_raw(self) -> RawImage {
         let head = header::encode(&self.header());
-        let buckets = parts_of(self.buckets.clone(), BucketData::vectors).map(|part| part.payload);
-        let staged =
-            self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
+        let headers: RowsHeaders = self.rows.iter().map(RowsImage::named_header).collect();
+        let headers = (!headers.is_empty()).then(|| header::encode(&headers).unwrap_or_default());
+        let buckets = parts_of(self.buckets, BucketData::vectors).map(|part| part.payload);
+        let staged = self.staged.into_iter().flat_map(|s| s.vectors);
+        let staged = staged.map(|(_, v)| value_bytes(Shared(v)));
+        let rows = self.rows.into_iter().flat_map(RowsImage::into_tiles);
+        let rows = rows.map(|tile| ImagePart::Lazy(Arc::new(tile)));
+        let parts = buckets.chain(staged).chain(headers.map(Bytes::from)).map(Payload::from);
         RawImage {
             head: head.unwrap_or_default().into(),
-            parts: buckets.chain(staged).map(Payload::from).collect(),
+            parts: parts.map(ImagePart::from).chain(rows).collect(),
         }
+    }
+
+    /// As [`Self::into_raw`], of a cut that is kept.
+    pub fn to_raw(&self) -> RawImage {
+        self.clone().into_raw()
     }
 
     /// Decodes [`RawImage::head`]. Together with the parts in order it gives the cut again ([`Self::assemble`]).
@@ -209,6 +230,31 @@ impl Cut {
     pub fn digest(&self) -> u64 {
         self.to_raw().into_digest()
     }
+}
+
+/// Builds the partitions of a job's tables from the rest of a snapshot.
+fn rows_of(
+    job: &str,
+    rest: &mut impl Iterator<Item = Result<Payload, String>>,
+) -> Result<Vec<RowsImage>, ApplyError> {
+    let tables = match job.is_empty() {
+        true => Vec::new(),
+        // A job that cannot be read is refused where it is needed.
+        false => ServerJob::decode(job).map(|job| job.tables).unwrap_or_default(),
+    };
+    if tables.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut next = || rest.next().ok_or("the snapshot ends early")?.map_err(ApplyError::from);
+    let headers = header::decode::<RowsHeaders>(&next()?.to_bytes());
+    let headers = headers.map_err(|e| ApplyError::Damaged(format!("the snapshot's tables: {e}")))?;
+    let tables: Vec<_> = tables.into_iter().map(Arc::new).collect();
+    let of = |(table, number, header): (u16, u32, RowsHeader)| {
+        let spec = tables.get(usize::from(table)).ok_or("the snapshot names a table that its job has not")?;
+        let partition = Partition::load((table, spec.clone()), number, header, &mut next)?;
+        Ok(RowsImage::of_new(partition))
+    };
+    headers.into_iter().map(of).collect()
 }
 
 impl Shard {

@@ -11,6 +11,7 @@
 //! - [`state`]: the replicated state machine; changes only in `apply`. `updates`: its updates of buckets.
 //! - [`begin`]: how it gets its job; [`shard_config`]: the part that is fixed then.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
+//! - [`partition`]: one partition of a sparse table: the content of a bucket of rows.
 //! - [`worker_state`]: state that an algorithm keeps per worker in a bucket.
 //! - [`members`]: the members, and the progress of each.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
@@ -42,6 +43,7 @@ mod delta_properties;
 pub mod leader;
 pub mod members;
 pub mod observed_shard;
+pub mod partition;
 pub mod payload_queue;
 mod progress;
 #[cfg(test)]

@@ -233,7 +233,8 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
 /// A snapshot as a follower receives it: header and vectors as bytes.
 pub(super) fn sent(cut: &Cut) -> Cut {
     let raw = cut.to_raw();
-    Cut::from_raw(&raw.head, raw.parts.into_iter().map(Ok)).expect("the vectors of its own header")
+    Cut::from_raw(&raw.head, raw.parts.into_iter().map(|part| Ok(part.read())))
+        .expect("the vectors of its own header")
 }
 
 /// The entry with which the leader admits a job.

@@ -36,7 +36,7 @@ impl Replicated for Shard {
     }
 
     fn image(&self) -> RawImage {
-        self.cut().to_raw()
+        self.cut().into_raw()
     }
 
     fn install_parts(
@@ -76,6 +76,6 @@ impl Replicated for Shard {
     }
 
     fn outdated(&self, beyond: u64) -> OutdatedMemory {
-        self.configured().map_or(OutdatedMemory::default(), |c| c.replaced.outdated(beyond))
+        self.configured().map_or(OutdatedMemory::default(), |c| c.outdated(beyond))
     }
 }

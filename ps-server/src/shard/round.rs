@@ -2,7 +2,9 @@
 //! rounds (`leader/rounds.rs`).
 
 use super::{batched::BatchedPushes, command::Contribution};
-use paraft_common::{Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares, optim::Overrides};
+use paraft_common::{
+    Encoding, Payload, codec::F32_BYTES, encoding::sum_of_squares, optim::Overrides, table::Rows,
+};
 
 /// A push of a round.
 #[derive(Clone, Debug)]
@@ -43,10 +45,40 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
     (parts * len * F32_BYTES) as u64
 }
 
+const CHECKED: &str = "the parts of a bucket fit it: it was checked where they came in";
+
 /// The update of the parts, for a bucket with `len` values in `encoding`. Ascending by worker: floating-point
 /// addition is not associative, so the order must not depend on arrival.
 pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
-    const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+    sum_by(parts, |mut payloads| match payloads.len() {
+        // One worker: the bytes as they came, so that BSP, SSP and ASP are bit-equal for one worker.
+        0 | 1 => {
+            let only = payloads.pop().unwrap_or_default();
+            let squares = sum_of_squares(&only, encoding, len).expect(CHECKED);
+            (only, squares)
+        }
+        _ => {
+            let batched = BatchedPushes::of(payloads, encoding, len).expect(CHECKED);
+            let sum = batched.sum();
+            let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
+            (batched.payload(sum), squares)
+        }
+    })
+}
+
+/// As [`sum`], for rows of `dim` values of a table, which no norm includes.
+pub fn sum_rows(parts: Vec<RoundPush>, dim: usize) -> Sum {
+    sum_by(parts, |mut payloads| match payloads.len() {
+        0 | 1 => (payloads.pop().unwrap_or_default(), 0.0),
+        _ => {
+            let rows: Result<Vec<Rows>, _> = payloads.iter().map(|p| Rows::of(p, dim)).collect();
+            (Rows::sum(&rows.expect(CHECKED)), 0.0)
+        }
+    })
+}
+
+/// The update of the parts; `add` gives the payload of their sum and the sum of its squares.
+fn sum_by(parts: Vec<RoundPush>, add: impl FnOnce(Vec<Payload>) -> (Payload, f64)) -> Sum {
     let clipped = parts.iter().any(|p| p.clipped);
     if parts.iter().any(|p| p.skip) {
         let contributions = parts.into_iter().map(|p| p.contribution).collect();
@@ -63,24 +95,11 @@ pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
         };
     }
     let set: Vec<_> = parts.iter().map(|p| p.overrides).collect();
-    let (contributions, mut payloads): (Vec<_>, Vec<_>) =
+    let (contributions, payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
     let total = contributions.len().max(1) as f64;
     let overrides = Overrides::mean(&set);
-    let (payload, squares) = match payloads.len() {
-        // One worker: the bytes as they came, so that BSP, SSP and ASP are bit-equal for one worker.
-        0 | 1 => {
-            let only = payloads.pop().unwrap_or_default();
-            let squares = sum_of_squares(&only, encoding, len).expect(CHECKED);
-            (only, squares)
-        }
-        _ => {
-            let batched = BatchedPushes::of(payloads, encoding, len).expect(CHECKED);
-            let sum = batched.sum();
-            let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
-            (batched.payload(sum), squares)
-        }
-    };
+    let (payload, squares) = add(payloads);
     let (mean_sum_of_squares, factor) = (squares / (total * total), 1.0 / total as f32);
     Sum { contributions, mean_sum_of_squares, factor, payload, overrides, skip: false, clipped }
 }

@@ -2,10 +2,17 @@
 
 use super::{
     bucket::{Bucket, BucketData},
+    partition::Partition,
     replaced_vectors::ReplacedVectors,
 };
-use crate::room::{Allocated, Reserved};
-use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
+use crate::{
+    raft::{ApplyError, OutdatedMemory},
+    room::{Allocated, Reserved},
+};
+use paraft_common::{
+    BucketId, Encoding, Layout, ShardId, TableSpec, TensorKind, codec::F32_BYTES, config::ServerJob,
+    placement,
+};
 use paraft_lanes::shared::Memory;
 use std::{
     collections::BTreeMap,
@@ -64,7 +71,7 @@ impl ShardConfig {
 
     /// Bytes of all buckets: weights, optimizer slots, and state kept per worker.
     pub fn bytes(&self) -> u64 {
-        self.fixed + self.kept_bytes()
+        self.fixed + self.kept_bytes() + self.partitions().map(|p| p.bytes()).sum::<u64>()
     }
 
     /// Bytes of the state kept per worker.
@@ -105,7 +112,7 @@ impl ShardConfig {
 
     /// Bytes of replaced bucket data that readers still hold.
     pub fn outdated_bytes(&self) -> u64 {
-        self.replaced.outdated(0).bytes
+        self.outdated(0).bytes
     }
 
     /// Updates the count of a bucket's per-worker bytes from `before` to `now`.
@@ -132,6 +139,20 @@ impl ShardConfig {
         self.job.encoding(self.buckets[bucket].spec.kind)
     }
 
+    /// The partitions of tables: the content of the last buckets.
+    pub fn partitions(&self) -> impl Iterator<Item = &Arc<Partition>> {
+        self.buckets.iter().filter_map(Bucket::rows)
+    }
+
+    /// Memory of replaced values that readers still hold, exact if it may exceed `beyond`.
+    pub(super) fn outdated(&self, beyond: u64) -> OutdatedMemory {
+        let vectors = self.replaced.outdated(beyond);
+        self.partitions().map(|p| p.outdated()).fold(vectors, |all, (bytes, read)| OutdatedMemory {
+            bytes: all.bytes + bytes,
+            read: all.read + read,
+        })
+    }
+
     /// The index of a bucket among the shard's own.
     pub fn local(&self, id: BucketId) -> Option<usize> {
         self.buckets.binary_search_by_key(&id, |b| b.id).ok()
@@ -142,19 +163,40 @@ impl Allocated for ShardConfig {
     /// Buckets allocate when their initial state arrives.
     fn held(&self) -> u64 {
         let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
-        self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
+        let values: u64 =
+            self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum();
+        values + self.partitions().map(|p| p.bytes()).sum::<u64>()
     }
+}
+
+/// The partition that a bucket of rows holds; `None` for other buckets.
+///
+/// # Errors
+/// The process has no address space for it.
+pub(super) fn partition_of(
+    layout: &Layout,
+    tables: &[Arc<TableSpec>],
+    id: BucketId,
+) -> Result<Option<Arc<Partition>>, ApplyError> {
+    let Some((table, number)) = layout.partition(id) else { return Ok(None) };
+    Partition::new((table as u16, tables[table].clone()), number).map(|p| Some(Arc::new(p)))
 }
 
 /// Blank buckets. Those of the same kind and length share their data, so that a job costs next to nothing before
 /// its weights arrive: each allocates with its initial state.
-pub(super) fn blank(places: Vec<(BucketId, BucketSpec)>, job: &ServerJob) -> Vec<Bucket> {
+///
+/// # Errors
+/// The process has no address space for a table.
+pub(super) fn blank(job: &ServerJob, shard: ShardId, shards: u32) -> Result<Vec<Bucket>, ApplyError> {
+    let layout = job.layout();
+    let tables: Vec<_> = job.tables.iter().cloned().map(Arc::new).collect();
+    let places = placement::buckets_of(&layout, shard, shards);
     let mut blanks: BTreeMap<(bool, usize), Arc<BucketData>> = BTreeMap::new(); // two per group
     let mut buckets = Vec::with_capacity(places.len());
     for (id, spec) in places {
         let of = (spec.kind == TensorKind::Param, spec.len);
         let data = blanks.entry(of).or_insert_with(|| Arc::new(BucketData::blank(spec, job))).clone();
-        buckets.push(Bucket::with_data(id, spec, data));
+        buckets.push(Bucket::with_data(id, spec, data).with_rows(partition_of(&layout, &tables, id)?));
     }
-    buckets
+    Ok(buckets)
 }

@@ -13,6 +13,7 @@ use paraft_common::{
     BucketId, Encoding, Payload, TensorKind, Version, WorkerId,
     codec::F32_BYTES,
     optim::{Gradient, Overrides},
+    table::Rows,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -41,28 +42,34 @@ struct Update<'a> {
 
 /// The checked content of an update.
 pub(super) enum PushPayload {
+    Rows(Rows),
     One(Payload),
     Batched(BatchedPushes),
 }
 
 impl Update<'_> {
     /// Changes the weights: the bulk of the work.
-    fn run(&self) -> Version {
+    fn run(&self) -> Result<Version, ApplyError> {
         let bucket = &self.conf.buckets[self.b];
         let (conf, contributions) = (&self.conf, self.contributions);
         let (payload, encoding) = match &self.pushes {
+            PushPayload::Rows(_) => (Payload::EMPTY, Encoding::F32),
             PushPayload::One(payload) => (payload.clone(), self.encoding),
             PushPayload::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone, overrides) = (self.members, self.gone.as_slice(), self.overrides);
         let update = BucketUpdate { job: &conf.job, gradient, contributions, overrides, members, gone };
-        bucket.update(update, conf)
+        match &self.pushes {
+            PushPayload::Rows(rows) => bucket.update_rows(rows, update),
+            _ => Ok(bucket.update(update, conf)),
+        }
     }
 
     /// Payload bytes of the pushes, as their workers sent them.
     fn pushed(&self) -> u64 {
         match &self.pushes {
+            PushPayload::Rows(rows) => rows.bytes() as u64,
             PushPayload::One(payload) => payload.len() as u64,
             // An f32 entry does not record the pushes behind its sum.
             PushPayload::Batched(_) if self.encoding == Encoding::F32 => {
@@ -106,13 +113,15 @@ impl Shard {
                 continue;
             }
             let begun: Vec<_> = rest[..run].iter().map(|p| self.begin_update(p)).collect::<Result<_, _>>()?;
-            let mut versions = vec![Version(0); run];
+            let mut versions = vec![Ok(Version(0)); run];
             let updates = begun.iter().zip(&mut versions).filter_map(|(u, v)| Some((u.as_ref().ok()?, v)));
             compute::each(updates, |(u, v)| *v = u.run());
-            outcomes.extend(begun.into_iter().zip(versions).map(|(u, version)| match u {
-                Ok(update) => self.end_update(&update, version),
-                Err(outcome) => outcome,
-            }));
+            for (u, version) in begun.into_iter().zip(versions) {
+                outcomes.push(match u {
+                    Ok(update) => self.end_update(&update, version?),
+                    Err(outcome) => outcome,
+                });
+            }
             rest = &rest[run..];
         }
         Ok(outcomes)
@@ -141,7 +150,7 @@ impl Shard {
 
     pub(super) fn update(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
         Ok(match self.begin_update(proposal)? {
-            Ok(update) => self.end_update(&update, update.run()),
+            Ok(update) => self.end_update(&update, update.run()?),
             Err(outcome) => outcome,
         })
     }
@@ -259,6 +268,11 @@ impl Shard {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id()))?;
         let len = conf.buckets[i].spec.len;
+        if let Some(partition) = conf.buckets[i].rows() {
+            let rows = Rows::read(payload, partition.spec(), partition.place().1)
+                .map_err(|e| format!("the entry does not fit {id}: {e}"))?;
+            return Ok((conf, i, PushPayload::Rows(rows)));
+        }
         let held = match contributions.len() {
             0 | 1 => encoding
                 .check(payload, len)

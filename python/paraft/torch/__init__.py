@@ -20,9 +20,21 @@ from ._leased import LeasedLoader, LeasedSampler
 from ._mean import OnMean, means, refusal
 from ._state import State
 from ._steps import OnServers, OnWorker, check_step, servers, take_over
+from ._tables import Embedding, EmbeddingBag, Table, Tables
 from ._together import Models, Together, each, one_module
 
-__all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "export_dcp", "load_checkpoint", "prepare"]
+__all__ = [
+    "DiLoCo",
+    "Embedding",
+    "EmbeddingBag",
+    "LeasedLoader",
+    "LeasedSampler",
+    "LocalSGD",
+    "Table",
+    "export_dcp",
+    "load_checkpoint",
+    "prepare",
+]
 
 _LOG = logging.getLogger("paraft")
 
@@ -77,6 +89,7 @@ def prepare(
     """
     settings = push_settings(encoding, clip_norm, clip_value)
     whole: torch.nn.Module = one_module(model)
+    _check_tables(run, whole, optimizer, apply)
     if isinstance(optimizer, Sequence):
         _several(run, whole, optimizer, apply, overlap)
         together = Together([_inner(one) for one in optimizer])
@@ -90,6 +103,28 @@ def prepare(
     for one in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
         _accelerated.follow(run, one)
     return model, optimizer
+
+
+def _check_tables(run: Run, model: torch.nn.Module, optimizer: Any, apply: str) -> None:
+    """Checks that the run can have the model's tables.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    tables = Tables.of(model)
+    if not tables:
+        return
+    name = tables[0].name
+    if isinstance(optimizer, Sequence):
+        raise ConfigError(f"table `{name}` trains in each step: with tables prepare one optimizer")
+    if run._group is not None:
+        raise ConfigError(f"table `{name}`: the ranks of a group share no rows; make each rank a worker")
+    try:
+        _optim.tables(_inner(optimizer))
+    except _optim.Unmapped as why:
+        raise ConfigError(f"table `{name}` is on the servers, and with it the optimizer of the other weights: {why}") from None
+    if apply not in ("auto", "servers"):
+        raise ConfigError(f"table `{name}` is on the servers: with tables apply is \"servers\" or \"auto\", and not {apply!r}")
 
 
 def _one(

@@ -26,6 +26,7 @@ from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
+from ._tables import Tables
 from ._together import Optimizers, Together, each, heads
 from ._untrained import join
 
@@ -192,7 +193,9 @@ class OnServers:
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
+        self.tables = Tables(run, Tables.of(model))
         self._session = self._join(model, optimizer, settings)
+        self.tables.begin()
         run._front = weakref.ref(self)
         flat.attach(buffers=False)
         # The worker pushes the change of the running statistics by its own forward passes since the pull.
@@ -295,6 +298,7 @@ class OnServers:
             settings=settings,
             state=([v.data_ptr() for v in vectors], updates),
             note=note(optimizer, model, flat),
+            tables=self.tables.specs(),
         )
         self.forget(optimizer)
         return session
@@ -345,7 +349,8 @@ class OnServers:
     def _address(self, i: int, gradient: torch.Tensor) -> int:
         if gradient.layout is not _STRIDED:
             raise MisuseError(
-                f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False"
+                f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False, or "
+                "a table of it, of which a step sends the rows it names: paraft.torch.EmbeddingBag(paraft.torch.Table(...))"
             )
         if self._shares:
             whole, mine = self._shares[i]
@@ -360,6 +365,12 @@ class OnServers:
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
+        if self.tables.all:
+            if found_inf is not None:
+                raise MisuseError(
+                    "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
+                )
+            self.tables.hand_over(self._session)
         if self._clipping.steps(of):
             gradients: list[tuple[int, int]] = []
         else:
@@ -770,7 +781,11 @@ def servers(kind: Any) -> type[torch.optim.Optimizer]:
         kind.load_state_dict(self, state_dict)
         self._paraft.loaded(self)
 
-    return stepping(kind, state_dict=state_dict, load_state_dict=load_state_dict)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.zero_grad(self, *args, **kwargs)
+        self._paraft.tables.forget()
+
+    return stepping(kind, state_dict=state_dict, load_state_dict=load_state_dict, zero_grad=zero_grad)
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:

@@ -168,6 +168,7 @@ fn push() {
                 have: vec![1, 300],
                 loss: Some(0.5),
                 only: Vec::new(),
+                rows: Vec::new(),
             }),
         ),
         ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5, bound: None })),
@@ -539,7 +540,7 @@ fn shard_state() {
         let image = Replicated::image(&after(&life[..life.len().min(6)], 2));
         let mut seed = Seed::default().byte(1).part(&image.head).byte(image.parts.len() as u8);
         for part in &image.parts {
-            seed = seed.part(&part.to_bytes());
+            seed = seed.part(&part.read().to_bytes());
         }
         let last = &life[life.len() - 1];
         seed = seed.part(&header::encode(last).expect("small")).part(&last.payload.to_bytes());
@@ -562,7 +563,7 @@ fn replica() {
     let mut seed = Seed::default().byte(6).byte(image.parts.len() as u8);
     seed = seed.part(&fuzzing::snapshot_head(3, &image.head));
     for part in &image.parts {
-        seed = seed.part(&part.to_bytes());
+        seed = seed.part(&part.read().to_bytes());
     }
     seed = seed.word(3).part(&fuzzing::purge_tag(3));
     write("replica", "snapshot-and-log", &log(seed, 4, &life[4..]).0);

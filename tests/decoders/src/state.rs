@@ -64,9 +64,10 @@ pub fn shard_state(data: &[u8]) {
     let shard = Shard::new(ShardId(0), shards);
     let head = input.part();
     if !head.is_empty() {
-        let parts: Vec<Payload> = (0..input.byte() % 16).map(|_| input.part().to_vec().into()).collect();
+        let part = |input: &mut Input<'_>| Payload::from(input.part().to_vec());
+        let parts: Vec<_> = (0..input.byte() % 16).map(|_| part(&mut input).into()).collect();
         let raw = RawImage { head: head.to_vec().into(), parts };
-        if let Ok(cut) = Cut::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)) {
+        if let Ok(cut) = Cut::from_raw(&raw.head, raw.parts.iter().map(|part| Ok(part.read()))) {
             assert_eq!(cut.to_raw(), raw, "there is one way to write it");
         }
         if shard.install_raw(&raw).is_err() {

@@ -59,6 +59,7 @@ fn listed(tensors: &[TensorSpec]) -> Vec<String> {
         TensorKind::Param => "",
         TensorKind::Buffer => " buffer",
         TensorKind::Result => " result",
+        TensorKind::Rows => " rows",
     };
     let shape = |t: &TensorSpec| t.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
     let fact = |(i, t): (usize, &TensorSpec)| {

@@ -87,6 +87,7 @@ impl Job {
             stages: cuts.stages.to_vec(),
             constraints: constraints::of(&self.constraints, tensors).unwrap_or_default(),
             chunks: None,
+            tables: Vec::new(),
         }
     }
 

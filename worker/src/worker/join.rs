@@ -49,11 +49,13 @@ pub(super) fn join(
 ) -> Result<JoinedWorker, WorkerError> {
     // For programs without [`cli`](crate::cli).
     paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
-    let Setup { tensors, samples, data, classifies, mut init, groups, state, note, .. } = setup;
+    let Setup { tensors, samples, data, classifies, mut init, groups, state, note, tables, .. } = setup;
     let cuts =
         Cuts { groups: &groups, stages: staged.as_ref().map_or(&[], |s| &s.values), ..Cuts::default() };
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data);
-    let layout = job.layout_cut(tensors, cuts).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let layout = job.layout_cut(tensors, cuts).and_then(|l| l.with_tables(&tables));
+    let layout = layout.map_err(|e| WorkerError::Job(e.to_string()))?;
+    server_job.tables = tables;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let (resume, scratch) = (options.resume.as_deref(), options.scratch_folder());
     let mut beginning = start::begin(job, resume, init.as_deref_mut(), (&layout, &groups), plan, &scratch)?;

@@ -4,6 +4,7 @@ mod clipping;
 mod groups;
 mod mean;
 mod next_action;
+mod rows;
 
 use super::{
     Plan, Setup, WorkerError, WorkerOptions,
@@ -24,6 +25,7 @@ use paraft_client::Counters;
 use paraft_common::{Layout, Mode, Step, optim::Overrides};
 use paraft_models::Evaluation;
 use paraft_record::event;
+use rows::Tables;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -86,6 +88,7 @@ pub struct OpenRun {
     clipping: Clipping,
     /// The options that the loop set last.
     overrides: Vec<Overrides>,
+    tables: Tables,
     _flush: Option<Flush>,
 }
 
@@ -115,6 +118,7 @@ impl OpenRun {
         };
         let gauges = Arc::new(Gauges::default());
         metrics::serve_at(options.metrics, &gauges, &job.name)?;
+        let tables = Tables::new(&setup.tables, job)?;
         let JoinedWorker { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false, None)?;
         let (len, has) = (driver.layout.len(), weights.weights().len());
         if has != len {
@@ -141,6 +145,7 @@ impl OpenRun {
             saved: None,
             clipping: Clipping::default(),
             overrides: Vec::new(),
+            tables,
             _flush: flush,
         };
         run.next()?;
@@ -284,6 +289,9 @@ impl OpenRun {
                 ));
             }
             _ if self.saved.is_some() => return Err(misuse("the run is finished: save before")),
+            _ if !self.tables().is_empty() => {
+                return Err(misuse("checkpoints do not have the rows of tables yet; they are safe on the servers alone"));
+            }
             _ => {}
         }
         let rates = self.rates();
@@ -307,6 +315,7 @@ impl OpenRun {
     pub fn skip(&mut self) -> Result<(), WorkerError> {
         let step = self.pushing()?;
         self.pushes.skip(&self.driver.layout)?;
+        self.tables.skip();
         self.driver.client.skip(step);
         Ok(())
     }
@@ -322,7 +331,10 @@ impl OpenRun {
     pub fn step(&mut self, loss: f32, samples: u64) -> Result<StepOutcome, WorkerError> {
         let step = self.driver.done().next();
         match self.asked {
-            NextAction::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            NextAction::Gradient { .. } => {
+                self.pushes.are_complete(&self.driver.layout)?;
+                self.push_rows(step)?;
+            }
             NextAction::Apply { .. } => {
                 return Err(misuse("the mean gradient is to be applied: call applied"));
             }

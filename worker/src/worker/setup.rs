@@ -6,7 +6,9 @@ use crate::{
     start::Init,
 };
 use paraft_client::Initial;
-use paraft_common::{BucketSpec, Layout, ParamGroup, Step, TensorKind, TensorSpec, config::ServerJob};
+use paraft_common::{
+    BucketSpec, Layout, ParamGroup, Step, TableSpec, TensorKind, TensorSpec, config::ServerJob,
+};
 
 /// A model that a user's own loop trains.
 pub struct Setup<'a> {
@@ -31,6 +33,8 @@ pub struct Setup<'a> {
     pub state: Option<OptimizerState>,
     /// This loop's description in the job's checkpoints, as free text.
     pub note: String,
+    /// Sparse tables beside the tensors. Only [`OpenRun`](super::OpenRun) reads and changes their rows.
+    pub tables: Vec<TableSpec>,
 }
 
 /// An optimizer's state after some steps.
@@ -88,6 +92,7 @@ impl<'a> Setup<'a> {
             groups: Vec::new(),
             state: None,
             note: String::new(),
+            tables: Vec::new(),
         }
     }
 }

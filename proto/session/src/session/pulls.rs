@@ -24,6 +24,8 @@ pub struct Pull {
     pub barrier: bool,
     /// Only these buckets, by rising id; empty: all. Requires `last`, `checkpoint` and `barrier` to be false.
     pub only: Vec<BucketId>,
+    /// Of partitions of tables: for each bucket in `only` the rows that are wanted, or empty.
+    pub rows: Vec<Vec<u64>>,
 }
 
 impl Pull {
@@ -84,6 +86,10 @@ impl PullState {
             p.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
         }
     }
+}
+
+fn le(ids: &[u64]) -> bytes::Bytes {
+    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }
 
 impl Session {
@@ -148,6 +154,13 @@ impl Session {
                 have,
                 loss: said.filter(|_| *shard == ShardId(0)),
                 only,
+                rows: pull
+                    .only
+                    .iter()
+                    .zip(&pull.rows)
+                    .filter(|(b, _)| here(b))
+                    .map(|(_, ids)| le(ids))
+                    .collect(),
             };
             link.pull(asked, now, &mut self.out);
             waiting.insert(*shard);

@@ -54,6 +54,11 @@ impl Session {
         self.overrides = of_groups;
     }
 
+    /// Sets the rate of each table for the next pushes; `None`: the table's own, by the job's schedule.
+    pub fn set_table_rates(&mut self, rates: Vec<Option<f64>>) {
+        self.table_rates = rates;
+    }
+
     /// The versions of the last pull, as [`Self::computed_at`] takes them.
     pub fn versions(&self) -> Vec<u64> {
         self.versions.clone()
@@ -80,8 +85,14 @@ impl Session {
         }
         let waits = self.pushing.1;
         let spec = self.layout.buckets()[bucket.0 as usize];
-        let set = self.overrides.get(usize::from(spec.group)).filter(|_| spec.kind == TensorKind::Param);
-        let set = set.copied().unwrap_or_default();
+        let set = match spec.kind {
+            TensorKind::Param => self.overrides.get(usize::from(spec.group)).copied(),
+            TensorKind::Rows => {
+                self.table_rates.get(usize::from(spec.group)).map(|rate| Overrides::rate(*rate))
+            }
+            TensorKind::Buffer | TensorKind::Result => None,
+        };
+        let set = set.unwrap_or_default();
         let pulled = self.versions[bucket.0 as usize];
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
@@ -158,7 +169,8 @@ impl Session {
         self.held.clear();
         self.pushing = (0, false);
         self.pushed = PushedSquares::default();
-        for bucket in 0..self.layout.results().start as u32 {
+        let rows = self.layout.dense().end..self.layout.buckets().len() as u32;
+        for bucket in (0..self.layout.results().start as u32).chain(rows) {
             if whole || refused.contains(&(step.0, bucket)) {
                 self.mark_skipped(now, BucketId(bucket), step);
             }

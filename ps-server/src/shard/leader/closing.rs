@@ -71,9 +71,17 @@ impl Leader {
             return;
         }
         let (encoding, len) = (conf.encoding(bucket), conf.buckets[bucket].spec.len);
-        let bytes = round::bytes(parts.len(), len);
-        let work = move || Computed::Sum(round::sum(parts, encoding, len));
-        self.compute(bytes, Computing::Round(round), Box::new(work));
+        let (bytes, work): (_, Box<dyn FnOnce() -> Computed + Send>) = match conf.buckets[bucket].rows() {
+            Some(rows) => {
+                let (bytes, dim) = (parts.iter().map(|p| p.payload.len() as u64).sum(), rows.spec().dim);
+                (bytes, Box::new(move || Computed::Sum(round::sum_rows(parts, dim))))
+            }
+            None => {
+                let bytes = round::bytes(parts.len(), len);
+                (bytes, Box::new(move || Computed::Sum(round::sum(parts, encoding, len))))
+            }
+        };
+        self.compute(bytes, Computing::Round(round), work);
     }
 
     /// Handles the sum of a closed round.

@@ -104,6 +104,8 @@ pub enum Message {
         loss: Option<f32>,
         /// Local buckets, ascending; empty: all.
         only: Vec<usize>,
+        /// The rows that the worker wants of these buckets, which are partitions of tables; or empty.
+        rows: Vec<Vec<u64>>,
     },
     Norm {
         step: Step,

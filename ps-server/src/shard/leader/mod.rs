@@ -273,7 +273,7 @@ impl Leader {
                 self.propose(Purpose::Init, Proposal { command, payload });
             }
             Message::Push { .. } => self.push(conn, worker, session, message),
-            Message::Pull { done, last, checkpoint, barrier, have, loss, only } => {
+            Message::Pull { done, last, checkpoint, barrier, have, loss, only, rows } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
@@ -281,8 +281,9 @@ impl Leader {
                 e.tally.loss(loss);
                 self.counters.progress.lock().loss(loss);
                 let part = !only.is_empty();
+                let rows = only.iter().copied().zip(rows).collect();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
+                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part, rows };
                 e.pulls.ask(pull, todo);
                 self.next([Task::Pulls(PullTrigger::Pull(conn))]);
             }

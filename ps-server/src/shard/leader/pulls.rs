@@ -51,6 +51,8 @@ pub struct Pull {
     pub have: Vec<Version>,
     /// Requests only some units.
     pub part: bool,
+    /// The rows that it requests of a partition, by unit.
+    pub rows: BTreeMap<usize, Vec<u64>>,
 }
 
 /// A pull that is not fully answered.

@@ -79,7 +79,7 @@ proptest! {
                     for pulls in [&mut some, &mut all] {
                         let done = Step(clock.0 + ahead);
                         let have = Vec::new();
-                        let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part };
+                        let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part, rows: BTreeMap::new() };
                         pulls.ask(pull, todo.clone());
                     }
                     PullTrigger::Pull(conn)
@@ -90,7 +90,7 @@ proptest! {
                     for pulls in [&mut some, &mut all] {
                         let (done, have) = (Step(0), Vec::new());
                         let pull =
-                            Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
+                            Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false, rows: BTreeMap::new() };
                         pulls.ask(pull, (0..UNITS).collect());
                     }
                     PullTrigger::Pull(conn)

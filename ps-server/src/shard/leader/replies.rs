@@ -190,7 +190,7 @@ impl Leader {
         // has. In rounds a worker may push the next step before it reads these weights, and must get those of this
         // step.
         let rounds = in_force.mode.averages() || in_force.of_push(pull.done).averages();
-        let now = recorded || rounds || conf.job.durability.is_leader();
+        let now = recorded || rounds || conf.job.durability.is_leader() || !pull.rows.is_empty();
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
             let Some((taken, later)) = self.take_weights(conf, &pull, bucket, now, recorded) else { return };
@@ -247,6 +247,12 @@ impl Leader {
             let version = conf.buckets[bucket].version();
             let none = BucketWeights { version, not_modified: false, payload: Bytes::new() };
             return Some((none, Some(later)));
+        }
+        if let Some(ids) = pull.rows.get(&bucket)
+            && let Some((version, payload)) = conf.buckets[bucket].pull_rows(ids)
+        {
+            self.counters.pulled(payload.len(), false);
+            return Some((BucketWeights { version, not_modified: false, payload }, None));
         }
         if let Some(memory) = conf.shared() {
             conf.buckets[bucket].share(memory);

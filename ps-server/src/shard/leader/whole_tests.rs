@@ -192,8 +192,16 @@ impl World {
 
     fn pull(&mut self, done: u64) {
         let (done, have, only) = (Step(done), Vec::new(), Vec::new());
-        let pull =
-            Message::Pull { done, last: false, checkpoint: false, barrier: false, have, loss: None, only };
+        let pull = Message::Pull {
+            done,
+            last: false,
+            checkpoint: false,
+            barrier: false,
+            have,
+            loss: None,
+            only,
+            rows: Vec::new(),
+        };
         self.hears(Input::Message(1, pull));
     }
 

@@ -201,6 +201,46 @@ impl Client {
         })
     }
 
+    /// Pulls rows of partitions of tables, as the consistency rule lets a worker that has finished `done` steps read them:
+    /// those of each bucket (by rising id) in the order of the ids. `take` gets each bucket's place in the list and its
+    /// values. If this worker had to join again, the answer says so: then no row came, but all weights.
+    ///
+    /// # Errors
+    /// See [`Self::pull`].
+    pub fn pull_rows(
+        &mut self,
+        done: Step,
+        wanted: Vec<(BucketId, Vec<u64>)>,
+        weights: &mut [f32],
+        mut take: impl FnMut(usize, &[f32]),
+    ) -> Result<Pulled, ClientError> {
+        let (only, rows): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
+        let lens = rows.iter().zip(&only).map(|(ids, bucket)| {
+            let table = self.layout.partition(*bucket).map_or(0, |(table, _)| table);
+            ids.len() * self.options.job.tables.get(table).map_or(0, |t| t.dim)
+        });
+        let lens: Vec<usize> = lens.collect();
+        let pull = Pull { only: only.clone(), rows, ..Pull::of(done) };
+        let mut values = Vec::new();
+        self.pull_held(pull, address(weights), None, |client, arrived| {
+            let bucket = BucketId(arrived.weights.bucket);
+            match only.binary_search(&bucket) {
+                // Not a row of it: the answer of a pull of everything, since this worker had to join again.
+                Ok(place) if !arrived.payload.is_empty() => {
+                    values.resize(lens[place], 0.0);
+                    client.take(arrived, Some(&mut values))?;
+                    take(place, &values);
+                    Ok(())
+                }
+                _ => {
+                    let spec = client.layout.bucket(bucket);
+                    let into = spec.and_then(|spec| weights.get_mut(spec.range()));
+                    client.take(arrived, into)
+                }
+            }
+        })
+    }
+
     fn pull_held(
         &mut self,
         pull: Pull,

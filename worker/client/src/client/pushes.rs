@@ -8,6 +8,7 @@ use paraft_common::{
     codec::{F32_BYTES, copy_f32_le},
     encoding::sum_of_squares,
     optim::Overrides,
+    table::put_rows,
 };
 use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
@@ -92,6 +93,23 @@ impl Client {
         let there = Moment::now();
         self.note(stage, (begin, there), step, bucket, len);
         self.send(bucket, step, payload, there);
+    }
+
+    /// Pushes the rows of a partition of a table that have gradients in `step`: ids, rising, and the table's number of
+    /// values for each. A step pushes every partition, also one without rows.
+    ///
+    /// # Panics
+    /// If the bucket is no partition, or the lengths do not fit.
+    pub fn push_rows(&mut self, bucket: BucketId, step: Step, ids: &[u64], gradients: &[f32]) {
+        let (table, _) = self.layout.partition(bucket).expect("a partition of a table");
+        let payload = put_rows(ids, gradients, self.options.job.tables[table].dim).to_bytes();
+        self.counters.waited += self.io.room(payload.len(), self.interrupt.as_deref());
+        self.send(bucket, step, payload, Moment::now());
+    }
+
+    /// The rate of each table for the next pushes, instead of the table's and the schedule; `None`: these.
+    pub fn set_table_rates(&mut self, rates: Vec<Option<f64>>) {
+        self.io.session().set_table_rates(rates);
     }
 
     /// Measures the norm of the gradient that the next pushes make up, at the cost of one more pass over it.

@@ -1,0 +1,206 @@
+//! Sparse tables: rows keyed by a 64-bit id, of which a step touches a few. A table is cut into *partitions* by a hash of
+//! the id. To the servers a partition is a bucket whose content is rows: it has a version, and a worker pushes it once a
+//! step, with the rows that it has gradients for (perhaps none).
+//!
+//! ```text
+//!  id ──▶ partition_of ──▶ bucket ──▶ shard        push: ids, rising, and a gradient for each
+//!  id ──▶ RowInit::fill: the row's values before its first push, the same on every host
+//! ```
+//!
+//! Reading never makes a row: until the first push of an id, its values are computed from the id.
+
+mod init;
+mod optimizer;
+mod rows;
+
+pub use init::RowInit;
+pub use optimizer::{RowOptimizer, RowRate};
+pub use rows::{ID_BYTES, Rows, RowsError, put_rows};
+
+use serde::{Deserialize, Serialize};
+
+/// The longest row, in values.
+pub const MAX_DIM: usize = 1024;
+/// The most partitions of a table.
+pub const MAX_PARTITIONS: u32 = 1024;
+/// The most tables of a job.
+pub const MAX_TABLES: usize = 64;
+/// The most rows of a table.
+pub const MAX_ROWS: u64 = 1 << 36;
+
+/// A sparse table of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableSpec {
+    /// Its name; unique in the job.
+    pub name: String,
+    /// Values of a row, 1 to [`MAX_DIM`].
+    pub dim: usize,
+    /// Parts that are pushed, applied and stored by themselves, 1 to [`MAX_PARTITIONS`]. Default 16.
+    #[serde(default = "default_partitions")]
+    pub partitions: u32,
+    /// Upper bound on rows, and the memory that servers reserve. Rows are spread evenly over partitions, each of which
+    /// holds its share and a few more.
+    pub max_rows: u64,
+    /// What happens when a new id comes to a full partition.
+    #[serde(default)]
+    pub full: WhenFull,
+    /// The values of a row before its first update.
+    #[serde(default)]
+    pub init: RowInit,
+    /// Seeds `init`. Default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// How a row's gradient changes it.
+    pub optimizer: RowOptimizer,
+}
+
+/// What happens when a new id comes to a full partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// The new row replaces one that no push has touched for long: of the next eight in a circle, the one that was
+    /// touched longest ago.
+    #[default]
+    Evict,
+    /// The gradients of new ids are dropped and counted; reading gives their initial values.
+    Refuse,
+}
+
+/// Why a table cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("table `{table}`: {why}")]
+pub struct TableError {
+    /// Its name.
+    pub table: String,
+    /// What is wrong, with the valid range.
+    pub why: String,
+}
+
+fn default_partitions() -> u32 {
+    16
+}
+
+impl TableSpec {
+    /// A table of `dim` values a row with plain SGD, whose rows begin as zeros.
+    pub fn new(name: &str, dim: usize, max_rows: u64) -> Self {
+        Self {
+            name: name.into(),
+            dim,
+            partitions: default_partitions(),
+            max_rows,
+            full: WhenFull::default(),
+            init: RowInit::Zeros,
+            seed: 0,
+            optimizer: RowOptimizer::Sgd { lr: 1.0 },
+        }
+    }
+
+    /// Whether a job may have it.
+    ///
+    /// # Errors
+    /// A value is out of its range.
+    pub fn check(&self) -> Result<(), TableError> {
+        self.check_lengths()?;
+        self.validate()
+    }
+
+    /// Whether its lengths are within their ranges: without that nothing can be computed from them.
+    pub(crate) fn check_lengths(&self) -> Result<(), TableError> {
+        let bad = |why: String| Err(TableError { table: self.name.chars().take(80).collect(), why });
+        if !(1..=MAX_DIM).contains(&self.dim) {
+            return bad(format!("dim {} is not within 1 to {MAX_DIM}", self.dim));
+        }
+        if !(1..=MAX_PARTITIONS).contains(&self.partitions) {
+            return bad(format!("partitions {} is not within 1 to {MAX_PARTITIONS}", self.partitions));
+        }
+        if !(1..=MAX_ROWS).contains(&self.max_rows) {
+            return bad(format!("max_rows {} is not within 1 to 2^36", self.max_rows));
+        }
+        if self.partition_rows() > MAX_PARTITION_ROWS {
+            return bad(format!(
+                "max_rows {} in {} partitions is more than 2^31 rows a partition: set more partitions",
+                self.max_rows, self.partitions
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a job may begin with it.
+    pub(crate) fn validate(&self) -> Result<(), TableError> {
+        let bad = |why: String| Err(TableError { table: self.name.clone(), why });
+        let fine = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if self.name.is_empty() || self.name.len() > 100 || !self.name.chars().all(fine) {
+            return bad("its name is not 1 to 100 letters, digits, `_`, `-` and `.`".into());
+        }
+        self.init.validate().or_else(bad)?;
+        self.optimizer.validate().or_else(bad)?;
+        if matches!(self.optimizer, RowOptimizer::Ftrl { .. }) && self.init != RowInit::Zeros {
+            return bad("ftrl computes a row from its sums, which begin at zero: set init = \"zeros\"".into());
+        }
+        Ok(())
+    }
+
+    /// The most rows of one partition: its even share and room for the hash's deviations, six times their size.
+    pub fn partition_rows(&self) -> u64 {
+        let even = self.max_rows.div_ceil(u64::from(self.partitions.max(1)));
+        if self.partitions <= 1 { even } else { even + 6 * even.isqrt() + 8 }
+    }
+
+    /// State values of a row, behind its weights.
+    pub fn slots(&self) -> usize {
+        self.optimizer.slots(self.dim)
+    }
+
+    /// Bytes of a row in memory: its head, weights and state.
+    pub fn row_bytes(&self) -> u64 {
+        (ROW_HEAD_WORDS + self.dim + self.slots()) as u64 * 4
+    }
+
+    /// The memory of one full partition: its rows and its index of at least twice as many entries.
+    pub fn partition_bytes(&self) -> u64 {
+        let rows = self.partition_rows();
+        rows * self.row_bytes() + index_entries(rows) * INDEX_ENTRY_BYTES
+    }
+
+    /// The partition of an id.
+    pub fn partition_of(&self, id: u64) -> u32 {
+        ((u128::from(hash_id(id)) * u128::from(self.partitions)) >> 64) as u32
+    }
+
+    /// The values of a row that no push has touched.
+    ///
+    /// # Panics
+    /// If `values` is not `dim` long.
+    pub fn initial(&self, id: u64, values: &mut [f32]) {
+        assert_eq!(values.len(), self.dim);
+        self.init.fill(self.seed, id, values);
+    }
+}
+
+/// The longest push of a partition, in bytes of ids and values.
+pub const MAX_PUSH_BYTES: usize = 1 << 20;
+
+/// Words of a row before its values: the id (two), the number of its updates, and the last of them.
+pub const ROW_HEAD_WORDS: usize = 4;
+/// Bytes of an entry of a partition's index.
+pub const INDEX_ENTRY_BYTES: u64 = 4;
+const MAX_PARTITION_ROWS: u64 = 1 << 31;
+
+/// Entries of the index of a partition of so many rows: a power of two, at most five eighths full.
+pub fn index_entries(rows: u64) -> u64 {
+    (rows * 8 / 5 + 8).next_power_of_two()
+}
+
+/// Spreads ids. A bijection (the finalizer of SplitMix64), so ids never collide here.
+#[inline(always)]
+pub fn hash_id(id: u64) -> u64 {
+    let z = id.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,330 @@
+//! A partition of a sparse table: the rows of some ids. It is the content of a bucket; the bucket has the version.
+//!
+//! Rows lie in *slots*, in the order in which their first pushes came; an index finds the slot of an id. Both are functions
+//! of the log alone, so slots are equal on all replicas, and snapshots and digests go by slots.
+//!
+//! ```text
+//!  id ──hash──▶ index: | tag, slot | ... |      slot: | id | updates | last touched | weights | optimizer's state |
+//! ```
+//!
+//! A pull of an unknown id computes the row's initial values and stores nothing. A full partition evicts, or refuses, by
+//! what the log holds: no clock and no randomness.
+
+mod image;
+mod index;
+
+pub use image::{RowsImage, RowsTile};
+
+use crate::raft::ApplyError;
+use image::SavedRows;
+use index::Index;
+use paraft_common::{
+    Payload,
+    codec::put_f32_le,
+    need::Bytes as ByteCount,
+    table::{ROW_HEAD_WORDS, RowRate, Rows, TableSpec, WhenFull, hash_id},
+};
+use paraft_host::Pages;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// Ids whose index entries and rows are fetched together: so many memory accesses are under way at a time.
+const BATCH: usize = 16;
+/// Slots among which a full partition finds the row to evict.
+const EVICTION_WINDOW: u32 = 8;
+
+/// One partition.
+#[derive(Debug)]
+pub struct Partition {
+    /// The table's number in the job.
+    table: u16,
+    spec: Arc<TableSpec>,
+    number: u32,
+    store: RwLock<Store>,
+    /// Tiles of images that were released: their reader makes progress.
+    released: Arc<AtomicU64>,
+}
+
+/// The replicated part of a partition except the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowsHeader {
+    /// Slots in use.
+    pub rows: u64,
+    /// Where a full partition looks for a row to evict.
+    pub hand: u32,
+    /// Rows made so far.
+    pub created: u64,
+    /// Rows evicted so far.
+    pub evicted: u64,
+    /// Gradients of new ids that a full partition has dropped.
+    pub refused: u64,
+}
+
+#[derive(Debug)]
+struct Store {
+    header: RowsHeader,
+    /// The rows, by slot. Pages take memory once they are written.
+    words: Pages,
+    index: Index,
+    /// Images that are being read.
+    images: Vec<Weak<SavedRows>>,
+}
+
+impl Store {
+    fn row<'a>(words: &'a [f32], len: usize, slot: u32) -> &'a [f32] {
+        &words[slot as usize * len..][..len]
+    }
+}
+
+/// The id in a row's head.
+fn id_of(row: &[f32]) -> u64 {
+    u64::from(row[0].to_bits()) | u64::from(row[1].to_bits()) << 32
+}
+
+fn count(row: &[f32], place: usize) -> u32 {
+    row[place].to_bits()
+}
+
+impl Partition {
+    /// An empty partition.
+    ///
+    /// # Errors
+    /// The process may not have so large an address space.
+    pub fn new((table, spec): (u16, Arc<TableSpec>), number: u32) -> Result<Self, ApplyError> {
+        let row = ROW_HEAD_WORDS + spec.dim + spec.slots();
+        let words = usize::try_from(spec.partition_rows()).ok().and_then(|rows| rows.checked_mul(row));
+        let no_room = |why: String| {
+            let bytes = ByteCount(spec.partition_rows().saturating_mul(spec.row_bytes()));
+            ApplyError::NoRoom(format!("partition {number} of table `{}` needs {bytes}: {why}", spec.name))
+        };
+        let words = words.ok_or_else(|| no_room("more than an address space".into()))?;
+        let words = Pages::huge(words).map_err(|e| no_room(e.to_string()))?;
+        let store = Store { header: RowsHeader::default(), words, index: Index::new(), images: Vec::new() };
+        Ok(Self { table, spec, number, store: RwLock::new(store), released: Arc::default() })
+    }
+
+    /// Words of a row.
+    fn row_len(&self) -> usize {
+        ROW_HEAD_WORDS + self.spec.dim + self.spec.slots()
+    }
+
+    /// The table.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// The table's number in the job, and the partition's in the table.
+    pub fn place(&self) -> (u16, u32) {
+        (self.table, self.number)
+    }
+
+    /// Counts, and the number of rows.
+    pub fn header(&self) -> RowsHeader {
+        self.store.read().header
+    }
+
+    /// Memory of rows and index at present.
+    pub fn bytes(&self) -> u64 {
+        let store = self.store.read();
+        store.header.rows * self.spec.row_bytes() + store.index.bytes()
+    }
+
+    /// Memory of replaced rows that readers of images need, and tiles that they have released.
+    pub fn outdated(&self) -> (u64, u64) {
+        let images = self.store.read().images.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        (images.iter().map(|saved| saved.bytes()).sum(), self.released.load(Relaxed))
+    }
+
+    /// The weights of these rows, one after another, f32, little-endian.
+    pub fn pull(&self, ids: &[u64]) -> Vec<u8> {
+        let (dim, len) = (self.spec.dim, self.row_len());
+        let mut values = vec![0f32; ids.len() * dim];
+        let store = self.store.read();
+        for (ids, values) in ids.chunks(BATCH).zip(values.chunks_mut(BATCH * dim)) {
+            let found = self.find(&store, ids);
+            for ((id, slot), values) in ids.iter().zip(found).zip(values.chunks_exact_mut(dim)) {
+                match slot {
+                    Some(slot) => {
+                        values.copy_from_slice(&Store::row(&store.words, len, slot)[ROW_HEAD_WORDS..][..dim]);
+                    }
+                    None => self.spec.initial(*id, values),
+                }
+            }
+        }
+        let mut bytes = Vec::with_capacity(values.len() * 4);
+        put_f32_le(&values, &mut bytes);
+        bytes
+    }
+
+    /// The slots of up to [`BATCH`] ids.
+    fn find(&self, store: &Store, ids: &[u64]) -> [Option<u32>; BATCH] {
+        let len = self.row_len();
+        let mut found = [None; BATCH];
+        let hashes =
+            std::array::from_fn::<u64, BATCH, _>(|i| hash_id(ids.get(i).copied().unwrap_or_default()));
+        let entries = hashes.map(|hash| store.index.first(hash)); // all fetched before any is used
+        for ((id, found), (hash, entry)) in ids.iter().zip(&mut found).zip(hashes.into_iter().zip(entries)) {
+            let is_it = |slot: u32| id_of(Store::row(&store.words, len, slot)) == *id;
+            *found = store.index.find(hash, entry, is_it);
+        }
+        found
+    }
+
+    /// Applies one update: `version` is the bucket's version that contains it, and each gradient is multiplied by `scale`.
+    ///
+    /// # Errors
+    /// There is no memory for the index.
+    pub fn update(&self, rows: &Rows, version: u64, scale: f32, rate: RowRate) -> Result<(), ApplyError> {
+        let len = self.row_len();
+        let mut guard = self.store.write();
+        let store = &mut *guard;
+        store.images.retain(|saved| saved.strong_count() > 0);
+        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
+        let touched = f32::from_bits(version as u32);
+        let (mut ids, mut values) = (rows.ids(), rows.values());
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            batch.clear();
+            batch.extend(ids.by_ref().take(BATCH));
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let found = self.find(store, &batch);
+            for ((id, slot), grad) in batch.iter().zip(found).zip(values.by_ref()) {
+                // An earlier row of this batch may have evicted it.
+                let slot = slot.filter(|slot| id_of(Store::row(&store.words, len, *slot)) == *id);
+                let slot = match slot {
+                    Some(slot) => {
+                        self.save(&images, store, slot);
+                        slot
+                    }
+                    None => match self.insert(&images, store, *id)? {
+                        Some(slot) => slot,
+                        None => continue,
+                    },
+                };
+                let row = &mut store.words[slot as usize * len..][..len];
+                let updates = count(row, 2).saturating_add(1);
+                (row[2], row[3]) = (f32::from_bits(updates), touched);
+                let t = u64::from(updates);
+                self.spec.optimizer.update(rate, t, scale, &mut row[ROW_HEAD_WORDS..], grad);
+            }
+        }
+    }
+
+    /// Makes a row with its initial values; `None` if the partition is full and refuses.
+    fn insert(
+        &self,
+        images: &[Arc<SavedRows>],
+        store: &mut Store,
+        id: u64,
+    ) -> Result<Option<u32>, ApplyError> {
+        let len = self.row_len();
+        let slot = if store.header.rows < self.spec.partition_rows() {
+            store
+                .index
+                .reserve(store.header.rows + 1, |slot| hash_id(id_of(Store::row(&store.words, len, slot))))?;
+            store.header.rows += 1;
+            (store.header.rows - 1) as u32
+        } else if self.spec.full == WhenFull::Evict {
+            self.evict(images, store)
+        } else {
+            store.header.refused += 1;
+            return Ok(None);
+        };
+        let row = &mut store.words[slot as usize * len..][..len];
+        row.fill(0.0);
+        (row[0], row[1]) = (f32::from_bits(id as u32), f32::from_bits((id >> 32) as u32));
+        self.spec.initial(id, &mut row[ROW_HEAD_WORDS..][..self.spec.dim]);
+        store.index.insert(hash_id(id), slot);
+        store.header.created += 1;
+        Ok(Some(slot))
+    }
+
+    /// Frees a slot: that of the row that was touched longest ago among the next few.
+    fn evict(&self, images: &[Arc<SavedRows>], store: &mut Store) -> u32 {
+        let (len, rows) = (self.row_len(), store.header.rows as u32);
+        let window = (0..EVICTION_WINDOW.min(rows)).map(|i| (store.header.hand + i) % rows);
+        let age = |slot: &u32| count(Store::row(&store.words, len, *slot), 3);
+        let slot = window.min_by_key(age).unwrap_or_default();
+        store.header.hand = (store.header.hand + EVICTION_WINDOW) % rows;
+        store.header.evicted += 1;
+        self.save(images, store, slot);
+        let gone = id_of(Store::row(&store.words, len, slot));
+        let hash_of = |slot: u32| hash_id(id_of(Store::row(&store.words, len, slot)));
+        store.index.remove(hash_id(gone), slot, hash_of);
+        slot
+    }
+
+    /// Keeps a row as it is for the images that have not passed it.
+    fn save(&self, images: &[Arc<SavedRows>], store: &Store, slot: u32) {
+        if !images.is_empty() {
+            let row = Store::row(&store.words, self.row_len(), slot);
+            images.iter().for_each(|saved| saved.save(slot, row));
+        }
+    }
+
+    /// Builds a partition from an image's header and tiles.
+    ///
+    /// # Errors
+    /// A tile does not fit, or there is no memory.
+    pub(super) fn load(
+        spec: (u16, Arc<TableSpec>),
+        number: u32,
+        header: RowsHeader,
+        mut tile: impl FnMut() -> Result<Payload, ApplyError>,
+    ) -> Result<Self, ApplyError> {
+        let this = Self::new(spec, number)?;
+        let damaged = |what: &str| {
+            let name = &this.spec.name;
+            ApplyError::Damaged(format!("partition {number} of table `{name}` in the snapshot: {what}"))
+        };
+        if header.rows > this.spec.partition_rows() {
+            return Err(damaged("it has more rows than the table allows"));
+        }
+        let len = this.row_len();
+        let mut guard = this.store.write();
+        let store = &mut *guard;
+        store.index.reserve(header.rows, |_| 0)?;
+        let mut slot = 0u64;
+        while slot < header.rows {
+            let bytes = tile()?;
+            let rows = tile_rows(len).min(header.rows - slot) as usize;
+            if bytes.len() != rows * len * 4 {
+                return Err(damaged("a tile has another length than its rows"));
+            }
+            let words = &mut store.words[slot as usize * len..][..rows * len];
+            let words: &mut [u32] = bytemuck::cast_slice_mut(words);
+            let mut at = 0;
+            let copied = bytes.reader().words(rows * len, |run: &[[u8; 4]]| {
+                words[at..].iter_mut().zip(run).for_each(|(word, bytes)| *word = u32::from_le_bytes(*bytes));
+                at += run.len();
+            });
+            copied.map_err(|e| damaged(&e.to_string()))?;
+            for slot in slot..slot + rows as u64 {
+                let id = id_of(Store::row(&store.words, len, slot as u32));
+                if this.spec.partition_of(id) != number {
+                    return Err(damaged("a row belongs to another partition"));
+                }
+                store.index.insert(hash_id(id), slot as u32);
+            }
+            slot += rows as u64;
+        }
+        store.header = header;
+        drop(guard);
+        Ok(this)
+    }
+}
+
+/// Rows of a tile: the part of an image that is read at a time, at most 256 KiB.
+fn tile_rows(row_len: usize) -> u64 {
+    ((256 << 10) / (4 * row_len)).max(1) as u64
+}
+
+#[cfg(test)]
+#[path = "partition_tests.rs"]
+mod tests;

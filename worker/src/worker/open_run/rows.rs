@@ -1,0 +1,203 @@
+//! Rows of sparse tables: a loop pulls those that a minibatch names, and adds their gradients to the step.
+
+use super::{NextAction, OpenRun, misuse};
+use crate::worker::{Job, WorkerError};
+use paraft_common::{
+    BucketId, Step, TableSpec,
+    table::{ID_BYTES, MAX_PUSH_BYTES},
+};
+use std::collections::BTreeMap;
+
+/// Ids of one pull from a shard: their message and its answers stay within what servers hold for a worker.
+const PULLED_IDS: usize = 1 << 15;
+
+/// The tables of a loop, and the gradients of the current step.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    specs: Vec<TableSpec>,
+    /// For each table: ids and gradients in the order in which the loop gave them.
+    given: Vec<(Vec<u64>, Vec<f32>)>,
+    /// The step's rows are pushed, or are to be skipped.
+    pushed: bool,
+}
+
+impl Tables {
+    pub fn new(specs: &[TableSpec], job: &Job) -> Result<Self, WorkerError> {
+        if !specs.is_empty() && job.local.is_local() {
+            let why = "a job with tables has no local steps: rows are on the servers; take [local] out";
+            return Err(WorkerError::Job(why.into()));
+        }
+        if !specs.is_empty() && job.checkpoints().is_some() {
+            let why = "a job with tables writes no checkpoints yet, its rows are safe on the servers alone; take [checkpoint] out";
+            return Err(WorkerError::Job(why.into()));
+        }
+        Ok(Self { specs: specs.to_vec(), given: vec![Default::default(); specs.len()], pushed: false })
+    }
+
+    /// The step has no gradients.
+    pub fn skip(&mut self) {
+        self.given.iter_mut().for_each(|(ids, values)| {
+            ids.clear();
+            values.clear();
+        });
+        self.pushed = true;
+    }
+}
+
+/// The distinct ids, rising, and for each the sum of its gradients, added in the order in which they were given.
+fn summed(ids: &[u64], values: &[f32], dim: usize) -> (Vec<u64>, Vec<f32>) {
+    let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+    order.sort_unstable_by_key(|at| (ids[*at as usize], *at));
+    let (mut rows, mut sums): (Vec<u64>, Vec<f32>) = (Vec::new(), Vec::new());
+    for at in order {
+        let (id, grad) = (ids[at as usize], &values[at as usize * dim..][..dim]);
+        if rows.last() == Some(&id) {
+            let start = sums.len() - dim;
+            sums[start..].iter_mut().zip(grad).for_each(|(sum, g)| *sum += g);
+        } else {
+            rows.push(id);
+            sums.extend_from_slice(grad);
+        }
+    }
+    (rows, sums)
+}
+
+impl OpenRun {
+    /// The tables ([`Setup::tables`](super::super::Setup::tables)).
+    pub fn tables(&self) -> &[TableSpec] {
+        &self.tables.specs
+    }
+
+    /// Reads rows of a table as the job's mode lets this worker read: writes the weights of each id, `dim` values, one row
+    /// after another. An id may come several times. An id that no push has named has its initial values, and is not stored.
+    ///
+    /// If this worker had been taken out, it continues from another step, as the next [`Self::step`] says.
+    ///
+    /// # Errors
+    /// There is no such table, `values` has another length, the job is over, or as in [`Self::step`].
+    pub fn rows(&mut self, table: usize, ids: &[u64], values: &mut [f32]) -> Result<(), WorkerError> {
+        let Some(spec) = self.tables.specs.get(table).cloned() else {
+            return Err(misuse(format!("table {table} of {}", self.tables.specs.len())));
+        };
+        let dim = spec.dim;
+        if values.len() != ids.len() * dim {
+            let (got, rows) = (values.len(), ids.len());
+            return Err(misuse(format!("{got} values for {rows} rows of {dim}")));
+        }
+        let partitions = self.driver.layout.partitions(table);
+        // For each partition the ids, and their places in `ids`.
+        let mut by_partition: BTreeMap<u32, (Vec<u64>, Vec<u32>)> = BTreeMap::new();
+        for (at, id) in (0..).zip(ids) {
+            let of = by_partition.entry(spec.partition_of(*id)).or_default();
+            of.0.push(*id);
+            of.1.push(at);
+        }
+        let most = PULLED_IDS.min((1 << 20) / (4 * dim)) / partitions.len().max(1);
+        let most = most.max(1);
+        let mut from = 0;
+        while by_partition.values().any(|(ids, _)| ids.len() > from) {
+            let part = |ids: &[u64]| ids.iter().skip(from).take(most).copied().collect::<Vec<_>>();
+            let wanted = by_partition.iter().map(|(p, (ids, places))| (*p, part(ids), places));
+            let wanted: Vec<_> = wanted.filter(|(_, ids, _)| !ids.is_empty()).collect();
+            let places: Vec<&[u32]> = wanted.iter().map(|(_, _, places)| &places[from..]).collect();
+            let asked: Vec<_> =
+                wanted.iter().map(|(p, ids, _)| (BucketId(partitions.start + p), ids.clone())).collect();
+            let done = self.driver.done();
+            let take = |place: usize, rows: &[f32]| {
+                for (at, row) in places[place].iter().zip(rows.chunks_exact(dim)) {
+                    values[*at as usize * dim..][..dim].copy_from_slice(row);
+                }
+            };
+            let pulled = self.driver.client.pull_rows(done, asked, self.into.buffer()?, take)?;
+            if !pulled.rejoined {
+                from += most;
+                continue;
+            }
+            // All weights have come, and no row: read from the beginning, at the step from which it continues.
+            self.into.landed(&pulled, &self.driver.layout)?;
+            if !matches!(self.asked, NextAction::Gradient { .. }) {
+                return Err(misuse("this worker was taken out while no gradient was to be computed"));
+            }
+            self.driver.rejoined(pulled);
+            self.next()?;
+            self.moved = true;
+            if self.is_over() {
+                return Ok(());
+            }
+            from = 0;
+        }
+        Ok(())
+    }
+
+    /// Adds gradients of rows to the current step: `dim` values for each id, means over the minibatch as for
+    /// [`Self::ready`]. Gradients of one id add up. [`Self::step`] pushes them.
+    ///
+    /// # Errors
+    /// There is no such table, or the lengths do not fit.
+    pub fn add_rows(&mut self, table: usize, ids: &[u64], gradients: &[f32]) -> Result<(), WorkerError> {
+        let Some((spec, given)) = self.tables.specs.get(table).zip(self.tables.given.get_mut(table)) else {
+            return Err(misuse(format!("table {table} of {}", self.tables.specs.len())));
+        };
+        if gradients.len() != ids.len() * spec.dim {
+            let (got, rows, dim) = (gradients.len(), ids.len(), spec.dim);
+            return Err(misuse(format!("{got} gradient values for {rows} rows of {dim}")));
+        }
+        given.0.extend_from_slice(ids);
+        given.1.extend_from_slice(gradients);
+        Ok(())
+    }
+
+    /// The rate of each table for the next steps, instead of the table's and the job's schedule; `None`: these.
+    pub fn set_table_rates(&mut self, rates: Vec<Option<f64>>) {
+        self.driver.client.set_table_rates(rates);
+    }
+
+    /// Pushes the step's rows: every partition, also those without rows.
+    ///
+    /// # Errors
+    /// A partition has more rows than one push holds; nothing of the step's rows is pushed.
+    pub(super) fn push_rows(&mut self, step: Step) -> Result<(), WorkerError> {
+        if std::mem::take(&mut self.tables.pushed) {
+            return Ok(());
+        }
+        let mut pushes = Vec::new();
+        for (table, spec) in self.tables.specs.iter().enumerate() {
+            let (ids, values) = &self.tables.given[table];
+            let (ids, values) = summed(ids, values, spec.dim);
+            let mut parts = vec![(Vec::new(), Vec::new()); spec.partitions as usize];
+            for (id, grad) in ids.iter().zip(values.chunks_exact(spec.dim)) {
+                let part = &mut parts[spec.partition_of(*id) as usize];
+                part.0.push(*id);
+                part.1.extend_from_slice(grad);
+            }
+            let most = MAX_PUSH_BYTES / (ID_BYTES + 4 * spec.dim);
+            if let Some((ids, _)) = parts.iter().find(|(ids, _)| ids.len() > most) {
+                return Err(misuse(format!(
+                    "a step with {} rows for one partition of table `{}`, and a push holds {most}: give the table more \
+                     partitions, or make the minibatch smaller",
+                    ids.len(),
+                    spec.name
+                )));
+            }
+            pushes.push(parts);
+        }
+        for (table, parts) in pushes.into_iter().enumerate() {
+            for (bucket, (ids, values)) in self.driver.layout.partitions(table).zip(parts) {
+                self.driver.client.push_rows(BucketId(bucket), step, &ids, &values);
+            }
+            self.tables.given[table] = Default::default();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_of_one_id_add_up_in_their_order() {
+        let (ids, sums) = summed(&[7, 3, 7], &[1.0, 2.0, 3.0, 4.0, 10.0, 20.0], 2);
+        assert_eq!((ids, sums), (vec![3, 7], vec![3.0, 4.0, 11.0, 22.0]));
+    }
+}
