@@ -8,7 +8,10 @@
 //! [`MAX_PER_PLACE`] entries share a place: entry n (from 0) pushes 4^n, so the place has one base-4
 //! digit per entry. An entry that was applied once, never or twice reads as 1, 0 or 2 in its digit.
 
-use crate::tally::{Fate, Tally};
+use crate::{
+    rows::LedgerRows,
+    tally::{Fate, Tally},
+};
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Durability, LeaderWindow, Mode, Step, WorkerId,
@@ -65,6 +68,8 @@ pub struct Ledger {
     /// The optimizer keeps a slot (a momentum of 0, which has no effect), so an image is twice its
     /// weights.
     pub slot: bool,
+    /// A table beside the vector.
+    pub rows: Option<LedgerRows>,
     /// The rate grows with the number of pushes in an update, so each push counts in full in BSP too,
     /// which averages pushes.
     pub whole: bool,
@@ -87,6 +92,7 @@ impl Ledger {
             durability: Durability::default(),
             leader_window: LeaderWindow::default(),
             slot: false,
+            rows: None,
             whole: false,
         }
     }
@@ -103,6 +109,11 @@ impl Ledger {
     /// Values of one copy of the pages.
     fn span(&self) -> usize {
         (self.pages as usize * self.steps as usize).div_ceil(self.per_place as usize).max(1)
+    }
+
+    /// Pushes of a step: one for each copy of the pages, and one for each partition.
+    pub fn pushes(&self) -> usize {
+        self.copies + self.rows.map_or(0, |rows| rows.partitions as usize)
     }
 
     /// Values of the model.
@@ -194,6 +205,7 @@ impl Ledger {
                 scale: if self.whole { LrScale::Linear } else { LrScale::default() },
                 ..ScheduleConfig::default()
             },
+            tables: self.rows.iter().map(LedgerRows::table).collect(),
             ..ServerJob::new(self.name, self.mode, self.len(), self.bucket_len)
         }
     }
@@ -213,7 +225,7 @@ impl Ledger {
             stages: None,
         };
         let (client, done) = Client::join(options, &vec![0.0; self.len()])?;
-        Ok(Page { ledger: *self, worker, client, done, weights: vec![0.0; self.len()] })
+        Ok(Page { ledger: *self, worker, client, done, weights: vec![0.0; self.len()], rounds: 0 })
     }
 }
 
@@ -227,6 +239,8 @@ pub struct Page {
     pub done: Step,
     /// The weights of the last pull.
     pub weights: Vec<f32>,
+    /// Steps that were pushed.
+    rounds: u64,
 }
 
 impl Page {
@@ -249,8 +263,13 @@ impl Page {
     pub fn push_gradient(&mut self, gradient: &[f32]) {
         let step = self.done.next();
         let buckets = self.client.layout().buckets().to_vec();
-        for (i, b) in buckets.iter().enumerate().rev() {
-            self.client.push(BucketId(i as u32), step, &gradient[b.range()]);
+        for i in self.client.layout().dense().rev() {
+            self.client.push(BucketId(i), step, &gradient[buckets[i as usize].range()]);
+        }
+        if let Some(rows) = self.ledger.rows {
+            // After the loss of a session its steps are not its rounds.
+            self.rounds += 1;
+            rows.push(&mut self.client, self.worker, (step, Step(self.rounds)));
         }
         self.done = step;
     }
@@ -278,10 +297,19 @@ impl Page {
     }
 
     /// Finishes and returns the final weights.
-    pub fn finish(mut self) -> Result<Vec<f32>, ClientError> {
+    pub fn finish(self) -> Result<Vec<f32>, ClientError> {
+        self.finish_with_rows().map(|(weights, _)| weights)
+    }
+
+    /// Finishes; returns the final weights, and worker 0 the rows of the table, too.
+    pub fn finish_with_rows(mut self) -> Result<(Vec<f32>, Vec<f32>), ClientError> {
         self.client.finish();
         self.client.pull_final(self.done, &mut self.weights)?;
-        Ok(self.weights)
+        let rows = match self.ledger.rows.filter(|_| self.worker == 0) {
+            Some(rows) => rows.read(&mut self.client, self.done, &mut self.weights)?,
+            None => Vec::new(),
+        };
+        Ok((self.weights, rows))
     }
 }
 

@@ -6,8 +6,10 @@
 
 mod ledger;
 mod oracle;
+mod rows;
 mod tally;
 
 pub use ledger::{At, Ledger, Page};
 pub use oracle::{OracleError, Order, distance, oracle};
+pub use rows::LedgerRows;
 pub use tally::{Fate, Tally};

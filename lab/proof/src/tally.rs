@@ -24,6 +24,8 @@ pub struct Tally {
     pub unknown: u64,
     /// Of these, such as are in.
     pub unknown_applied: u64,
+    /// Acknowledged additions to rows of a table.
+    pub rows: u64,
     /// Places that hold no sum of entries at all.
     pub damaged: u64,
     /// The first few entries that are wrong, in words.

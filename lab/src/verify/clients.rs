@@ -19,7 +19,7 @@ use std::{
 pub struct Clients {
     ledger: Ledger,
     seen: Arc<Observations>,
-    workers: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
+    workers: Vec<JoinHandle<Result<(Vec<f32>, Vec<f32>), ClientError>>>,
 }
 
 struct Observations {
@@ -51,6 +51,8 @@ struct Outage {
 pub struct Outcome {
     /// The final weights, from a fresh pull of each worker.
     pub weights: Vec<Vec<f32>>,
+    /// The rows of the ledger's table.
+    pub rows: Vec<f32>,
     /// Seconds from a leader's death to the next acknowledgement of another one; for each of its shards
     /// and each client.
     pub gaps: Vec<f64>,
@@ -63,7 +65,7 @@ pub struct Outcome {
 impl Clients {
     /// Makes all clients join and push: each starts a round every `pace`, if the previous one is done.
     pub fn start(ledger: &Ledger, at: &At, pace: Duration) -> Self {
-        let entries = ledger.steps as usize * ledger.copies;
+        let entries = ledger.steps as usize * ledger.pushes();
         let seen = Arc::new(Observations {
             stop: AtomicBool::new(false),
             allowed: AtomicU64::new(0),
@@ -135,19 +137,26 @@ impl Clients {
     /// Ends the clients: no further round starts, and each pulls the final weights.
     pub fn finish(self) -> Result<Outcome, ClientError> {
         self.seen.stop.store(true, Relaxed);
-        let mut weights = Vec::new();
+        let (mut weights, mut rows) = (Vec::new(), Vec::new());
         for w in self.workers {
             let done = w.join().unwrap_or_else(|_| Err(ClientError::Options("a client panicked".into())));
-            weights.push(done?);
+            let (own, all) = done?;
+            weights.push(own);
+            rows = if all.is_empty() { rows } else { all };
         }
         let gaps = self.seen.gaps.lock().iter().map(Duration::as_secs_f64).collect();
         let unseen = std::mem::take(&mut *self.seen.unseen.lock());
-        let (seen, buckets) = (self.seen, self.ledger.copies);
-        Ok(Outcome { weights, gaps, unseen, seen, buckets })
+        let (seen, buckets) = (self.seen, self.ledger.pushes());
+        Ok(Outcome { weights, rows, gaps, unseen, seen, buckets })
     }
 }
 
 impl Outcome {
+    /// The last round that a worker began.
+    pub fn begun(&self, worker: u32) -> u64 {
+        self.seen.begun[worker as usize].load(Relaxed)
+    }
+
     /// The fate of a push: its worker, its round (from 1) and its bucket.
     pub fn fate(&self, worker: u32, round: u64, bucket: usize) -> Fate {
         let entry = (round - 1) as usize * self.buckets + bucket;
@@ -167,7 +176,7 @@ fn work(
     worker: u32,
     pace: Duration,
     seen: &Arc<Observations>,
-) -> Result<Vec<f32>, ClientError> {
+) -> Result<(Vec<f32>, Vec<f32>), ClientError> {
     let mut page = ledger.join(at, worker)?;
     let acks = page.client.acks();
     let listener = {
@@ -198,20 +207,20 @@ fn work(
             seen.unseen.lock().push(what);
         }
     }
-    let weights = page.finish()?;
+    let read = page.finish_with_rows()?;
     let _ = listener.join(); // the client and its channel are gone
-    Ok(weights)
+    Ok(read)
 }
 
 /// Records acknowledgements until the client is gone.
 fn listen(seen: &Observations, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
     let buckets_of =
-        |shard: ShardId| (shard.0 as usize..ledger.copies).step_by(shards as usize).count() as u64;
+        |shard: ShardId| (shard.0 as usize..ledger.pushes()).step_by(shards as usize).count() as u64;
     for ack in acks {
         // A client pushes all buckets of a shard in each round, so the number of its pushes gives the
         // round. Its steps do not, after the loss of a session.
         let round = (ack.seq - 1) / buckets_of(ack.shard).max(1);
-        let entry = round as usize * ledger.copies + ack.bucket.0 as usize;
+        let entry = round as usize * ledger.pushes() + ack.bucket.0 as usize;
         if let Some(acked) = seen.acked[worker as usize].get(entry) {
             acked.store(true, Relaxed);
             seen.acks.fetch_add(1, Relaxed);

@@ -11,9 +11,9 @@ use crate::{
 };
 use clap::Args;
 use paraft_client::{ClientError, SessionError};
-use paraft_common::{Durability, Mode, durability};
+use paraft_common::{Durability, Mode, Step, durability};
 use paraft_fleet::{failure::Failure, faults::Faults, launch};
-use paraft_proof::Ledger;
+use paraft_proof::{Ledger, LedgerRows};
 use paraft_worker::exit;
 use std::{
     path::PathBuf,
@@ -53,6 +53,9 @@ pub struct LedgerArgs {
     /// A follower that hears nothing for three to four times so many milliseconds stands for election.
     #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(50..=2000))]
     pub election_ms: u64,
+    /// A table of so many rows beside the vector: each step adds 1 to 16 of them, and the first steps to all.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    pub sparse: u64,
     /// Where the servers' logs and data go. Default: a temporary folder, which stays if the promise is broken.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -73,6 +76,12 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let rounds = (u64::from(args.kills) * SECONDS_PER_KILL + 10) * args.pace;
     let mut ledger = Ledger::in_every_bucket(args.mode, args.workers, rounds, buckets);
     ledger.durability = args.durability;
+    ledger.rows = (args.sparse > 0).then_some(LedgerRows {
+        rows: args.sparse,
+        per_step: 16,
+        partitions: shards * BUCKETS_PER_SHARD,
+        workers: args.workers,
+    });
     // A client that a fault cuts off for a while must keep its lease.
     ledger.grace_ms = 60_000;
     let window = ledger.leader_window;
@@ -194,8 +203,14 @@ impl Storm<'_> {
         let same = outcome.weights.iter().all(|w| *w == first_weights);
         let replicas = self.replicas_agree();
         let terms = |v: &View| v.terms.iter().sum::<u64>();
+        let mut tally =
+            ledger.read(&first_weights, |worker, step, bucket| outcome.fate(worker, step.0, bucket));
+        if let Some(rows) = ledger.rows {
+            let fate = |worker, step: Step, partition| outcome.fate(worker, step.0, ledger.copies + partition);
+            rows.count(&outcome.rows, |worker| outcome.begun(worker), fate, &mut tally);
+        }
         Ok(Verdict {
-            tally: ledger.read(&first_weights, |worker, step, bucket| outcome.fate(worker, step.0, bucket)),
+            tally,
             clients_agree: same,
             replicas,
             counts: std::mem::take(&mut self.counts),

@@ -119,7 +119,7 @@ impl Verdict {
             "verdict": self.verdict(), "kills": self.counts.leader_kills, "processes_killed": self.counts.kills,
             "acknowledged": self.tally.acknowledged, "lost": self.tally.lost, "doubled": self.tally.doubled,
             "unacknowledged": self.tally.unknown, "unacknowledged_applied": self.tally.unknown_applied,
-            "damaged": self.tally.damaged, "pushes_per_s": self.pushes_per_s, "floor": self.floor,
+            "damaged": self.tally.damaged, "rows": self.tally.rows, "pushes_per_s": self.pushes_per_s, "floor": self.floor,
             "unavailable_p50_s": p50, "unavailable_p99_s": p99, "unavailable_max_s": max,
             "unavailable_samples": self.gaps.len(), "seconds": self.seconds, "mode": self.mode.to_string(),
             "durability": self.durability.name(), "seed": self.seed,
@@ -151,6 +151,9 @@ impl Verdict {
         }
         row("snapshots installed", self.counts.snapshots.to_string());
         row("acknowledged", t_.acknowledged.to_string());
+        if t_.rows > 0 {
+            row("of rows", t_.rows.to_string());
+        }
         row("lost", t_.lost.to_string());
         if self.durability.is_leader() {
             row("reported as lost", format!("{}, bound {}", self.reported_lost, self.bound));
