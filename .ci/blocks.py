@@ -59,12 +59,14 @@ CANNOT = [
     ("docs/operations.md", "paraft data", "needs damaged replicas: deploy/tests/cli/operator.rs"),
     ("docs/simulator.md", "paraft simulate JOB --workers 16", SHAPE),
     ("docs/slurm.md", "", "needs Slurm: tests/engines runs it"),
+    ("docs/tables.md", "verify ledger", "kills for minutes: deploy/tests/cli/verify.rs has shorter ones"),
     ("docs/testing.md", "", "they are tests"),
     ("docs/trackers.md", "mlflow server", "needs MLflow: tests/engines runs it"),
     ("docs/trackers.md", "paraft track", "needs MLflow: tests/engines runs it"),
 ]
 # Pages whose blocks run with --python only.
-PYTHON = ["docs/launch.md", "docs/python.md", "docs/python-lightning.md", "docs/python-numpy.md", "docs/python-transformers.md"]
+PYTHON = ["docs/launch.md", "docs/python.md", "docs/python-lightning.md", "docs/python-numpy.md", "docs/python-transformers.md",
+          "docs/tables.md"]
 
 # What stands for a thing of the reader's: page ("": all), text, replacement.
 REPLACED = [
