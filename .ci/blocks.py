@@ -133,8 +133,8 @@ BEFORE = [
 
 # Text blocks that are no output of the block above.
 NO_OUTPUT = ["runs/demo-1/checkpoints/", "slowest + staleness", "rate of an update", "delay =", "p = gradient", "sum or push",
-             "error: the checkpoint", "the job is too large", "Slurm: task", "WARN  the group", "INFO  the group", "stage 0  layers",
-             " way  ", "^C", "servers  "]  # fmt: skip
+             "error: the checkpoint", "the job is too large", "Slurm: task", "WARN  the group", "stage 0  layers",
+             " way  ", "servers  "]  # fmt: skip
 # Lines that come by chance, or in another form each time.
 BY_CHANCE = r"Use |No recommendation|Fastest|Fewest|Most accurate|  latest|stage |resuming|steps  |result  |checkpoints  |state  "
 
