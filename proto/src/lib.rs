@@ -24,4 +24,4 @@ pub use generated::*;
 pub use refusal::{Refusal, RefusalKind};
 
 /// Version of this protocol. A client and a server with different numbers refuse each other by name.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;

@@ -58,7 +58,7 @@ proptest! {
 /// The bytes of version 4 of the protocol. If this fails, `PROTOCOL` must change too.
 #[test]
 fn a_push_has_the_bytes_of_its_protocol() {
-    assert_eq!(paraft_proto::PROTOCOL, 6);
+    assert_eq!(paraft_proto::PROTOCOL, 7);
     let sample = [
         0x1a, 0x19, 0x08, 0x07, 0x10, 0x03, 0x18, 0x02, 0x20, 0x05, 0x29, 0, 0, 0, 0, 0, 0, 0x04, 0x40, 0x32,
         0x04, 0x00, 0x00, 0x80, 0x3f, 0x38, 0x03,

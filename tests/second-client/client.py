@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 import grpc_tools.protoc
 
-PROTOCOL = 6
+PROTOCOL = 7
 MOST_AHEAD = 5  # steps of a bucket without an ack
 
 

@@ -51,6 +51,7 @@ fn manifest(step: u64) -> Manifest {
         shards: 2,
         bucket_len: BUCKET,
         groups: Vec::new(),
+        tables: Vec::new(),
         stages: Vec::new(),
         // JSON has no infinity.
         constraints: vec![Constraint {
@@ -78,7 +79,7 @@ fn value(step: u64, part: usize, i: usize) -> f32 {
 }
 
 fn writer(folder: &Folder, step: u64) -> std::result::Result<Writer, CheckpointError> {
-    Writer::create(folder, step, &tensors(), &OptimizerConfig::adam(0.1).slot_names())
+    Writer::create(folder, step, &tensors(), &OptimizerConfig::adam(0.1).slot_names(), &[])
 }
 
 fn fill(w: &mut Writer, step: u64, buckets: usize) -> std::result::Result<(), CheckpointError> {

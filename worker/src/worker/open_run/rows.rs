@@ -27,10 +27,6 @@ impl Tables {
             let why = "a job with tables has no local steps: rows are on the servers; take [local] out";
             return Err(WorkerError::Job(why.into()));
         }
-        if !specs.is_empty() && job.checkpoints().is_some() {
-            let why = "a job with tables writes no checkpoints yet, its rows are safe on the servers alone; take [checkpoint] out";
-            return Err(WorkerError::Job(why.into()));
-        }
         Ok(Self { specs: specs.to_vec(), given: vec![Default::default(); specs.len()], pushed: false })
     }
 
