@@ -1,9 +1,9 @@
 //! A job's initial state: weights from the seed, a model file, another job's weights, or a checkpoint.
 
 use crate::{Job, WorkerError, streamed, worker::Plan};
+use bytes::Bytes;
 use paraft_checkpoint::{Checkpoint, Folder, Manifest, weights};
 use paraft_client::{Initial, Values};
-use bytes::Bytes;
 use paraft_common::{
     BucketId, Layout, ParamGroup, TableSpec,
     config::{Start, Stopping},

@@ -30,7 +30,13 @@ impl Start {
     /// Starts with the weights of another job of the fleet, which the servers copy. All other state
     /// starts fresh.
     pub fn of_job(name: &str) -> Self {
-        Self { from: format!("{OF_JOB}{name}"), step: 0, epochs: 0, stopping: Stopping::default(), rows: false }
+        Self {
+            from: format!("{OF_JOB}{name}"),
+            step: 0,
+            epochs: 0,
+            stopping: Stopping::default(),
+            rows: false,
+        }
     }
 
     /// The job whose weights this one starts with.

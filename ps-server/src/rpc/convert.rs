@@ -14,7 +14,7 @@ use paraft_common::{
     config::MAX_STEP,
     encoding::{BadPayload, WrongLength, all_finite},
     optim::Overrides,
-    table::Rows,
+    table::{ID_BYTES, MAX_PULLED_IDS, Rows},
 };
 use paraft_proto::{
     self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, limits::MAX_BUCKET_BYTES,
@@ -288,6 +288,12 @@ fn rows(shard: &Shard, only: &[usize], rows: &[bytes::Bytes]) -> Result<Vec<Vec<
             None => Ok(ids),
         }
     };
+    let wanted: usize = rows.iter().map(|ids| ids.len() / ID_BYTES).sum();
+    if wanted > MAX_PULLED_IDS {
+        let why = format!("{wanted} rows are wanted, and a pull names at most {MAX_PULLED_IDS}");
+        let bucket = only.first().map_or(BucketId(0), |at| conf.buckets[*at].id);
+        return Err(RefusalKind::BadPayload { bucket, why }.into());
+    }
     only.iter().zip(rows).map(ids).collect()
 }
 

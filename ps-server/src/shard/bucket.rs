@@ -371,7 +371,8 @@ impl Bucket {
                 (data.version, data.clock, data.initialised) = (version, clock, true);
             }
             InitPart::Rows { part, parts, version, clock } => {
-                let rows = self.rows.as_ref().ok_or_else(|| format!("{} is no partition of a table", self.id))?;
+                let rows =
+                    self.rows.as_ref().ok_or_else(|| format!("{} is no partition of a table", self.id))?;
                 if rows.add(part, payload)? && part + 1 == parts {
                     (data.version, data.clock, data.initialised) = (version, clock, true);
                 }

@@ -113,7 +113,8 @@ impl TableWriter {
         let row: usize = self.columns.iter().map(|(_, bytes, _)| bytes).sum();
         let count = (bytes.len() / row) as u64;
         if !bytes.len().is_multiple_of(row) || self.next + count > self.rows {
-            let why = format!("{} bytes behind row {} of {} are out of place", bytes.len(), self.next, self.rows);
+            let why =
+                format!("{} bytes behind row {} of {} are out of place", bytes.len(), self.next, self.rows);
             return Err(CheckpointError::bad(&self.path, why));
         }
         let mut from = 0;

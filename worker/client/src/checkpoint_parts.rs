@@ -177,7 +177,10 @@ impl CheckpointParts {
     /// The rows of each table, once the parts are open.
     pub fn table_rows(&self) -> Vec<u64> {
         let of = |table: usize| {
-            self.layout.partitions(table).map(|b| self.rows.get(&BucketId(b)).copied().unwrap_or_default()).sum()
+            self.layout
+                .partitions(table)
+                .map(|b| self.rows.get(&BucketId(b)).copied().unwrap_or_default())
+                .sum()
         };
         (0..self.row_bytes.len()).map(of).collect()
     }

@@ -15,8 +15,8 @@ use crate::{
     pool::Pool,
 };
 use paraft_common::{
-    BucketId, BucketSpec, Layout, Mode, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES, config::ServerJob,
-    placement, retry::RetryPolicy,
+    BucketId, BucketSpec, Layout, Mode, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
+    config::ServerJob, placement, retry::RetryPolicy,
 };
 use paraft_lanes::shared::Memory;
 use paraft_proto::limits;
