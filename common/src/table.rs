@@ -181,6 +181,9 @@ impl TableSpec {
 /// The longest push of a partition, in bytes of ids and values.
 pub const MAX_PUSH_BYTES: usize = 1 << 20;
 
+/// The most ids in a pull from a shard: they are in its header.
+pub const MAX_PULLED_IDS: usize = 1 << 14;
+
 /// Words of a row before its values: the id (two), the number of its updates, and the last of them.
 pub const ROW_HEAD_WORDS: usize = 4;
 /// Bytes of an entry of a partition's index.

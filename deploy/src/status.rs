@@ -3,7 +3,7 @@
 use crate::{control, ended, jobs, memory};
 use clap::Args;
 use comfy_table::Table;
-use paraft_common::histogram::DelayHistogram;
+use paraft_common::{histogram::DelayHistogram, need::Bytes};
 use paraft_fleet::{
     ask::{self, ask_all},
     failure::Failure,
@@ -11,7 +11,7 @@ use paraft_fleet::{
     targets::{FleetArg, Target, job_name},
     view::{self, FleetHealth},
 };
-use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
+use paraft_proto::{DescribeReply, ShardStatus, StatusReply, TableStatus};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
@@ -160,7 +160,11 @@ fn of_job(name: &str, addresses: &[String], args: &StatusArgs) -> Result<i32, Fa
         jobs::print(std::slice::from_ref(job));
         jobs::print_place(job);
         if !led.is_empty() {
-            out!("{}", shards(&led.values().copied().collect::<Vec<_>>(), args.digest));
+            let led: Vec<_> = led.values().copied().collect();
+            out!("{}", shards(&led, args.digest));
+            if let Some(tables) = tables(&led) {
+                out!("{tables}");
+            }
         }
     }
     match without.is_empty() {
@@ -270,6 +274,27 @@ fn shards(of: &[&ShardStatus], digest: bool) -> Table {
     t
 }
 
+/// The sparse tables of a job, over all its shards; `None`: it has none.
+fn tables(of: &[&ShardStatus]) -> Option<Table> {
+    let mut all: BTreeMap<&str, TableStatus> = BTreeMap::new();
+    for s in of.iter().flat_map(|s| &s.tables) {
+        let sum = all.entry(&s.name).or_default();
+        sum.rows += s.rows;
+        sum.created += s.created;
+        sum.evicted += s.evicted;
+        sum.refused += s.refused;
+        sum.bytes += s.bytes;
+        sum.most += s.most;
+    }
+    let mut t = table::plain(vec!["table", "rows", "room for", "created", "evicted", "refused", "memory"]);
+    for (name, s) in &all {
+        let numbers = [s.rows, s.most, s.created, s.evicted, s.refused].map(|n| n.to_string());
+        let row = [name.to_string()].into_iter().chain(numbers);
+        t.add_row(row.chain([Bytes(s.bytes).to_string()]));
+    }
+    (!all.is_empty()).then_some(t)
+}
+
 /// Connections, descriptors, and what waits: where each bound is.
 fn connections(r: &StatusReply) -> String {
     let c = r.connections.unwrap_or_default();
@@ -349,6 +374,13 @@ fn shard_as_json(s: &ShardStatus) -> serde_json::Value {
     {
         shard[key] = bytes.into();
     }
+    let table = |t: &TableStatus| {
+        json!({
+            "name": t.name, "rows": t.rows, "created": t.created, "evicted": t.evicted, "refused": t.refused,
+            "bytes": t.bytes, "most": t.most,
+        })
+    };
+    shard["tables"] = s.tables.iter().map(table).collect();
     shard["memory"] = memory::shard_as_json(s);
     shard
 }

@@ -20,6 +20,7 @@ mod raw;
 mod resilience;
 mod scratch;
 mod shard;
+mod table;
 mod train;
 mod wire;
 
@@ -39,6 +40,9 @@ enum Benchmark {
     Wire(wire::WireBenchArgs),
     /// Optimizers: GB/s of gradient, against what the memory allows.
     Apply(apply::ApplyBenchArgs),
+    /// Rows of a sparse table: pulls and updates, against the same accesses without a table and, where given, PyTorch's;
+    /// and what an image of it costs them.
+    Table(table::TableBenchArgs),
     /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
     /// replicas and durability level.
     Shard(shard::ShardBenchArgs),
@@ -70,6 +74,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Benchmark::Wire(a) => wire::run(a),
         Benchmark::Resilience(a) => resilience::run(a),
         Benchmark::Shard(a) => shard::run(a),
+        Benchmark::Table(a) => table::run(a),
         Benchmark::Failover(a) => failover::run(a),
         Benchmark::Apply(a) => apply::run(a),
         Benchmark::Large(a) => large::run(a),

@@ -150,7 +150,8 @@ impl Run {
             let data = paraft_worker::cli::data_name(&job)?.unwrap_or(data);
             let first = brings.then(|| memory.weights().to_vec());
             let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
-            let setup = Setup { init, data, groups, state, note, tables, ..Setup::new(specs, samples, |_, _| {}) };
+            let setup =
+                Setup { init, data, groups, state, note, tables, ..Setup::new(specs, samples, |_, _| {}) };
             OpenRun::join(&job, &options, setup, Box::new(memory))
         });
         let this = Self {
@@ -269,7 +270,14 @@ impl Run {
     }
 
     /// Adds gradients of rows to the current step: of `count` int64 ids at an address, float32 at another.
-    fn add_rows(&self, py: Python<'_>, table: usize, ids: usize, count: usize, gradients: usize) -> PyResult<()> {
+    fn add_rows(
+        &self,
+        py: Python<'_>,
+        table: usize,
+        ids: usize,
+        count: usize,
+        gradients: usize,
+    ) -> PyResult<()> {
         self.on(py, |inner, _| {
             let run = inner.run()?;
             let ids = ids_at(ids, count)?;

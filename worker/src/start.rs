@@ -1,13 +1,15 @@
 //! A job's initial state: weights from the seed, a model file, another job's weights, or a checkpoint.
 
 use crate::{Job, WorkerError, streamed, worker::Plan};
+use bytes::Bytes;
 use paraft_checkpoint::{Checkpoint, Folder, Manifest, weights};
 use paraft_client::{Initial, Values};
 use paraft_common::{
-    Layout, ParamGroup,
+    BucketId, Layout, ParamGroup, TableSpec,
     config::{Start, Stopping},
+    table::MAX_PUSH_BYTES,
 };
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 /// Writes the weights of a seed.
 pub type Init<'a> = dyn FnMut(u64, &mut [f32]) + 'a;
@@ -35,7 +37,7 @@ pub fn begin(
     job: &Job,
     resume: Option<&Path>,
     init: Option<&mut Init<'_>>,
-    (layout, groups): (&Layout, &[ParamGroup]),
+    (layout, groups, tables): (&Layout, &[ParamGroup], &[TableSpec]),
     plan: &Plan,
     scratch: &Path,
 ) -> Result<InitialState, WorkerError> {
@@ -46,7 +48,7 @@ pub fn begin(
         }
     };
     if let Some(path) = resume {
-        return from_checkpoint(job, path, (layout, groups), plan, room);
+        return from_checkpoint(job, path, (layout, groups, tables), plan, room);
     }
     if let Some(name) = job.train.init_job() {
         // The servers copy the weights.
@@ -54,7 +56,7 @@ pub fn begin(
     }
     if let Some(path) = &job.train.init {
         let (weights, from) = weights::load_into(&job.base_dir.join(path), layout, room)?;
-        let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
+        let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default(), rows: false };
         return Ok(InitialState { initial: Initial::fresh(weights), start: Some(start) });
     }
     let Some(init) = init else { return Ok(InitialState { initial: Initial::default(), start: None }) };
@@ -66,13 +68,13 @@ pub fn begin(
 fn from_checkpoint(
     job: &Job,
     path: &Path,
-    (layout, groups): (&Layout, &[ParamGroup]),
+    (layout, groups, tables): (&Layout, &[ParamGroup], &[TableSpec]),
     plan: &Plan,
     room: impl FnMut(usize) -> Result<Values, WorkerError>,
 ) -> Result<InitialState, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
-    checkpoint.fits(layout.tensors(), &job.on_servers().optimizer, groups)?;
+    checkpoint.fits(layout.tensors(), &job.on_servers().optimizer, groups, tables)?;
     let manifest = checkpoint.manifest();
     let samples = u64::from(job.shares()) * job.train.batch as u64;
     let place = manifest.step_in(plan.per_epoch, samples);
@@ -102,9 +104,38 @@ fn from_checkpoint(
     let (weights, slots) = checkpoint.load_into(room)?;
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(InitialState {
-        initial: Initial { weights, slots, stamps },
-        start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
+        initial: Initial { weights, slots, stamps, rows: rows_of(&checkpoint, layout, tables)? },
+        start: Some(Start { from: checkpoint.identity(), step, epochs, stopping, rows: !tables.is_empty() }),
     })
+}
+
+/// The rows of a checkpoint's tables, by partition of this job, in parts of at most a push.
+fn rows_of(
+    checkpoint: &Checkpoint,
+    layout: &Layout,
+    tables: &[TableSpec],
+) -> Result<BTreeMap<BucketId, Vec<Bytes>>, WorkerError> {
+    const READ_AT_ONCE: u64 = 1 << 14;
+    let mut all = BTreeMap::new();
+    for (t, table) in tables.iter().enumerate() {
+        let (file, row) = (checkpoint.table(table)?, table.row_bytes() as usize);
+        let mut partitions = vec![Vec::new(); table.partitions as usize];
+        for first in (0..file.rows()).step_by(READ_AT_ONCE as usize) {
+            let some = first..(first + READ_AT_ONCE).min(file.rows());
+            let (ids, rows) = (file.ids(some.clone())?, file.read(some)?);
+            for (id, row) in ids.into_iter().zip(rows.chunks_exact(row)) {
+                partitions[table.partition_of(id) as usize].extend_from_slice(row);
+            }
+        }
+        let most = MAX_PUSH_BYTES / row * row;
+        for (bucket, rows) in layout.partitions(t).zip(partitions) {
+            let (rows, len) = (Bytes::from(rows), most.max(row));
+            let parts = (0..rows.len().max(1)).step_by(len);
+            let parts = parts.map(|at| rows.slice(at.min(rows.len())..(at + len).min(rows.len())));
+            all.insert(BucketId(bucket), parts.collect());
+        }
+    }
+    Ok(all)
 }
 
 /// The number in this job, which continues at `step`, of an evaluation of the checkpoint's job: a step if

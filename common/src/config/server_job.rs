@@ -291,7 +291,7 @@ impl ServerJob {
             (self.takes_means(), "an optimizer that runs on the workers"),
             (self.algorithm != AlgorithmConfig::default(), "an [algorithm]"),
             (self.clip != ClipConfig::default(), "clipping, which would leave the rows out"),
-            (self.start.is_some(), "a start from a checkpoint"),
+            (self.start.as_ref().is_some_and(|s| !s.rows), "a start from weights without rows"),
         ];
         match excluded.iter().find(|(set, _)| *set) {
             Some((_, what)) => Err(format!("a job with tables (`{}`) cannot have {what}", first.name)),

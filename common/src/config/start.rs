@@ -21,13 +21,22 @@ pub struct Start {
     /// The state of early stopping.
     #[serde(default)]
     pub stopping: Stopping,
+    /// Workers bring the rows of tables, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rows: bool,
 }
 
 impl Start {
     /// Starts with the weights of another job of the fleet, which the servers copy. All other state
     /// starts fresh.
     pub fn of_job(name: &str) -> Self {
-        Self { from: format!("{OF_JOB}{name}"), step: 0, epochs: 0, stopping: Stopping::default() }
+        Self {
+            from: format!("{OF_JOB}{name}"),
+            step: 0,
+            epochs: 0,
+            stopping: Stopping::default(),
+            rows: false,
+        }
     }
 
     /// The job whose weights this one starts with.

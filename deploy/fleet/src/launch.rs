@@ -367,7 +367,7 @@ pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Fail
         job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?.resuming_from(job, resume)?;
         // The workers draw the weights from the seed.
-        let beginning = start::begin(job, resume, None, (&layout, &[]), &plan, &std::env::temp_dir())?;
+        let beginning = start::begin(job, resume, None, (&layout, &[], &[]), &plan, &std::env::temp_dir())?;
         let budget = plan.budget(job, beginning.start.as_ref());
         (layout.params_len() as u64, budget, beginning.step(), plan.left_out)
     } else {

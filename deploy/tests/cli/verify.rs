@@ -43,6 +43,16 @@ fn disk_durability_loses_no_acknowledged_push() {
 }
 
 #[test]
+fn rows_of_a_table_are_the_pushes_that_named_them() {
+    for (mode, durability) in [("bsp", "quorum-memory"), ("asp", "quorum-disk")] {
+        let args = ["--kills", "3", "--mode", mode, "--durability", durability, "--sparse", "120000"];
+        let json = held(&args, 3);
+        assert_eq!(json["lost"], 0, "{json:#}");
+        assert!(json["rows"].as_u64() >= Some(120_000), "each row was named: {json:#}");
+    }
+}
+
+#[test]
 fn leader_durability_loses_at_most_its_reported_bound() {
     let json = held(&["--kills", "3", "--mode", "asp", "--durability", "leader"], 3);
     assert!(json["lost"].as_u64() <= json["pushes_lost"].as_u64(), "{json:#}");

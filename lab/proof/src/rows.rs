@@ -4,7 +4,7 @@ use crate::tally::{Fate, Tally};
 use paraft_client::{Client, ClientError};
 use paraft_common::{
     BucketId, Step, TableSpec,
-    table::{WhenFull, hash_id},
+    table::{MAX_PULLED_IDS, WhenFull, hash_id},
 };
 use std::collections::BTreeMap;
 
@@ -58,14 +58,19 @@ impl LedgerRows {
     ///
     /// # Errors
     /// The servers are not reached.
-    pub fn read(&self, client: &mut Client, done: Step, weights: &mut [f32]) -> Result<Vec<f32>, ClientError> {
-        const MOST: usize = 30_000;
+    pub fn read(
+        &self,
+        client: &mut Client,
+        done: Step,
+        weights: &mut [f32],
+    ) -> Result<Vec<f32>, ClientError> {
         let (table, first) = (self.table(), client.layout().partitions(0).start);
         let mut values = vec![0.0; self.rows as usize];
         let ids: Vec<u64> = (0..self.rows).collect();
-        for some in ids.chunks(MOST) {
+        for some in ids.chunks(MAX_PULLED_IDS) {
             let mut parts: BTreeMap<BucketId, Vec<u64>> = BTreeMap::new();
-            some.iter().for_each(|id| parts.entry(BucketId(first + table.partition_of(*id))).or_default().push(*id));
+            some.iter()
+                .for_each(|id| parts.entry(BucketId(first + table.partition_of(*id))).or_default().push(*id));
             let wanted: Vec<_> = parts.into_iter().collect();
             let asked = wanted.clone();
             client.pull_rows(done, asked, weights, |place, rows| {
@@ -111,7 +116,9 @@ impl LedgerRows {
             } else {
                 continue;
             }
-            tally.note(|| format!("row {id} reads {value}, and {sure} pushes of it are acknowledged, {open} not"));
+            tally.note(|| {
+                format!("row {id} reads {value}, and {sure} pushes of it are acknowledged, {open} not")
+            });
         }
     }
 }

@@ -199,7 +199,7 @@ fn go(
         job,
         None,
         Some(&mut |seed, w| model.init(seed, w)),
-        (&layout, &[]),
+        (&layout, &[], &[]),
         &plan,
         &std::env::temp_dir(),
     )?;

@@ -206,7 +206,8 @@ impl Storm<'_> {
         let mut tally =
             ledger.read(&first_weights, |worker, step, bucket| outcome.fate(worker, step.0, bucket));
         if let Some(rows) = ledger.rows {
-            let fate = |worker, step: Step, partition| outcome.fate(worker, step.0, ledger.copies + partition);
+            let fate =
+                |worker, step: Step, partition| outcome.fate(worker, step.0, ledger.copies + partition);
             rows.count(&outcome.rows, |worker| outcome.begun(worker), fate, &mut tally);
         }
         Ok(Verdict {

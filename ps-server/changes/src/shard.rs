@@ -222,6 +222,17 @@ pub enum InitPart {
     },
     /// One state vector of the optimizer; the index starts at 0.
     Slot(u32),
+    /// Rows of a partition, from a checkpoint. Parts come in order; the last one initialises it.
+    Rows {
+        /// Which part, from 0.
+        part: u32,
+        /// How many there are.
+        parts: u32,
+        /// Updates that the rows contain.
+        version: Version,
+        /// The schedule's clock, in steps of the fleet.
+        clock: f64,
+    },
 }
 
 impl InitPart {

@@ -5,15 +5,17 @@
 
 use super::check_protocol;
 use crate::{
+    raft::LazyPart,
     replicas::Replica,
     shard::{
         bucket::BucketData,
         cut::{Cut, Part},
         leader::{CheckpointPart, Event},
+        partition::RowsImage,
     },
 };
 use futures::{Stream, StreamExt, stream};
-use paraft_common::{BucketId, Step};
+use paraft_common::{BucketId, Step, Version};
 use paraft_proto::{
     CheckpointPart as PartMessage, CheckpointRequest, Member, Piece, RefusalKind, Stopping, WithBulk,
     checkpoint_part::Kind,
@@ -30,8 +32,21 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
     match fetch(hosted, &request).await {
         Ok((part, founding)) => {
             let first = header(&part, founding);
-            let CheckpointPart { conf, cut, fetching, .. } = *part;
-            let parts = cut.into_parts(BucketData::trained_vectors).peekable();
+            let CheckpointPart { conf, mut cut, fetching, .. } = *part;
+            let rows = std::mem::take(&mut cut.rows);
+            let parts = cut.into_parts(BucketData::trained_vectors);
+            let dense = conf.buckets.len() - rows.len();
+            let tiles = rows.into_iter().zip(dense..).flat_map(|(rows, place): (RowsImage, usize)| {
+                let tiles = rows.into_tiles().zip(1..);
+                tiles.map(move |(tile, vector)| Part {
+                    place,
+                    vector,
+                    version: Version(0),
+                    clock: 0.0,
+                    payload: tile.read(),
+                })
+            });
+            let parts = parts.chain(tiles).peekable();
             // The part counts as fetched when the last piece is made, not when the transport drops the stream: a
             // client that has read that piece may ask for the next part at once.
             let pieces = stream::unfold(Some((parts, conf, fetching)), |state| async move {
@@ -70,7 +85,7 @@ async fn fetch(
 }
 
 fn header(part: &CheckpointPart, founding: u64) -> Kind {
-    let Cut { meta, buckets, .. } = &part.cut;
+    let Cut { meta, buckets, rows, .. } = &part.cut;
     let s = meta.stopping(part.conf.job.early_stop);
     let e = s.evaluated;
     Kind::Header(paraft_proto::PartHeader {
@@ -78,6 +93,7 @@ fn header(part: &CheckpointPart, founding: u64) -> Kind {
         job: meta.job.clone(),
         buckets: buckets.len() as u32,
         founding,
+        rows: rows.iter().map(|rows| rows.header().rows).collect(),
         members: meta
             .members
             .iter()

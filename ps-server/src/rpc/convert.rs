@@ -6,6 +6,7 @@ use crate::shard::{
     chunks::Answer,
     command::{Closed, EvalSums, InitPart},
     leader::{Message, Reply, WorkerInfo},
+    partition::Partition,
     state::ShardConfig,
 };
 use paraft_common::{
@@ -13,7 +14,7 @@ use paraft_common::{
     config::MAX_STEP,
     encoding::{BadPayload, WrongLength, all_finite},
     optim::Overrides,
-    table::Rows,
+    table::{ID_BYTES, MAX_PULLED_IDS, Rows},
 };
 use paraft_proto::{
     self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, limits::MAX_BUCKET_BYTES,
@@ -57,14 +58,13 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
             let conf = configured(shard)?;
+            if let Some(rows) = conf.buckets[local(&conf, shard.id(), bucket)?].rows() {
+                return init_rows(rows, &m, payload);
+            }
             let local = check(&conf, shard.id(), bucket, &payload, None)?;
             let slots = match conf.buckets[local].spec.kind {
                 TensorKind::Param => conf.job.slots(),
-                TensorKind::Buffer | TensorKind::Result => 0,
-                TensorKind::Rows => {
-                    let why = "it is a partition of a table, whose rows have no initial state to send".into();
-                    return Err(RefusalKind::BadPayload { bucket, why }.into());
-                }
+                TensorKind::Buffer | TensorKind::Result | TensorKind::Rows => 0,
             };
             if m.part as usize > slots {
                 return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots }.into());
@@ -151,6 +151,26 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         }
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
+}
+
+/// Rows of a partition from a checkpoint.
+fn init_rows(rows: &Partition, m: &wire::Init, payload: Payload) -> Result<Message, Refusal> {
+    let bucket = BucketId(m.bucket);
+    if m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock) {
+        return Err(RefusalKind::BadInitStamp { bucket, version: m.version, clock: m.clock }.into());
+    }
+    if m.part >= m.parts {
+        return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots: m.parts as usize }.into());
+    }
+    if payload.len() > MAX_BUCKET_BYTES {
+        let (expected, got) = (MAX_BUCKET_BYTES, payload.len());
+        return Err(RefusalKind::BucketLength { bucket, expected, got }.into());
+    }
+    rows.check_rows(&payload.to_bytes())
+        .map_err(|why| Refusal::from(RefusalKind::BadPayload { bucket, why }))?;
+    let (version, clock) = (Version(m.version), m.clock);
+    let part = InitPart::Rows { part: m.part, parts: m.parts, version, clock };
+    Ok(Message::Init { bucket, part, payload })
 }
 
 /// What a push sets in place of the job's options, if its bucket is trained.
@@ -268,6 +288,12 @@ fn rows(shard: &Shard, only: &[usize], rows: &[bytes::Bytes]) -> Result<Vec<Vec<
             None => Ok(ids),
         }
     };
+    let wanted: usize = rows.iter().map(|ids| ids.len() / ID_BYTES).sum();
+    if wanted > MAX_PULLED_IDS {
+        let why = format!("{wanted} rows are wanted, and a pull names at most {MAX_PULLED_IDS}");
+        let bucket = only.first().map_or(BucketId(0), |at| conf.buckets[*at].id);
+        return Err(RefusalKind::BadPayload { bucket, why }.into());
+    }
     only.iter().zip(rows).map(ids).collect()
 }
 

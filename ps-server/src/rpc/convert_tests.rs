@@ -55,7 +55,7 @@ fn a_message() -> impl Strategy<Value = ToShard> {
         Just(Some(Kind::Open(wire::Open::default()))),
         (0u32..5, a_payload(), prop_oneof![0u32..4, any::<u32>()], n(), any::<f64>()).prop_map(
             |(bucket, payload, part, version, clock)| {
-                Some(Kind::Init(wire::Init { bucket, payload, part, version, clock }))
+                Some(Kind::Init(wire::Init { bucket, payload, part, version, clock, parts: 0 }))
             }
         ),
         (
@@ -87,7 +87,16 @@ fn a_message() -> impl Strategy<Value = ToShard> {
             prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
         )
             .prop_map(|(done, (last, checkpoint, barrier), have, loss, only)| {
-                Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only, barrier, rows: Vec::new() }))
+                Some(Kind::Pull(wire::Pull {
+                    done,
+                    r#final: last,
+                    checkpoint,
+                    have,
+                    loss,
+                    only,
+                    barrier,
+                    rows: Vec::new(),
+                }))
             }),
         (n(), any::<f64>(), any::<Option<f64>>()).prop_map(|(step, sum_of_squares, bound)| Some(Kind::Norm(
             wire::Norm { step, sum_of_squares, bound }
@@ -167,7 +176,9 @@ proptest! {
             Ok(Some(Message::Init { bucket, part, payload })) => {
                 let local = conf.local(bucket).expect("a bucket of this shard");
                 match part {
-                    InitPart::Slot(_) => prop_assert!(false, "plain SGD has no slots"),
+                    InitPart::Slot(_) | InitPart::Rows { .. } => {
+                        prop_assert!(false, "plain SGD has no slots, and the job no tables");
+                    }
                     InitPart::Weights { version, clock } => {
                         prop_assert!(version.0 <= MAX_STEP && clock >= 0.0 && clock.is_finite());
                     }

@@ -17,10 +17,10 @@ use crate::{
         state::{Meta, ShardConfig},
     },
 };
-use paraft_common::{JobShard, ShardId, WorkerId, histogram::LogHistogram, need::Need};
+use paraft_common::{JobShard, ShardId, TableSpec, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
     self as proto, Bin, Chunks, Member, PROTOCOL, Reported, ServerMemory, ShardStatus, StatusReply,
-    StoppedReplica, WorkerStaleness,
+    StoppedReplica, TableStatus, WorkerStaleness,
 };
 use std::{
     path::PathBuf,
@@ -261,6 +261,7 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &C
             stop: m.stop,
             incomplete: false,
         }),
+        tables: conf.map_or_else(Vec::new, |c| tables(c)),
         chunks: m.chunks.as_ref().map(|c| {
             let s = c.summary();
             let (epoch, per_epoch, done, held, returned) = (s.epoch, s.per_epoch, s.done, s.held, s.returned);
@@ -268,6 +269,22 @@ pub fn of_state(shard: ShardId, conf: Option<&Arc<ShardConfig>>, m: &Meta, c: &C
         }),
         ..ShardStatus::default()
     }
+}
+
+/// A shard's part of each table.
+fn tables(conf: &ShardConfig) -> Vec<TableStatus> {
+    let named = |table: &TableSpec| TableStatus { name: table.name.clone(), ..TableStatus::default() };
+    let mut tables: Vec<_> = conf.job.tables.iter().map(named).collect();
+    for partition in conf.partitions() {
+        let (header, table) = (partition.header(), &mut tables[usize::from(partition.place().0)]);
+        table.rows += header.rows;
+        table.created += header.created;
+        table.evicted += header.evicted;
+        table.refused += header.refused;
+        table.bytes += partition.bytes();
+        table.most += partition.spec().partition_rows();
+    }
+    tables
 }
 
 #[cfg(test)]

@@ -86,8 +86,8 @@ impl BucketData {
             TensorKind::Buffer | TensorKind::Result | TensorKind::Rows => Vec::new(),
         };
         let (weights, kept) = (vec![0.0; spec.len].into(), WorkerStates::new());
-        // Rows begin with the values that their ids give.
-        let initialised = spec.kind == TensorKind::Rows;
+        // Rows begin with the values that their ids give, unless workers bring them.
+        let initialised = spec.kind == TensorKind::Rows && !job.start.as_ref().is_some_and(|s| s.rows);
         Self { weights, slots: slots.into(), kept, version: Version(0), clock: 0.0, initialised }
     }
 
@@ -369,6 +369,13 @@ impl Bucket {
                     job.constrain(self.spec, &mut data.weights);
                 }
                 (data.version, data.clock, data.initialised) = (version, clock, true);
+            }
+            InitPart::Rows { part, parts, version, clock } => {
+                let rows =
+                    self.rows.as_ref().ok_or_else(|| format!("{} is no partition of a table", self.id))?;
+                if rows.add(part, payload)? && part + 1 == parts {
+                    (data.version, data.clock, data.initialised) = (version, clock, true);
+                }
             }
             InitPart::Slot(i) => {
                 let slots = data.slots.len();

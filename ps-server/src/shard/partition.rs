@@ -62,6 +62,8 @@ pub struct RowsHeader {
     pub evicted: u64,
     /// Gradients of new ids that a full partition has dropped.
     pub refused: u64,
+    /// Parts of a checkpoint that were added.
+    pub parts: u32,
 }
 
 #[derive(Debug)]
@@ -266,6 +268,57 @@ impl Partition {
             let row = Store::row(&store.words, self.row_len(), slot);
             images.iter().for_each(|saved| saved.save(slot, row));
         }
+    }
+
+    /// Adds rows of a checkpoint, as tiles have them; returns whether this is the next part. A row that does not fit any
+    /// more is handled as a new id of a full partition.
+    ///
+    /// # Errors
+    /// The bytes are no whole rows of this partition; or there is no memory for the index.
+    pub(super) fn add(&self, part: u32, rows: &Payload) -> Result<bool, String> {
+        let len = self.row_len();
+        let mut guard = self.store.write();
+        let store = &mut *guard;
+        if part != store.header.parts {
+            return Ok(false); // another worker has brought it
+        }
+        let bytes = rows.to_bytes();
+        self.check_rows(&bytes)?;
+        store.images.retain(|saved| saved.strong_count() > 0);
+        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
+        for row in bytes.chunks_exact(len * 4) {
+            let (words, _) = row.as_chunks::<4>();
+            let word = |i: usize| u64::from(u32::from_le_bytes(words[i]));
+            let inserted = self.insert(&images, store, word(0) | word(1) << 32).map_err(|e| e.to_string())?;
+            let Some(slot) = inserted else { continue };
+            let into = &mut store.words[slot as usize * len..][..len];
+            into.iter_mut().zip(words).for_each(|(v, bytes)| *v = f32::from_bits(u32::from_le_bytes(*bytes)));
+        }
+        store.header.parts += 1;
+        Ok(true)
+    }
+
+    /// Whether bytes are whole rows of this partition, with ids that it has and finite values.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn check_rows(&self, bytes: &[u8]) -> Result<(), String> {
+        let len = self.row_len() * 4;
+        if !bytes.len().is_multiple_of(len) {
+            return Err(format!("{} bytes are no whole number of rows of {len} bytes", bytes.len()));
+        }
+        for row in bytes.chunks_exact(len) {
+            let (words, _) = row.as_chunks::<4>();
+            let id = u64::from(u32::from_le_bytes(words[0])) | u64::from(u32::from_le_bytes(words[1])) << 32;
+            let of = self.spec.partition_of(id);
+            if of != self.number {
+                return Err(format!("id {id} belongs to partition {of}, not to {}", self.number));
+            }
+            if words[ROW_HEAD_WORDS..].iter().any(|word| !f32::from_le_bytes(*word).is_finite()) {
+                return Err(format!("row {id} has a NaN or an infinity"));
+            }
+        }
+        Ok(())
     }
 
     /// Builds a partition from an image's header and tiles.

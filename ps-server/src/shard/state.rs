@@ -315,7 +315,13 @@ impl Shard {
     }
 
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, ApplyError> {
-        let (conf, i, _) = match self.pushes(id, payload, Encoding::F32, &[]) {
+        let fits = match part {
+            InitPart::Rows { .. } => self.place(id),
+            InitPart::Weights { .. } | InitPart::Slot(_) => {
+                self.pushes(id, payload, Encoding::F32, &[]).map(|(conf, i, _)| (conf, i))
+            }
+        };
+        let (conf, i) = match fits {
             Ok(fits) => fits,
             Err(e) => return Ok(Outcome::Refused(e)),
         };

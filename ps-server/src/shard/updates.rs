@@ -257,6 +257,13 @@ impl Shard {
         Outcome::Updated { version, applied: true }
     }
 
+    /// A bucket's place on this shard.
+    pub(super) fn place(&self, id: BucketId) -> Result<(Arc<ShardConfig>, usize), String> {
+        let conf = self.configured().ok_or("no job is configured")?;
+        let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id()))?;
+        Ok((conf, i))
+    }
+
     /// The bucket of an entry, and its decoded payload.
     pub(super) fn pushes(
         &self,
@@ -265,8 +272,7 @@ impl Shard {
         encoding: Encoding,
         contributions: &[Contribution],
     ) -> Result<(Arc<ShardConfig>, usize, PushPayload), String> {
-        let conf = self.configured().ok_or("no job is configured")?;
-        let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id()))?;
+        let (conf, i) = self.place(id)?;
         let len = conf.buckets[i].spec.len;
         if let Some(partition) = conf.buckets[i].rows() {
             let rows = Rows::read(payload, partition.spec(), partition.place().1)

@@ -110,7 +110,7 @@ pub fn manifest(data: &[u8]) {
     let _ = paraft_common::config::Stopping::from(&m.early_stop);
     let other = Layout::new(tensors(), 3).expect("a layout");
     assert_eq!(m.stamps_for(&other).len(), other.buckets().len());
-    let _ = checkpoint.fits(&tensors(), &m.optimizer, &m.groups);
+    let _ = checkpoint.fits(&tensors(), &m.optimizer, &m.groups, &m.tables);
     if checkpoint.verify().is_ok()
         && let Ok(state) = checkpoint.load()
     {

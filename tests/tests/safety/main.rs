@@ -34,3 +34,4 @@ mod skips;
 mod slices;
 mod streamed;
 mod switches;
+mod tables;

@@ -34,7 +34,7 @@ pub enum CheckpointError {
         /// The checkpoint.
         checkpoint: PathBuf,
         /// The faulty file.
-        piece: &'static str,
+        piece: String,
         /// The cause.
         why: String,
         /// The newest complete checkpoint in the same folder.

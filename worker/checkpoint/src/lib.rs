@@ -8,6 +8,7 @@
 //!    step-0000001200/
 //!      model.safetensors         all tensors, buffers included, with PyTorch's names
 //!      optimizer.safetensors     exp_avg.0.weight, exp_avg_sq.0.weight, ...
+//!      table-NAME.safetensors    ids, weights, optimizer state of the rows of a sparse table
 //!      checkpoint.json           everything else: step, versions, clocks, job; size and CRC of the two files
 //!     .tmp-step-0000001300-...    incomplete: never read, removed by the next writer
 //! ```
@@ -16,6 +17,7 @@
 //! - [`folder`]: many checkpoints: the latest, the best, removal of old ones.
 //! - [`read`]: one checkpoint: verification and content.
 //! - [`manifest`]: the file `checkpoint.json`.
+//! - [`table`]: the file of a sparse table.
 //! - [`tensors`]: a safetensors file, read in pieces.
 //! - [`weights`]: weights to and from separate files.
 //! - [`compare`]: norms, differences.
@@ -29,6 +31,7 @@ pub mod error;
 pub mod folder;
 pub mod manifest;
 pub mod read;
+pub mod table;
 pub mod tensors;
 pub mod weights;
 pub mod writer;

@@ -1,7 +1,7 @@
 //! `checkpoint.json`: a checkpoint's description of itself.
 
 use paraft_common::{
-    Layout, ModeChoice, ParamGroup, TensorSpec,
+    BucketSpec, Layout, ModeChoice, ParamGroup, TableSpec, TensorKind, TensorSpec,
     config::{LastEvaluation, Stopping},
     constraint::Constraint,
     layout::{Cuts, LayoutError},
@@ -63,6 +63,9 @@ pub struct Manifest {
     pub slots: Vec<String>,
     /// The model, in the order of the flat vector.
     pub tensors: Vec<TensorSpec>,
+    /// The sparse tables. Each has a file of its rows, and its partitions are the last buckets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSpec>,
     /// One stamp per bucket of the job.
     pub buckets: Vec<Stamp>,
     /// One clock per shard and worker.
@@ -231,8 +234,10 @@ impl Manifest {
             .buckets()
             .iter()
             .map(|b| {
-                let over =
-                    old.iter().filter(|(range, _)| range.start < b.range().end && range.end > b.offset);
+                let over = old.iter().filter(|(o, _)| match b.kind {
+                    TensorKind::Rows => (o.kind, o.group) == (b.kind, b.group),
+                    _ => o.range().start < b.range().end && o.range().end > b.offset,
+                });
                 over.fold(Stamp::default(), |a, (_, s)| Stamp {
                     version: a.version.max(s.version),
                     clock: a.clock.max(s.clock),
@@ -244,11 +249,11 @@ impl Manifest {
     /// The layout of the checkpoint's vector.
     pub(crate) fn layout(&self) -> Result<Layout, LayoutError> {
         let cuts = Cuts { groups: &self.groups, stages: &self.stages, constraints: &self.constraints };
-        Layout::cut(self.tensors.clone(), cuts, self.bucket_len.max(1))
+        Layout::cut(self.tensors.clone(), cuts, self.bucket_len.max(1))?.with_tables(&self.tables)
     }
 
-    fn old_buckets(&self) -> Vec<(std::ops::Range<usize>, Stamp)> {
+    fn old_buckets(&self) -> Vec<(BucketSpec, Stamp)> {
         let buckets = self.layout().map(|l| l.buckets().to_vec()).unwrap_or_default();
-        buckets.iter().zip(&self.buckets).map(|(b, s)| (b.range(), *s)).collect()
+        buckets.iter().zip(&self.buckets).map(|(b, s)| (*b, *s)).collect()
     }
 }

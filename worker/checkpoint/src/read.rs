@@ -3,11 +3,12 @@
 use crate::{
     CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
     manifest::{FORMAT, is_sealed},
+    table::{self, TableFile},
     tensors::TensorFile,
     weights::differences,
 };
 use crc32fast::Hasher;
-use paraft_common::{ParamGroup, TensorKind, TensorSpec, optim::OptimizerConfig};
+use paraft_common::{ParamGroup, TableSpec, TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
     collections::BTreeSet,
     fs::{self, File},
@@ -86,8 +87,8 @@ impl Checkpoint {
         manifest.layout().map_err(|e| broken(format!("names no model: {e}")))?;
         manifest.optimizer.validate().map_err(|e| broken(format!("names no optimizer: {e}")))?;
         let checkpoint = Self { path: path.to_path_buf(), manifest, crc: crc32fast::hash(&json) };
-        for piece in [MODEL_FILE, OPTIMIZER_FILE] {
-            checkpoint.look_at(piece)?;
+        for piece in checkpoint.pieces() {
+            checkpoint.look_at(&piece)?;
         }
         Ok(checkpoint)
     }
@@ -114,9 +115,9 @@ impl Checkpoint {
     }
 
     pub(crate) fn verify_alone(&self) -> Result<(), CheckpointError> {
-        for piece in [MODEL_FILE, OPTIMIZER_FILE] {
-            let path = self.path.join(piece);
-            let expected = self.look_at(piece)?;
+        for piece in self.pieces() {
+            let path = self.path.join(&piece);
+            let expected = self.look_at(&piece)?;
             let mut file = File::open(&path).map_err(CheckpointError::io(&path))?;
             let (mut crc, mut buffer) = (Hasher::new(), vec![0; CHUNK_BYTES]);
             loop {
@@ -134,14 +135,20 @@ impl Checkpoint {
                     Some(of) => format!("is of step {of}, {MANIFEST_FILE} of step {step}"),
                     None => format!("is damaged: its CRC-32 is {got} instead of {expected}"),
                 };
-                return Err(not_whole(&self.path, piece, why));
+                return Err(not_whole(&self.path, &piece, why));
             }
         }
         Ok(())
     }
 
+    /// The files beside the manifest.
+    fn pieces(&self) -> Vec<String> {
+        let tables = self.manifest.tables.iter().map(|t| table::file_name(&t.name));
+        [MODEL_FILE.to_string(), OPTIMIZER_FILE.to_string()].into_iter().chain(tables).collect()
+    }
+
     /// Checks that the file exists and has the right length; returns its expected checksum.
-    fn look_at(&self, piece: &'static str) -> Result<&str, CheckpointError> {
+    fn look_at(&self, piece: &str) -> Result<&str, CheckpointError> {
         let broken = |why: String| not_whole(&self.path, piece, why);
         let stamp = self.manifest.files.get(piece);
         let stamp =
@@ -178,6 +185,7 @@ impl Checkpoint {
         tensors: &[TensorSpec],
         optimizer: &OptimizerConfig,
         groups: &[ParamGroup],
+        tables: &[TableSpec],
     ) -> Result<(), CheckpointError> {
         let mut differences = Vec::new();
         let (old, new) = (&self.manifest.tensors, tensors);
@@ -211,10 +219,16 @@ impl Checkpoint {
                 b.slot_names()
             ));
         }
+        differences.extend(table::differences(&self.manifest.tables, tables));
         if differences.is_empty() {
             return Ok(());
         }
         Err(CheckpointError::Misfit { path: self.path.clone(), differences })
+    }
+
+    /// The file of a table's rows.
+    pub fn table(&self, table: &TableSpec) -> Result<TableFile, CheckpointError> {
+        TableFile::open(&self.path, table)
     }
 
     /// Reads the values. Verify the checkpoint first: this relies on its checksums.
@@ -262,8 +276,8 @@ impl Checkpoint {
     }
 }
 
-fn not_whole(checkpoint: &Path, piece: &'static str, why: String) -> CheckpointError {
-    CheckpointError::NotWhole { checkpoint: checkpoint.to_path_buf(), piece, why, offer: None }
+fn not_whole(checkpoint: &Path, piece: &str, why: String) -> CheckpointError {
+    CheckpointError::NotWhole { checkpoint: checkpoint.to_path_buf(), piece: piece.into(), why, offer: None }
 }
 
 /// Adds the newest complete checkpoint of the same folder to an error.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeMap,
     fs::File,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
@@ -157,6 +158,27 @@ impl TensorFile {
             at += n;
         }
         Ok(())
+    }
+
+    /// Reads some rows of a tensor of this type and shape `[n, width]` (or `[n]`), as bytes.
+    pub(crate) fn read_rows(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        width: usize,
+        rows: Range<usize>,
+        into: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let bad = |why: String| CheckpointError::bad(&self.path, why);
+        let info = self.metadata.info(name).ok_or_else(|| bad(format!("has no tensor `{name}`")))?;
+        let has = (info.dtype, info.shape.iter().skip(1).product::<usize>());
+        let row = width * dtype.bitsize() / 8;
+        if has != (dtype, width) || info.data_offsets.0 + rows.end * row > info.data_offsets.1 {
+            return Err(bad(format!("tensor `{name}` is {:?} {:?}", info.dtype, info.shape)));
+        }
+        into.resize(rows.len() * row, 0);
+        let at = self.data_at + (info.data_offsets.0 + rows.start * row) as u64;
+        self.file.read_exact_at(into, at).map_err(CheckpointError::io(&self.path))
     }
 
     /// Reads one tensor completely. The lengths must match.

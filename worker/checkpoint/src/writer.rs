@@ -13,11 +13,12 @@ use crate::{
     CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
     folder::{sync_dir, write_file},
     manifest::{FileStamp, to_json},
+    table::TableWriter,
     tensors::header,
     weights::{counters, model_tensors, notes},
 };
 use crc32fast::Hasher;
-use paraft_common::{Payload, TensorKind, TensorSpec, codec::F32_BYTES};
+use paraft_common::{Payload, TableSpec, TensorKind, TensorSpec, codec::F32_BYTES};
 use safetensors::Dtype;
 use std::{
     fs::{self, File},
@@ -32,6 +33,7 @@ pub struct Writer {
     name: String,
     tmp: PathBuf,
     files: [Part; 2],
+    tables: Vec<TableWriter>,
     /// Regions of the weights, then of each slot.
     regions: Vec<Region>,
     step: u64,
@@ -56,12 +58,14 @@ struct Region {
 }
 
 impl Writer {
-    /// Starts the checkpoint of `step`, for a model with these tensors and an optimizer with these state vectors.
+    /// Starts the checkpoint of `step`, for a model with these tensors, an optimizer with these state vectors, and tables
+    /// of so many rows.
     pub fn create(
         folder: &Folder,
         step: u64,
         tensors: &[TensorSpec],
         slots: &[&str],
+        tables: &[(TableSpec, u64)],
     ) -> Result<Self, CheckpointError> {
         folder.make()?;
         folder.clean();
@@ -97,7 +101,16 @@ impl Writer {
                 return Err(e);
             }
         };
-        Ok(Self { folder: folder.clone(), name, tmp, files, regions, step, done: false })
+        let tables = tables.iter().map(|(table, rows)| TableWriter::create(&tmp, step, table, *rows));
+        match tables.collect() {
+            Ok(tables) => {
+                Ok(Self { folder: folder.clone(), name, tmp, files, tables, regions, step, done: false })
+            }
+            Err(e) => {
+                let _ = fs::remove_dir_all(&tmp);
+                Err(e)
+            }
+        }
     }
 
     /// Writes the next values of a part, little-endian: part 0 is the weights, part n the optimizer's slot n.
@@ -123,6 +136,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes the next rows of a table, as a server keeps them.
+    pub fn put_rows(&mut self, table: usize, rows: &Payload) -> Result<(), CheckpointError> {
+        match self.tables.get_mut(table) {
+            Some(table) => table.put(rows),
+            None => Err(CheckpointError::bad(&self.tmp, format!("there is no table {table}"))),
+        }
+    }
+
     /// Completes the checkpoint and makes it the latest one. Keeps `keep` checkpoints, including this one. It adds
     /// the files' stamps to `manifest`. Returns the checkpoint's folder.
     pub fn finish(mut self, mut manifest: Manifest, keep: usize) -> Result<PathBuf, CheckpointError> {
@@ -139,6 +160,10 @@ impl Writer {
             regions.iter().for_each(|r| crc.combine(&r.crc));
             let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             manifest.files.insert(name, FileStamp { bytes, crc32: format!("{:08x}", crc.finalize()) });
+        }
+        for table in &self.tables {
+            let (name, stamp) = table.finish()?;
+            manifest.files.insert(name, stamp);
         }
         let path = self.tmp.join(MANIFEST_FILE);
         let json =

@@ -47,6 +47,12 @@ pub struct CheckpointParts {
     streams: BTreeMap<ShardId, (Fetch, Incoming<CheckpointPart>)>,
     /// The remaining vectors.
     todo: VecDeque<VectorId>,
+    /// The rows of each partition of a table.
+    rows: BTreeMap<BucketId, u64>,
+    /// The partition whose rows come next, how many are missing, and the next part.
+    tiles: (BucketId, u64, u32),
+    /// Bytes of a row of each table.
+    row_bytes: Vec<u64>,
     /// What the shards send in addition to the vectors.
     pub clocks: Vec<ClockOf>,
     /// The state of early stopping.
@@ -123,6 +129,9 @@ impl CheckpointParts {
             slots,
             streams: BTreeMap::new(),
             todo: todo(&layout, slots),
+            rows: BTreeMap::new(),
+            tiles: (BucketId(0), 0, 0),
+            row_bytes: job.tables.iter().map(|table| table.row_bytes()).collect(),
             layout,
             clocks: Vec::new(),
             stopping: Stopping::default(),
@@ -163,6 +172,49 @@ impl CheckpointParts {
         fetch.arrived((bucket, part), &payload).map_err(broken)?;
         let offset = self.layout.buckets()[bucket.0 as usize].offset;
         Ok(Some(Piece { bucket, part: part as usize, offset, payload, version, clock }))
+    }
+
+    /// The rows of each table, once the parts are open.
+    pub fn table_rows(&self) -> Vec<u64> {
+        let of = |table: usize| {
+            self.layout
+                .partitions(table)
+                .map(|b| self.rows.get(&BucketId(b)).copied().unwrap_or_default())
+                .sum()
+        };
+        (0..self.row_bytes.len()).map(of).collect()
+    }
+
+    /// The next rows, partition by partition, as the server keeps them; call it after [`Self::next`] has returned `None`.
+    /// `None`: there are no more.
+    pub async fn next_rows(&mut self) -> Result<Option<(usize, Payload)>, ClientError> {
+        while self.tiles.1 == 0 {
+            let Some((bucket, rows)) = self.rows.pop_first() else { return Ok(None) };
+            self.tiles = (bucket, rows, 1);
+        }
+        let (bucket, missing, part) = self.tiles;
+        let shard = placement::shard_of(&self.layout, bucket, self.shards);
+        let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
+        let (_, stream) = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
+        let message = match stream.message().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Err(lost(shard, self.step, "the stream ended early")),
+            Err(s) => return Err(lost(shard, self.step, s.message())),
+        };
+        let is_next = |p: &paraft_proto::Piece| (p.bucket, p.part) == (bucket.0, part);
+        match &message.message.kind {
+            Some(Kind::Piece(p)) if is_next(p) => {}
+            _ => return Err(broken("a message out of place".into())),
+        }
+        let payload = message.payload();
+        let table = self.layout.partition(bucket).map_or(0, |(table, _)| table);
+        let row = self.row_bytes[table].max(1);
+        let rows = payload.len() as u64 / row;
+        if rows == 0 || rows > missing || !(payload.len() as u64).is_multiple_of(row) {
+            return Err(broken(format!("{} bytes for {missing} rows of {bucket}", payload.len())));
+        }
+        self.tiles = (bucket, missing - rows, part + 1);
+        Ok(Some((table, payload)))
     }
 
     /// Number of the optimizer's state vectors.
@@ -260,6 +312,9 @@ impl CheckpointParts {
             step: Step(m.clock),
             finished: m.finished,
         }));
+        let here = placement::ids_of(&self.layout, shard, self.shards);
+        let partitions = here.filter(|b| self.layout.partition(*b).is_some());
+        self.rows.extend(partitions.zip(header.rows.iter().copied()));
         if shard == ShardId(0) {
             self.founding = header.founding;
         }

@@ -15,8 +15,8 @@ use crate::{
     pool::Pool,
 };
 use paraft_common::{
-    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES, config::ServerJob,
-    placement, retry::RetryPolicy,
+    BucketId, BucketSpec, Layout, Mode, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
+    config::ServerJob, placement, retry::RetryPolicy,
 };
 use paraft_lanes::shared::Memory;
 use paraft_proto::limits;
@@ -128,8 +128,11 @@ impl Client {
         let initial = Arc::new(initial);
         let shards = session.shards();
         let of_shard = |shard| placement::buckets_of(&layout, shard, options.shards).into_iter();
-        // Rows begin with the values that their ids give.
-        let buckets = |shard| of_shard(shard).filter(|(_, spec)| spec.kind != TensorKind::Rows).collect();
+        // A partition without rows of a checkpoint is not initialised by messages.
+        let needs = |(id, spec): &(BucketId, BucketSpec)| {
+            spec.kind != TensorKind::Rows || initial.rows.contains_key(id)
+        };
+        let buckets = |shard| of_shard(shard).filter(needs).collect();
         let initial =
             shards.filter(|_| brings).map(|shard| (shard, (initial.clone(), buckets(shard)))).collect();
         // Weights asked for ahead wait in memory until the pull. Larger models are received bucket by bucket.

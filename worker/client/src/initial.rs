@@ -1,5 +1,6 @@
 //! The state that the servers receive if they have no weights yet: fresh weights, or a checkpoint's state.
 
+use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, TensorKind,
     codec::{F32_BYTES, put_f32_le},
@@ -7,6 +8,7 @@ use paraft_common::{
 use paraft_host::Scratch;
 use paraft_proto::Init;
 use std::{
+    collections::BTreeMap,
     ops::{Deref, DerefMut},
     sync::Arc,
 };
@@ -74,6 +76,9 @@ pub struct Initial {
     pub slots: Vec<Values>,
     /// For each of the job's buckets, its number of updates and the schedule's clock. Empty for fresh weights.
     pub stamps: Vec<(u64, f64)>,
+    /// Rows of tables from a checkpoint: for each partition its parts, each of whole rows as a server keeps them. Empty: rows
+    /// begin with the values that their ids give.
+    pub rows: BTreeMap<BucketId, Vec<Bytes>>,
 }
 
 impl Initial {
@@ -107,14 +112,24 @@ impl Iterator for Messages {
     fn next(&mut self) -> Option<Init> {
         let (id, spec) = self.buckets.get(self.bucket)?;
         let initial = &self.initial;
+        let (version, clock) = initial.stamps.get(id.0 as usize).copied().unwrap_or_default();
+        if let Some(parts) = initial.rows.get(id) {
+            let (part, payload) = (self.slot, parts.get(self.slot).cloned().unwrap_or_default());
+            (self.bucket, self.slot) = match part + 1 < parts.len() {
+                true => (self.bucket, part + 1),
+                false => (self.bucket + 1, 0),
+            };
+            let (part, parts) = (part as u32, parts.len() as u32);
+            return Some(Init { bucket: id.0, payload, part, version, clock, parts });
+        }
         if self.slot < initial.slots_of(spec.kind) {
             let payload = le(&initial.slots[self.slot][spec.range()]);
             self.slot += 1;
             return Some(Init { bucket: id.0, payload, part: self.slot as u32, ..Init::default() });
         }
         (self.bucket, self.slot) = (self.bucket + 1, 0);
-        let (version, clock) = initial.stamps.get(id.0 as usize).copied().unwrap_or_default();
-        Some(Init { bucket: id.0, payload: le(&initial.weights[spec.range()]), part: 0, version, clock })
+        let payload = le(&initial.weights[spec.range()]);
+        Some(Init { bucket: id.0, payload, part: 0, version, clock, parts: 0 })
     }
 }
 

@@ -127,13 +127,19 @@ impl Author {
         in_force: InForce,
     ) -> Result<SavedCheckpoint, Failed> {
         let slots = self.server_job.slot_names();
-        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
+        let rows = sections.table_rows();
+        let tables: Vec<_> = self.server_job.tables.iter().cloned().zip(rows).collect();
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots, &tables)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
         let mut bytes = 0;
         while let Some(p) = runtime.block_on(sections.next())? {
             stamps[p.bucket.0 as usize] = Stamp { version: p.version, clock: p.clock };
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
+        }
+        while let Some((table, rows)) = runtime.block_on(sections.next_rows())? {
+            bytes += rows.len() as u64;
+            writer.put_rows(table, &rows)?;
         }
         let clocks = || sections.clocks.iter();
         let slowest = clocks().filter(|c| !c.finished).map(|c| c.step).min();
@@ -174,7 +180,7 @@ impl Author {
         state: &State,
     ) -> Result<(PathBuf, u64), Failed> {
         let slots = self.server_job.slot_names();
-        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots)?;
+        let mut writer = Writer::create(folder, step.0, &self.tensors, &slots, &[])?;
         let mut bytes = 0;
         for (part, values) in std::iter::once(&state.weights).chain(&state.slots).enumerate() {
             for (i, piece) in values.chunks(PIECE).enumerate() {
@@ -216,6 +222,7 @@ impl Author {
             optimizer: job.optimizer.clone(),
             slots: job.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),
+            tables: job.tables.clone(),
             buckets,
             clocks,
             early_stop: Default::default(),

@@ -161,7 +161,8 @@ fn join_stages(
     let mut draw = |seed, weights: &mut [f32]| model.init(seed, weights);
     let init = brings.then_some(&mut draw as &mut Init<'_>);
     let resume = options.resume.as_deref();
-    let beginning = start::begin(job, resume, init, (&layout, &[]), &data.plan, &options.scratch_folder())?;
+    let beginning =
+        start::begin(job, resume, init, (&layout, &[], &[]), &data.plan, &options.scratch_folder())?;
     server_job.start = beginning.start;
     let client = ClientOptions { stages: Some(here), ..client_options(job, options, server_job, true) };
     let (mut client, start) = Client::join_until(client, beginning.initial, Some(options.interrupt.clone()))?;

@@ -55,10 +55,11 @@ pub(super) fn join(
     let mut server_job = job.server_job_cut_on(&tensors, cuts, &data);
     let layout = job.layout_cut(tensors, cuts).and_then(|l| l.with_tables(&tables));
     let layout = layout.map_err(|e| WorkerError::Job(e.to_string()))?;
-    server_job.tables = tables;
+    server_job.tables.clone_from(&tables);
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let (resume, scratch) = (options.resume.as_deref(), options.scratch_folder());
-    let mut beginning = start::begin(job, resume, init.as_deref_mut(), (&layout, &groups), plan, &scratch)?;
+    let mut beginning =
+        start::begin(job, resume, init.as_deref_mut(), (&layout, &groups, &tables), plan, &scratch)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     // A checkpoint or a model file takes precedence over this worker's weights.
     if let Some(state) = state.filter(|_| init.is_some() && beginning.start.is_none()) {

@@ -289,9 +289,6 @@ impl OpenRun {
                 ));
             }
             _ if self.saved.is_some() => return Err(misuse("the run is finished: save before")),
-            _ if !self.tables().is_empty() => {
-                return Err(misuse("checkpoints do not have the rows of tables yet; they are safe on the servers alone"));
-            }
             _ => {}
         }
         let rates = self.rates();

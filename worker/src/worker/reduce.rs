@@ -102,7 +102,7 @@ impl<'a> LeaderState<'a> {
             job,
             options.resume.as_deref(),
             Some(&mut |seed, w| model.init(seed, w)),
-            (layout, &[]),
+            (layout, &[], &[]),
             &data.plan,
             &std::env::temp_dir(),
         )?;
@@ -165,7 +165,7 @@ impl<'a> LeaderState<'a> {
             return Ok(beginning);
         }
         checkpoint.verify()?;
-        checkpoint.fits(self.layout.tensors(), &self.job.optimizer, &[])?;
+        checkpoint.fits(self.layout.tensors(), &self.job.optimizer, &[], &[])?;
         let done = Step(checkpoint.manifest().resume_step);
         tracing::warn!(step = done.0, path = %path.display(), "all ranks were lost; continuing from the latest checkpoint");
         Ok((checkpoint.load()?, done))

@@ -4,12 +4,9 @@ use super::{NextAction, OpenRun, misuse};
 use crate::worker::{Job, WorkerError};
 use paraft_common::{
     BucketId, Step, TableSpec,
-    table::{ID_BYTES, MAX_PUSH_BYTES},
+    table::{ID_BYTES, MAX_PULLED_IDS, MAX_PUSH_BYTES},
 };
 use std::collections::BTreeMap;
-
-/// Ids of one pull from a shard: their message and its answers stay within what servers hold for a worker.
-const PULLED_IDS: usize = 1 << 15;
 
 /// The tables of a loop, and the gradients of the current step.
 #[derive(Debug, Default)]
@@ -25,10 +22,6 @@ impl Tables {
     pub fn new(specs: &[TableSpec], job: &Job) -> Result<Self, WorkerError> {
         if !specs.is_empty() && job.local.is_local() {
             let why = "a job with tables has no local steps: rows are on the servers; take [local] out";
-            return Err(WorkerError::Job(why.into()));
-        }
-        if !specs.is_empty() && job.checkpoints().is_some() {
-            let why = "a job with tables writes no checkpoints yet, its rows are safe on the servers alone; take [checkpoint] out";
             return Err(WorkerError::Job(why.into()));
         }
         Ok(Self { specs: specs.to_vec(), given: vec![Default::default(); specs.len()], pushed: false })
@@ -92,7 +85,7 @@ impl OpenRun {
             of.0.push(*id);
             of.1.push(at);
         }
-        let most = PULLED_IDS.min((1 << 20) / (4 * dim)) / partitions.len().max(1);
+        let most = MAX_PULLED_IDS.min(MAX_PUSH_BYTES / (4 * dim)) / partitions.len().max(1);
         let most = most.max(1);
         let mut from = 0;
         while by_partition.values().any(|(ids, _)| ids.len() > from) {
