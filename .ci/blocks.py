@@ -59,12 +59,14 @@ CANNOT = [
     ("docs/operations.md", "paraft data", "needs damaged replicas: deploy/tests/cli/operator.rs"),
     ("docs/simulator.md", "paraft simulate JOB --workers 16", SHAPE),
     ("docs/slurm.md", "", "needs Slurm: tests/engines runs it"),
+    ("docs/tables.md", "verify ledger", "kills for minutes: deploy/tests/cli/verify.rs has shorter ones"),
     ("docs/testing.md", "", "they are tests"),
     ("docs/trackers.md", "mlflow server", "needs MLflow: tests/engines runs it"),
     ("docs/trackers.md", "paraft track", "needs MLflow: tests/engines runs it"),
 ]
 # Pages whose blocks run with --python only.
-PYTHON = ["docs/launch.md", "docs/python.md", "docs/python-lightning.md", "docs/python-numpy.md", "docs/python-transformers.md"]
+PYTHON = ["docs/launch.md", "docs/python.md", "docs/python-lightning.md", "docs/python-numpy.md", "docs/python-transformers.md",
+          "docs/tables.md"]
 
 # What stands for a thing of the reader's: page ("": all), text, replacement.
 REPLACED = [
@@ -131,8 +133,8 @@ BEFORE = [
 
 # Text blocks that are no output of the block above.
 NO_OUTPUT = ["runs/demo-1/checkpoints/", "slowest + staleness", "rate of an update", "delay =", "p = gradient", "sum or push",
-             "error: the checkpoint", "the job is too large", "Slurm: task", "WARN  the group", "INFO  the group", "stage 0  layers",
-             " way  ", "^C", "servers  "]  # fmt: skip
+             "error: the checkpoint", "the job is too large", "Slurm: task", "WARN  the group", "stage 0  layers",
+             " way  ", "servers  "]  # fmt: skip
 # Lines that come by chance, or in another form each time.
 BY_CHANCE = r"Use |No recommendation|Fastest|Fewest|Most accurate|  latest|stage |resuming|steps  |result  |checkpoints  |state  "
 
