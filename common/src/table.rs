@@ -187,7 +187,7 @@ pub const MAX_PULLED_IDS: usize = 1 << 14;
 /// Words of a row before its values: the id (two), the number of its updates, and the last of them.
 pub const ROW_HEAD_WORDS: usize = 4;
 /// Bytes of an entry of a partition's index.
-pub const INDEX_ENTRY_BYTES: u64 = 4;
+pub const INDEX_ENTRY_BYTES: u64 = 8;
 const MAX_PARTITION_ROWS: u64 = 1 << 31;
 
 /// Entries of the index of a partition of so many rows: a power of two, at most five eighths full.
