@@ -402,14 +402,18 @@ class OnServers:
             self._hook_all()
             self._push = _Push.TRY
         self._clipping.ends(turn)
-        skipped = self.run.stats()["skipped"] if scaled else 0
+        before = self.run.stats()["skipped"] if scaled and turn is None else 0
         self.run._finish_step(gradients)
-        if scaled and self.run.stats()["skipped"] > skipped:
+        if turn is not None:
+            missed = not self.run._over and self._session.missed_round()
+        else:
+            missed = scaled and self.run.stats()["skipped"] > before
+        if scaled and missed:
             # All workers have skipped it because of one: all GradScalers take a lower scale, as under DDP.
-            for found in (f for of in each_of(turn) for f in self._found.pop(of, {}).values()):
+            for found in (f for of in each_of(turn) for f in self._found.get(of, {}).values()):
                 found.fill_(1.0)
         self._clipping.follows()
-        if turn is not None and not scaled and not self.run._over and self._session.missed_round():
+        if missed and not scaled:
             raise MisuseError(
                 "this step was applied on no worker: the other workers stepped another optimizer than this one, or had a gradient that is not finite. "
                 "All workers step their optimizers in the same order"
