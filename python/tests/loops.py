@@ -193,7 +193,8 @@ class Case:
     model: Callable[[], nn.Module] = lambda: models.model("mlp", 0)
     #: DDP must look for parameters without a gradient.
     some_unused: bool = False
-    #: The optimizer's zero_grad() keeps the memory in each second step.
+    #: The loop calls zero_grad() behind the step, which keeps the memory in each second one.
+    zeroes: bool = True
     keeps_memory: bool = True
 
     def made(self, rank: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -208,7 +209,7 @@ class Case:
     def trains(self, loop: Loop) -> Norms:
         for i, batch in enumerate(models.batches("mlp", loop.rank, STEPS)):
             self.step(loop, batch, i)
-            for o in loop.all if self.step is not in_a_closure else []:
+            for o in loop.all if self.zeroes else []:
                 o.zero_grad(set_to_none=i % 2 == 0 or not self.keeps_memory)
         return loop.norms
 

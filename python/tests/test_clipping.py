@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
     "by both": Case(by_both, momentum, 3, 1e-6),
     "now and then, pushed early": Case(now_and_then, momentum, 3, 1e-6, early=True),
     "accumulated": Case(loops.accumulated, momentum, within=1e-6),
-    "in a closure": Case(loops.in_a_closure, momentum, within=1e-6),
+    "in a closure": Case(loops.in_a_closure, momentum, within=1e-6, zeroes=False),
     "twice": Case(twice, momentum, within=1e-6),
     "twice, pushed early": Case(twice, momentum, 3, 1e-6, early=True),
     "by value, twice": Case(by_value_twice, momentum, within=1e-6),

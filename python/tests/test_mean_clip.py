@@ -36,7 +36,7 @@ CASES: dict[str, Case] = {
     "in two calls": Case(loops.in_two_calls, momentum),
     "with noise": Case(loops.with_noise, amsgrad),
     "accumulated": Case(loops.accumulated, Lion),
-    "in a closure": Case(loops.in_a_closure, momentum),
+    "in a closure": Case(loops.in_a_closure, momentum, zeroes=False),
     "on the way": Case(loops.on_the_way, momentum),
     "left out": Case(loops.left_out, amsgrad),
     "of some": Case(loops.of_some, momentum, model=loops.Branches, some_unused=True),

@@ -110,6 +110,11 @@ def scaled_in_turn(loop: Loop, batch: models.Batch, i: int) -> None:
     loop.norms.append(loop.scaler.get_scale())
 
 
+def with_statistics() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
 CASES: dict[str, Case] = {
     "plain": Case(plain, muon_and_adamw),
     "clipped": Case(clipped, muon_and_adamw),
@@ -117,11 +122,11 @@ CASES: dict[str, Case] = {
     "one by one": Case(one_by_one, lion_and_momentum),
     "accumulated": Case(lambda loop, batch, i: (loops.accumulated(loop, batch, i), loop.all[1].step())[1], muon_and_adamw),
     "now and then": Case(now_and_then, lion_and_momentum),
-    "with statistics": Case(plain, lion_and_momentum, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))),
-    "in turn": Case(in_turn, lion_and_momentum, some_unused=True),
+    "with statistics": Case(plain, lion_and_momentum, model=with_statistics),
+    "in turn": Case(in_turn, lion_and_momentum, some_unused=True, zeroes=False),
     "scaled": Case(loops.scaled, muon_and_adamw),
     "scaled alone": Case(loops.scaled_alone, lion_and_momentum),
-    "scaled in turn": Case(scaled_in_turn, lion_and_momentum, some_unused=True),
+    "scaled in turn": Case(scaled_in_turn, lion_and_momentum, some_unused=True, zeroes=False),
 }
 
 
@@ -219,6 +224,21 @@ def test_a_mean_that_several_step_on_is_one_step(fleet: Any, tmp_path: Path) -> 
     all_of[0].step()
     run.finish()
     assert run.step == 3
+
+
+def test_statistics_are_kept_between_steps_of_one_alone(fleet: Any) -> None:
+    ours, plain_torch = [CASES["with statistics"].made(0) for _ in range(2)]
+    run = paraft.init(fleet, settings=SMALL_BUCKETS)
+    run.prepare(*ours)
+    for i, batch in enumerate(models.batches("mlp", 0, 10)):
+        for m, all_of in (ours, plain_torch):
+            models.loss(m, batch).backward()
+            all_of[i % 2].step()
+            for o in all_of:
+                o.zero_grad()
+    run.finish()
+    theirs = plain_torch[0].state_dict()
+    assert all(torch.allclose(value, theirs[name], atol=1e-6) for name, value in ours[0].state_dict().items())
 
 
 def test_what_several_on_the_mean_cannot_is_said(fleet: Any) -> None:
