@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 torch.set_num_threads(1)
 
+#: Such that the small models have several of each kind.
+SMALL_BUCKETS = {"cluster.bucket_bytes": 1024}
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -76,3 +79,10 @@ OPTIMIZERS: dict[str, tuple[Any, float]] = {
 def optimizer(name: str, m: nn.Module) -> torch.optim.Optimizer:
     made: torch.optim.Optimizer = OPTIMIZERS[name][0](m.parameters())
     return made
+
+
+def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference of a parameter, of the largest one."""
+    keys = [k for k in a if "running" not in k and "num_batches" not in k]
+    largest = max(float(b[k].abs().max()) for k in keys)
+    return max(float((a[k] - b[k]).abs().max()) for k in keys) / largest

@@ -6,21 +6,22 @@ import math
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import loops  # noqa: E402
 import models  # noqa: E402
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
-import test_mean_clip as loops  # noqa: E402
+from loops import Case, Loop, Norms, momentum  # noqa: E402
+from models import SMALL_BUCKETS, apart  # noqa: E402
 from paraft.errors import MisuseError  # noqa: E402
 from test_fleet import ask  # noqa: E402
-from test_mean import SMALL_BUCKETS, apart  # noqa: E402
-from test_mean_clip import Loop, Norms, clip_grad_norm_  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 
 def in_two_calls(loop: Loop, batch: models.Batch, i: int) -> None:
@@ -70,8 +71,8 @@ def one_is_infinite(loop: Loop, batch: models.Batch, i: int) -> None:
         loop.o.step()
 
 
-def one_matrix(rank: int) -> nn.Module:
-    torch.manual_seed(rank)
+def one_matrix() -> nn.Module:
+    torch.manual_seed(0)
     return nn.Linear(20, 10, bias=False)
 
 
@@ -79,87 +80,45 @@ def adam(p: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(p, lr=1e-3, eps=1e-4)
 
 
-#: A step, the optimizer, the number of servers, and how far the weights may be from DDP's.
-CASES: dict[str, tuple[Callable[[Loop, models.Batch, int], None], Any, int, float]] = {
-    "by norm": (loops.by_norm, loops.momentum, 1, 1e-6),
-    "by norm, three servers": (loops.by_norm, adam, 3, 1e-5),
-    "by norm, pushed early": (loops.by_norm, loops.momentum, 3, 1e-6),
-    "by value": (loops.by_value, loops.momentum, 1, 1e-6),
-    "by value, pushed early": (loops.by_value, loops.momentum, 3, 1e-6),
-    "in two calls": (in_two_calls, loops.momentum, 1, 1e-6),
-    "by both": (by_both, loops.momentum, 3, 1e-6),
-    "now and then, pushed early": (now_and_then, loops.momentum, 3, 1e-6),
-    "accumulated": (loops.accumulated, loops.momentum, 1, 1e-6),
-    "in a closure": (loops.in_a_closure, loops.momentum, 1, 1e-6),
-    "twice": (twice, loops.momentum, 1, 1e-6),
-    "twice, pushed early": (twice, loops.momentum, 3, 1e-6),
-    "by value, twice": (by_value_twice, loops.momentum, 1, 1e-6),
-    "one is infinite": (one_is_infinite, loops.momentum, 1, 1e-6),
-    "one is infinite, pushed early": (one_is_infinite, loops.momentum, 3, 1e-6),
-    "one matrix": (loops.by_norm, loops.momentum, 1, 1e-6),
-    "scaled": (loops.scaled, loops.momentum, 3, 1e-6),
+CASES: dict[str, Case] = {
+    "by norm": Case(loops.by_norm, momentum, within=1e-6),
+    "by norm, three servers": Case(loops.by_norm, adam, 3, 1e-5),
+    "by norm, pushed early": Case(loops.by_norm, momentum, 3, 1e-6, early=True),
+    "by value": Case(loops.by_value, momentum, within=1e-6),
+    "by value, pushed early": Case(loops.by_value, momentum, 3, 1e-6, early=True),
+    "in two calls": Case(in_two_calls, momentum, within=1e-6),
+    "by both": Case(by_both, momentum, 3, 1e-6),
+    "now and then, pushed early": Case(now_and_then, momentum, 3, 1e-6, early=True),
+    "accumulated": Case(loops.accumulated, momentum, within=1e-6),
+    "in a closure": Case(loops.in_a_closure, momentum, within=1e-6, zeroes=False),
+    "twice": Case(twice, momentum, within=1e-6),
+    "twice, pushed early": Case(twice, momentum, 3, 1e-6, early=True),
+    "by value, twice": Case(by_value_twice, momentum, within=1e-6),
+    "one is infinite": Case(one_is_infinite, momentum, within=1e-6),
+    "one is infinite, pushed early": Case(one_is_infinite, momentum, 3, 1e-6, early=True),
+    "one matrix": Case(loops.by_norm, momentum, within=1e-6, model=one_matrix, keeps_memory=False),  # its memory is used again
+    "scaled": Case(loops.scaled, momentum, 3, 1e-6),
+    "scaled alone": Case(loops.scaled_alone, momentum, within=1e-6),
 }
 if not hasattr(nn.utils, "get_total_norm"):  # new in torch 2.6
     del CASES["in two calls"]
 
 
-def made(case: str, rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    m = one_matrix(rank) if case == "one matrix" else models.model("mlp", rank)
-    return m, CASES[case][1](m.parameters())
-
-
-def trains(case: str, loop: Loop) -> Norms:
-    for i, batch in enumerate(models.batches("mlp", loop.rank, loops.STEPS)):
-        CASES[case][0](loop, batch, i)
-        if case != "in a closure":
-            loop.o.zero_grad(set_to_none=i % 2 == 0 or case == "one matrix")  # its memory is used again
-    return loop.norms
-
-
 def on_paraft(out: str, fleets: dict[str, list[str]]) -> dict[str, Norms]:
-    norms = {}
-    for case, servers in fleets.items():
-        run = paraft.init(servers=servers, settings=SMALL_BUCKETS)
-        m, o = made(case, run.rank)
-        run.prepare(m, o, apply="servers", overlap=True if "early" in case else None)
-        norms[case] = trains(case, Loop(m, m, o, run.no_sync, run.rank, 2.0**10))
-        run.finish()
-        torch.save(m.state_dict(), f"{out}/{case} {run.rank}.pt")
-    return norms
+    return loops.on_paraft(CASES, out, fleets, "servers")
 
 
 def on_ddp(out: str) -> dict[str, Norms]:
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    norms = {}
-    for case in CASES:
-        m, o = made(case, rank)
-        ddp = nn.parallel.DistributedDataParallel(m)
-        norms[case] = trains(case, Loop(ddp, m, o, ddp.no_sync, rank, 2.0**10))
-        torch.save(m.state_dict(), f"{out}/{case} ddp.pt")
-    torch.distributed.destroy_process_group()
-    return norms
+    return loops.on_ddp(CASES, out)
 
 
 def test_what_the_script_clips_is_the_mean_as_ddps(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
-    out = str(tmp_path)
-    fleets = {case: start_fleet(servers).servers for case, (_, _, servers, _) in CASES.items()}
-    ours = run_workers(None, on_paraft, 2, out, fleets, timeout=400).values
-    theirs = run_workers(None, on_ddp, 2, out, timeout=400).values
-    far = {}
-    for case, (*_, within) in CASES.items():
-        first, other, ddps = [torch.load(f"{out}/{case} {who}.pt") for who in ("0", "1", "ddp")]
-        assert all(torch.equal(first[k], other[k]) for k in first), f"{case}: both end with the same"
-        far[case] = apart(first, ddps) / within
-        if case != "scaled":  # there each worker has its own scale
-            for rank in (0, 1):
-                assert ours[rank][case] == pytest.approx(theirs[rank][case], rel=1e-5), f"{case}: norms of rank {rank}"
-    assert all(f <= 1 for f in far.values()), far
+    loops.compare(CASES, on_paraft, on_ddp, start_fleet, run_workers, tmp_path)
 
 
 def clips_slowly(out: str, servers: list[str], mode: str) -> list[str]:
     run = paraft.init(servers=servers, settings=SMALL_BUCKETS, mode=mode)
-    m, o = made("by norm", run.rank)
+    m, (o,) = CASES["by norm"].made(run.rank)
     run.prepare(m, o, overlap=True)
     modes = []
     batches = list(models.batches("mlp", run.rank, 10))
@@ -199,7 +158,7 @@ def test_a_clipped_run_switches_its_mode(start_fleet: Any, start_workers: Any, t
 
 def test_a_worker_clips_its_own_gradient_in_asynchronous_mode(fleet: Any) -> None:
     run = paraft.init(fleet, mode="asp")
-    (m, o), (plain, po) = made("by norm", 0), made("by norm", 0)
+    (m, (o,)), (plain, (po,)) = CASES["by norm"].made(0), CASES["by norm"].made(0)
     run.prepare(m, o, apply="servers")
     for batch in models.batches("mlp", 0, 10):
         for model, optimizer in ((m, o), (plain, po)):
@@ -213,7 +172,7 @@ def test_a_worker_clips_its_own_gradient_in_asynchronous_mode(fleet: Any) -> Non
 
 def test_what_the_servers_cannot_clip_is_said_at_that_line(fleet: Any) -> None:
     run = paraft.init(fleet)
-    m, o = made("by norm", 0)
+    m, (o,) = CASES["by norm"].made(0)
     run.prepare(m, o, apply="servers")
 
     def backward() -> None:
@@ -242,7 +201,7 @@ def test_what_the_servers_cannot_clip_is_said_at_that_line(fleet: Any) -> None:
 
 def test_an_infinite_gradient_is_seen_by_the_script(fleet: Any) -> None:
     run = paraft.init(fleet)
-    m, o = made("by norm", 0)
+    m, (o,) = CASES["by norm"].made(0)
     run.prepare(m, o, apply="servers")
     before = {k: v.clone() for k, v in m.state_dict().items()}
     batch = next(models.batches("mlp", 0, 1))

@@ -18,13 +18,12 @@ torch = pytest.importorskip("torch")
 import models  # noqa: E402
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
+from models import SMALL_BUCKETS, apart  # noqa: E402
 from paraft.errors import ConfigError, MisuseError  # noqa: E402
 from paraft.torch._state import State, Uncarried  # noqa: E402
 from torch import nn  # noqa: E402
 
 STEPS = 50
-#: Such that the small models have several of each kind.
-SMALL_BUCKETS = {"cluster.bucket_bytes": 1024}
 
 
 class Lion(torch.optim.Optimizer):
@@ -150,13 +149,6 @@ def trained_by_ddp(out: str) -> None:
             o.zero_grad()
         torch.save(m.state_dict(), f"{out}/{case} ddp-{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
-    """The largest difference of a parameter, of the largest one."""
-    keys = [k for k in a if "running" not in k and "num_batches" not in k]
-    largest = max(float(b[k].abs().max()) for k in keys)
-    return max(float((a[k] - b[k]).abs().max()) for k in keys) / largest
 
 
 def test_every_optimizer_on_the_mean_gives_ddps_weights(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
+from models import SMALL_BUCKETS  # noqa: E402
 from paraft.errors import ConfigError, MisuseError  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 torch.set_num_threads(1)
 STEPS = 40
-SMALL_BUCKETS = {"cluster.bucket_bytes": 1024}
 
 
 def gan() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
@@ -114,25 +114,44 @@ def test_a_gan_survives_the_loss_of_a_server(start_fleet: Any, start_workers: An
     assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
 
 
-def clipped(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], rank: int) -> None:
-    """One backward pass for both; each is clipped by its own bounds, also behind the other's step, and scaled."""
+def clipped(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], rank: int) -> list[float]:
+    """One backward pass for both; each is clipped by its own bounds or both together, before the steps or between them, and scaled."""
     (g, d), (of_g, of_d) = models, optimizers
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    for step in range(12):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+    norms: list[float] = []
+    for step in range(18):
         real, noise = batch(rank, step)
         losses = [g(noise).square().mean(), d(real).square().mean()]
         for optimizer in optimizers:
             optimizer.zero_grad()
         if step % 3 == 2:
-            scaler.scale(losses[0] * (float("inf") if step == 5 else 1.0) + losses[1]).backward()
+            scaler.scale(losses[0] * (float("inf") if step == 5 and rank == 1 else 1.0) + losses[1]).backward()
             for model, optimizer in zip(models, optimizers):
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if step < 6:
+                    scaler.step(optimizer)
+            for optimizer in optimizers if step >= 6 else []:
                 scaler.step(optimizer)
             scaler.update()
+            norms.append(scaler.get_scale())
             continue
         sum(losses).backward()
-        if step % 3:
+        if step > 12:
+            norms.append(float(nn.utils.clip_grad_norm_([*g.parameters(), *d.parameters()], 0.1 if step % 2 else 0.05)))
+            of_d.step()
+            of_g.step()
+        elif step > 9:
+            nn.utils.clip_grad_value_([*g.parameters(), *d.parameters()], 0.001)
+            of_d.step()
+            of_g.step()
+        elif step > 6:
+            norms.append(float(nn.utils.clip_grad_norm_(g.parameters(), 0.1)))
+            if step % 2:
+                norms.append(float(nn.utils.clip_grad_norm_(d.parameters(), 0.05)))
+            of_d.step()
+            of_g.step()
+        elif step % 3:
             nn.utils.clip_grad_value_(g.parameters(), 0.001)
             nn.utils.clip_grad_value_(d.parameters(), 0.02)
             of_d.step()
@@ -142,29 +161,33 @@ def clipped(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], ra
             of_g.step()
             nn.utils.clip_grad_norm_(d.parameters(), 0.05)
             of_d.step()
+    return norms
 
 
-def clips(out: str, servers: list[str]) -> None:
+def clips(out: str, servers: list[str]) -> list[float]:
     g, d, optimizers = gan()
     run = paraft.init(servers=servers, settings=SMALL_BUCKETS)
     run.prepare([g, d], optimizers)
-    clipped([g, d], optimizers, run.rank)
+    norms = clipped([g, d], optimizers, run.rank)
     run.finish()
     torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/paraft {run.rank}.pt")
+    return norms
 
 
-def clips_by_ddp(out: str) -> None:
+def clips_by_ddp(out: str) -> list[float]:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     g, d, optimizers = gan()
-    clipped([nn.parallel.DistributedDataParallel(m, broadcast_buffers=False) for m in (g, d)], optimizers, rank)
+    norms = clipped([nn.parallel.DistributedDataParallel(m, broadcast_buffers=False) for m in (g, d)], optimizers, rank)
     torch.save({"g": g.state_dict(), "d": d.state_dict()}, f"{out}/ddp {rank}.pt")
     torch.distributed.destroy_process_group()
+    return norms
 
 
-def test_each_optimizer_is_clipped_by_its_own_bounds(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
-    run_workers(None, clips_by_ddp, 2, str(tmp_path))
-    run_workers(None, clips, 2, str(tmp_path), start_fleet(3).servers)
+def test_several_optimizers_are_clipped_as_under_ddp(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    theirs = run_workers(None, clips_by_ddp, 2, str(tmp_path)).values
+    ours = run_workers(None, clips, 2, str(tmp_path), start_fleet(3).servers).values
+    assert ours == [pytest.approx(norms, rel=1e-5) for norms in theirs], "norms, and scales behind an infinity of one worker"
     one, two = ends(tmp_path)
     assert apart(one, two) == 0
     assert apart(torch.load(tmp_path / "ddp 0.pt"), one) < 1e-5
@@ -176,13 +199,26 @@ def test_clips_of_several_optimizers_that_cannot_be_are_said(fleet: Any) -> None
     run.prepare([g, d], [of_g, of_d])
     real, noise = batch(0, 0)
     (g(noise).square().mean() + d(real).square().mean()).backward()
-    with pytest.raises(MisuseError, match="of the parameters of several optimizers"):
-        nn.utils.clip_grad_norm_([*g.parameters(), *d.parameters()], 1.0)
     with pytest.raises(MisuseError, match="without `1.0.weight`.*nothing else does it"):
         nn.utils.clip_grad_norm_(list(d.parameters())[1:], 1.0)
     nn.utils.clip_grad_norm_(g.parameters(), 1.0)
-    with pytest.raises(MisuseError, match="Step each optimizer before the next one is clipped"):
-        nn.utils.clip_grad_norm_(d.parameters(), 1.0)
+    with pytest.raises(MisuseError, match="alone, and of it together with another one"):
+        nn.utils.clip_grad_norm_([*g.parameters(), *d.parameters()], 1.0)
+    nn.utils.clip_grad_norm_(d.parameters(), 1.0)
+    with pytest.raises(MisuseError, match="clip each at once, then step"):
+        nn.utils.clip_grad_norm_(g.parameters(), 1.0)
+    of_d.step()
+    of_d.zero_grad()
+    of_g.zero_grad()
+    (g(noise).square().mean() + d(real).square().mean()).backward()
+    of_d.step()
+    with pytest.raises(MisuseError, match="did not follow before other gradients"):
+        of_g.step()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(d(real).square().mean()).backward()
+    nn.utils.clip_grad_value_(d.parameters(), 1.0)
+    with pytest.raises(MisuseError, match="call scaler.unscale_"):
+        scaler.step(of_d)
     run.close()
 
 
@@ -251,6 +287,6 @@ def test_what_cannot_be_is_said(fleet: Any) -> None:
         run.prepare([g, d], [of_g, of_g])
     with pytest.raises(ConfigError, match="a parameter is one's"):
         run.prepare([g, d], [of_g, of_d, torch.optim.SGD(d.parameters(), lr=0.1)])
-    with pytest.raises(ConfigError, match="LBFGS is none of the servers'"):
+    with pytest.raises(ConfigError, match="LBFGS is none of the servers'.*cannot run on the mean"):
         run.prepare([g, d], [of_g, torch.optim.LBFGS(d.parameters())])
     run.close()

@@ -18,10 +18,10 @@ from ._checkpoints import export_dcp, load_checkpoint
 from ._flat import is_sharded
 from ._leased import LeasedLoader, LeasedSampler
 from ._mean import OnMean, means, refusal
-from ._state import State
+from ._state import States
 from ._steps import OnServers, OnWorker, check_step, servers, take_over
 from ._tables import Embedding, EmbeddingBag, Table, Tables
-from ._together import Models, Together, each, one_module
+from ._together import Models, Optimizers, Together, each, one_module
 
 __all__ = [
     "DiLoCo",
@@ -67,7 +67,8 @@ def prepare(
 
     Args:
         model: a module, or a list or dict of them.
-        optimizer: an optimizer, or a list of them, which have different parameters. The servers run all of a list.
+        optimizer: an optimizer, or a list of them, which have different parameters. All of a list run in the same place; with
+            ``apply="mean"`` those that step after one backward pass are one step of the run.
         apply: which side runs the optimizer. ``"servers"``: the servers, with the rules of ``optimizer`` (SGD,
             Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"mean"``: the
             servers average the gradients, and each worker runs ``optimizer``, of any class, on the mean; the servers
@@ -90,16 +91,13 @@ def prepare(
     settings = push_settings(encoding, clip_norm, clip_value)
     whole: torch.nn.Module = one_module(model)
     _check_tables(run, whole, optimizer, apply)
-    if isinstance(optimizer, Sequence):
-        _several(run, whole, optimizer, apply, overlap)
-        together = Together([_inner(one) for one in optimizer])
-        _on_servers(run, whole, together, overlap, settings, constraints)
-    elif not _one(run, whole, _inner(optimizer), apply, overlap, settings, constraints):
+    prepared: Any = _several(run, optimizer, overlap) if isinstance(optimizer, Sequence) else _inner(optimizer)
+    if not _on_all(run, whole, prepared, apply, overlap, settings, constraints):
         if clip_norm is not None or clip_value is not None:
             raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
         if constraints:
             raise ConfigError("constraints are the servers'; with apply=\"worker\" what the script writes to weights counts: clamp them there")
-        local(run, whole, _inner(optimizer), every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
+        local(run, whole, prepared, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
     for one in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
         _accelerated.follow(run, one)
     return model, optimizer
@@ -127,21 +125,25 @@ def _check_tables(run: Run, model: torch.nn.Module, optimizer: Any, apply: str) 
         raise ConfigError(f"table `{name}` is on the servers: with tables apply is \"servers\" or \"auto\", and not {apply!r}")
 
 
-def _one(
+def _on_all(
     run: Run,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     apply: str,
     overlap: Optional[bool],
     settings: list[str],
     constraints: Optional[Mapping[str, Constraint]],
 ) -> bool:
-    """Prepares an optimizer that runs on the servers, or on the mean; whether it is not to run on the worker alone."""
-    _new(run, optimizer)
+    """Prepares optimizers that run on the servers, or on the mean; whether they are not to run on the worker alone."""
+    for one in each(optimizer):
+        _new(run, one)
     _grouped(run, model, overlap)
+    several = isinstance(optimizer, Together)
     if apply not in ("auto", "servers", "mean", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"mean\", \"worker\" or \"auto\"")
     if apply == "worker":
+        if several:
+            raise ConfigError("several optimizers run on the servers, or in mode bsp on the mean: apply is no \"worker\"")
         return False
     if apply == "mean":
         state = refusal(run, optimizer, bool(constraints))
@@ -153,8 +155,11 @@ def _one(
         _optim.tables(optimizer)
     except _optim.Unmapped as why:
         if apply == "servers":
-            raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
+            other = "mean" if several else "worker"
+            raise ConfigError(f"{why}; or prepare(..., apply=\"{other}\")") from None
         state = refusal(run, optimizer, bool(constraints))
+        if isinstance(state, str) and several:
+            raise ConfigError(f"{why}; and these optimizers cannot run on the mean (apply=\"mean\"): {state}") from None
         if isinstance(state, str):
             _LOG.warning(
                 "%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\"). That is not DDP's "
@@ -162,7 +167,7 @@ def _one(
                 why, state,
             )
             return False
-        _LOG.info("%s: it runs on each worker, on the mean gradient (apply=\"mean\")", why)
+        _LOG.info("%s: %s on each worker, on the mean gradient (apply=\"mean\")", why, "all run" if several else "it runs")
         _mean(run, model, optimizer, state, overlap, settings)
     else:
         _on_servers(run, model, optimizer, overlap, settings, constraints)
@@ -172,7 +177,7 @@ def _one(
 def _on_servers(
     run: Run,
     model: torch.nn.Module,
-    optimizer: Union[torch.optim.Optimizer, Together],
+    optimizer: Optimizers,
     overlap: Optional[bool],
     settings: list[str],
     constraints: Optional[Mapping[str, Constraint]],
@@ -186,42 +191,40 @@ def _on_servers(
         take_over(one, front, servers, place if isinstance(optimizer, Together) else None)
 
 
-def _several(run: Run, model: torch.nn.Module, optimizers: Sequence[Any], apply: str, overlap: Optional[bool]) -> None:
-    """Checks that the servers can run several optimizers.
+def _several(run: Run, optimizers: Sequence[Any], overlap: Optional[bool]) -> Together:
+    """Several optimizers as one.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot be in one run.
     """
     if not optimizers:
         raise ConfigError("the list of optimizers is empty")
-    for optimizer in optimizers:
-        _new(run, _inner(optimizer))
     if len(set(map(id, optimizers))) < len(optimizers):
         raise ConfigError("the list has an optimizer twice")
-    if apply not in ("auto", "servers"):
-        raise ConfigError(f"several optimizers run on the servers: apply is \"servers\" or \"auto\", and not {apply!r}")
     if overlap:
         raise ConfigError("overlap=True: with several optimizers each pushes its gradients in its step()")
     if run._group is not None:
         raise ConfigError("the ranks of a group train with one optimizer: for several ones make each rank a worker")
     if run._leased:
         raise ConfigError("leased data: a batch is one step of one optimizer; with several ones take DistributedSampler")
-    try:
-        _optim.tables(Together([_inner(one) for one in optimizers]))
-    except _optim.Unmapped as e:
-        raise ConfigError(f"several optimizers run on the servers, and of these {e}") from None
-    _grouped(run, model, overlap)
+    return Together([_inner(one) for one in optimizers])
 
 
 def _mean(
-    run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: State, overlap: Optional[bool], settings: list[str]
+    run: Run, model: torch.nn.Module, optimizer: Optimizers, state: States, overlap: Optional[bool], settings: list[str]
 ) -> None:
+    several = isinstance(optimizer, Together)
+    if several and any(line.startswith("clip.norm") for line in settings):
+        raise ConfigError(
+            "clip_norm: with several optimizers on the mean (apply=\"mean\") the script clips, behind backward(): clip_grad_norm_(parameters, ...)"
+        )
     rate = optimizer.param_groups[0].get("lr", 0.0)
     # The servers apply no rule; the rate is for the record.
     settings = [f"optimizer={toml({'kind': 'sgd', 'lr': float(rate)})}", *settings]
     with torch.inference_mode(False):
         front = OnMean(run, model, optimizer, state=state, overlap=overlap, settings=settings)
-    take_over(optimizer, front, means)
+    for place, one in enumerate(each(optimizer)):
+        take_over(one, front, means, place if several else None)
 
 
 def _grouped(run: Run, model: torch.nn.Module, overlap: Optional[bool]) -> None:

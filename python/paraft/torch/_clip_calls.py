@@ -116,8 +116,14 @@ def _unscaling(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def unscales(self: Any, optimizer: Any, inv_scale: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         front: Any = getattr(optimizer, "_paraft", None)
-        if front in _FRONTS and front.run._session is not None and front.unscales(self._scale, getattr(optimizer, "_paraft_place", None)):
-            inv_scale = torch.ones_like(inv_scale)  # they are unscaled
-        return function(self, optimizer, inv_scale, *args, **kwargs)
+        if front not in _FRONTS or front.run._session is None:
+            return function(self, optimizer, inv_scale, *args, **kwargs)
+        of = getattr(optimizer, "_paraft_place", None)
+        rest = front.unscales(self._scale, of)
+        if rest is not None:
+            inv_scale = torch.full_like(inv_scale, rest)
+        found = function(self, optimizer, inv_scale, *args, **kwargs)
+        front.unscaled(found, of)
+        return found
 
     return unscales

@@ -20,19 +20,20 @@ from .._run import Run
 from ..errors import ConfigError, DivergedError, MisuseError
 from ._checkpoints import note
 from ._clip_calls import Call
-from ._clipping import Mark, are_as, marks
+from ._clipping import SCALED, Mark, Turn, are_as, marks
 from ._flat import Flat
-from ._state import State, Uncarried, own_step
+from ._state import States, Uncarried, own_step
 from ._steps import OnServers, check_step, stepping
+from ._together import Optimizers, each
 from ._untrained import join
 
 _LOG = logging.getLogger("paraft")
 
 
-def refusal(run: Run, optimizer: torch.optim.Optimizer, constraints: bool) -> Union[str, State]:
-    """Why a job cannot run this optimizer on the mean gradient, or else where the servers keep its state."""
+def refusal(run: Run, optimizer: Optimizers, constraints: bool) -> Union[str, States]:
+    """Why a job cannot run these optimizers on the mean gradient, or else where the servers keep their state."""
     if run._group is not None:
-        return "the ranks of a group are one worker, and only one of them has the servers' mean"
+        return "the ranks of a group are one worker, and only one of them has the servers' mean: make each rank a worker, without group="
     if run._leased:
         return "leased data goes with the servers' optimizer"
     if constraints:
@@ -40,31 +41,28 @@ def refusal(run: Run, optimizer: torch.optim.Optimizer, constraints: bool) -> Un
     if not _paraft.in_rounds_of_all(run._job, [*run._settings, *run._leased.get("settings", ())]):
         return "only in mode bsp, without backup workers, is there a mean of all workers' gradients"
     try:
-        check_step(optimizer)
-        return State(optimizer, _in_order(optimizer))
+        for one in each(optimizer):
+            check_step(one)
+        return States(each(optimizer))
     except ConfigError as why:
         return str(why)
     except Uncarried as why:
-        return f"the servers cannot hold the state of {type(optimizer).__name__}: {why}"
+        return f"the servers cannot hold the state of {why}"
 
 
-def _in_order(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _code(optimizer: torch.optim.Optimizer) -> str:
+def _code(optimizer: Optimizers) -> str:
     """What must be the same on all workers for the same bits."""
-    kind = type(optimizer)
-    device = next(p.device for p in _in_order(optimizer))
+    kinds = "+".join(f"{type(one).__module__}.{type(one).__qualname__}" for one in each(optimizer))
+    device = next(p.device for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-    said = f"mean {kind.__module__}.{kind.__qualname__} torch {torch.__version__} {device.type} {on}"
+    said = f"mean {kinds} torch {torch.__version__} {device.type} {on}"
     return said.replace(",", " ")
 
 
 class _Taken(enum.Enum):
-    """What became of a step's gradients that were pushed before ``step()``, because the script clips or unscales them."""
+    """What became of a step's gradients: they are pushed, and not all optimizers have stepped since."""
 
-    #: Their mean is in ``p.grad``, and the optimizer has not run.
+    #: Their mean is in ``p.grad``.
     MEAN = enum.auto()
     #: All workers skip the step, or this worker continues with other weights: ``step()`` has nothing to do.
     NOTHING = enum.auto()
@@ -76,35 +74,43 @@ class OnMean(OnServers):
     ``step()`` pushes, waits for the mean, and runs the optimizer on it. If the script clips or unscales gradients before,
     that call does the first two. Then ``p.grad`` is the mean, as behind DDP's ``backward()``, and the script may change it;
     ``step()`` runs the optimizer on what is there.
+
+    The mean is of all gradients. So each of several optimizers steps on it, and what they have made is one step of the run.
+    It ends with the last of them, or when the script goes on without the others: with a forward or backward pass, or with
+    another step of the same optimizer.
     """
 
     #: All workers' GradScalers find the same, in the mean.
     must_skip = False
 
-    def __init__(self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, state: State, **options: Any) -> None:
+    def __init__(self, run: Run, model: torch.nn.Module, optimizer: Optimizers, *, state: States, **options: Any) -> None:
         self._state = state
-        self._optimizer = optimizer
-        self._inner = own_step(type(optimizer))
-        #: The optimizer is in its own step.
+        self._optimizers = each(optimizer)
+        self._inner = [own_step(type(one)) for one in self._optimizers]
+        #: An optimizer is in its own step.
         self.inside = False
         self._rate: Optional[float] = None
         #: The run's moves to another step so far, and the step whose results are this worker's own.
         self._moves_known, self._own = 0, -1
-        #: What the script's call has taken, and whether one is taking it.
+        #: What was taken, and whether it is being taken: by the step() of this optimizer, or by a call that clips or unscales.
         self._taken: Optional[_Taken] = None
         self._taking = False
+        self._turn: Optional[int] = None
+        #: The optimizers that have stepped on what was taken.
+        self._made: set[int] = set()
         #: The wait of such a call was interrupted, and the call was not made again.
         self._cut_off = False
-        #: The mean is of unscaled gradients, and the GradScaler does not know.
-        self._unscaled = False
-        #: The optimizer's zero_grad() was called since.
-        self._zeroed = False
-        #: The tensors that the mean was written to.
-        self._given: list[Optional[torch.Tensor]] = []
+        #: What the gradients were divided by before the mean, and the optimizers whose GradScaler knows.
+        self._scale: Optional[float] = None
+        self._known: set[int] = set()
         #: What the servers refused of this worker's gradients; ``step()`` raises it.
         self._refused: Optional[DivergedError] = None
-        #: The marks of the gradients that were stepped.
+        #: The marks of the gradients of the last step.
         self._stepped: list[Mark] = []
+        #: The parameters of the optimizers that take the mean; None: all.
+        self._its: Optional[set[int]] = None
+        #: Those of the others whose gradients are of an earlier step, which all workers have skipped.
+        self._infinite: set[int] = set()
         self._told_late = False
         super().__init__(run, model, optimizer, constraints={}, **options)
 
@@ -133,47 +139,49 @@ class OnMean(OnServers):
     def _listen(self) -> None:
         me = weakref.ref(self)
 
-        def computed(p: torch.Tensor) -> None:
-            front = me()
-            if front is not None:
-                front._stepped = []
-                if front._taken is not None:
-                    front._begun_again(p)
+        def hook(i: int) -> Any:
+            def computed(_: torch.Tensor) -> None:
+                front = me()
+                if front is not None:
+                    front._end()
+                    if front._stepped:
+                        front._stepped[i] = None
+
+            return computed
 
         params: list[Any] = self.flat.params  # untyped in torch
-        self.run._hooks += [p.register_post_accumulate_grad_hook(computed) for p in params]
+        self.run._hooks += [p.register_post_accumulate_grad_hook(hook(i)) for i, p in enumerate(params)]
 
-    def _begun_again(self, p: torch.Tensor) -> None:
-        """A backward pass after the mean was taken: has the script left the step out?"""
-        out_of_place = torch.is_grad_enabled()  # create_graph=True adds up in a new tensor
-        others = zip(self.flat.params, self._given)
-        thrown = self._zeroed or not out_of_place and all(q.grad is None or q.grad is not given for q, given in others)
-        if not thrown:
-            raise MisuseError(
-                f"a backward pass has reached `{self.flat.names[[id(q) for q in self.flat.params].index(id(p))]}` since clip_grad_norm_() or "
-                "scaler.unscale_() took the workers' mean gradient, and before optimizer.step(): it would add this worker's own gradient to the "
-                "mean. Clip behind the last backward pass of a step (the others in `with run.no_sync():` clip each worker's own); to leave "
-                "a step out, call optimizer.zero_grad() before the next backward pass, on all workers"
-            )
-        self._leave_out()
+    def passes(self) -> None:
+        """A forward pass begins, which may move running statistics."""
+        if self._made:
+            self._end()
 
     def clips(self, call: Call) -> None:
         """From here on ``p.grad`` is the mean, if these are gradients of a step that is not made yet."""
+        given = set(map(id, call.tensors))
+        its = {i for i, p in self._params if id(p.grad if call.gradients else p) in given}
         missing = [i for i, p in self._params if p.grad is None] if call.gradients else []
-        if self._take(None) and any(bool(self.flat.means[i].any()) for i in missing):
+        if self._take(None, [of for of, (part, _) in enumerate(self._parts) if part & its]) and any(bool(self.flat.means[i].any()) for i in missing):
             name = next(self.flat.names[i] for i in missing if bool(self.flat.means[i].any()))
             raise MisuseError(
                 f"`{name}` has no gradient of this worker's, and the mean has one, which is not among those that get_total_norm() was given: "
                 "call clip_grad_norm_(parameters, math.inf) before, which makes p.grad the mean of all workers"
             )
 
-    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> bool:
+    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> Optional[float]:
         # Scales may differ, as that of a worker that came back: the mean is of unscaled gradients.
-        self._take(scale)
-        return self._taken is not None and self._unscaled
+        self._take(scale, [of or 0])
+        if self._taken is not _Taken.MEAN:
+            return None if self._taken is None else 1.0
+        if self._scale is None:
+            raise MisuseError(SCALED)
+        self._known.add(of or 0)
+        return self._scale / float(scale)  # several optimizers may have GradScalers of their own
 
-    def _take(self, scale: Optional[torch.Tensor]) -> bool:
-        """Pushes the step's gradients and waits for their mean, if there are any; whether this call has."""
+    def _take(self, scale: Optional[torch.Tensor], places: list[int]) -> bool:
+        """Pushes the step's gradients and waits for their mean, if there are any; whether this call has. ``places``: the optimizers
+        that are to step."""
         run = self.run
         if run._waits:
             run._resume_wait()
@@ -184,10 +192,10 @@ class OnMean(OnServers):
             return False
         if run._quiet or run._finished or self._nothing_new():
             return False
-        self._unscaled, self._taking, self._cut_off = scale is not None, True, True
+        self._taking, self._turn, self._cut_off = True, None, True
         self._told_late |= not math.isnan(run._trained_on()[0] if scale is None else run._loss)
         try:
-            super().step(None if scale is None else torch.zeros((), device="cpu"), scale)
+            self._push_all(None if scale is None else torch.zeros((), device="cpu"), scale, places)
         except DivergedError as e:
             self._refused = e
         except BaseException:
@@ -195,6 +203,25 @@ class OnMean(OnServers):
             raise
         self._cut_off = False
         return True
+
+    def _push_all(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor], places: list[int]) -> None:
+        """Pushes the gradients of all optimizers, and waits for the mean. :meth:`pulled` continues."""
+        self._scale, self._known = None if scale is None else float(scale), set()
+        self._its, self._earlier, self._infinite = None, set(), set()
+        if self._parts:
+            self._its = its = set().union(*(self._parts[of][0] for of in places))
+            gradients = [p.grad for p in self.flat.params]
+            # A later step of the others' begins with zero_grad(), or adds to the mean that they have.
+            others = [i for i, g in enumerate(gradients) if i not in its and g is not None]
+            self._earlier = {i for i in others if self._stepped and are_as([gradients[i]], [self._stepped[i]])}
+            self._infinite = {i for i in self._earlier if not bool(gradients[i].isfinite().all())}  # type: ignore[union-attr]
+        super().step(found_inf, scale)
+
+    def _steps_with(self, turn: Turn) -> Optional[set[int]]:
+        return self._its
+
+    def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
+        return [(i, 0 if i in self._infinite else address) for i, address in super()._gradients(params)]
 
     def _nothing_new(self) -> bool:
         """Whether there are no gradients, or only those of the last step."""
@@ -204,20 +231,16 @@ class OnMean(OnServers):
     @torch.no_grad()
     def _show_mean(self) -> None:
         """The mean is in ``p.grad``. If all workers skip the step, it is what DDP's mean would have somewhere: an infinity."""
-        for p in self.flat.params:
+        shown = [(p, mean) for (i, p), mean in zip(self._params, self.flat.means) if i not in self._infinite]
+        for p, _ in shown:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
-        self._given = [p.grad for p in self.flat.params]
-        gradients = [p.grad for p in self.flat.params if p.grad is not None]
+        gradients = [p.grad for p, _ in shown if p.grad is not None]
         if self._taken is _Taken.MEAN:
-            torch._foreach_copy_(gradients, self.flat.means)
+            torch._foreach_copy_(gradients, [mean for _, mean in shown])
         else:
             for gradient in gradients:
                 gradient.fill_(math.inf)
-
-    def thrown(self) -> None:
-        """The optimizer's ``zero_grad()`` was called."""
-        self._zeroed = self._taken is not None
 
     def _check_cut_off(self) -> None:
         if self._cut_off and self.run.workers > 1:
@@ -231,39 +254,51 @@ class OnMean(OnServers):
 
     def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor], of: Optional[int] = None) -> None:
         """Runs the optimizer on the mean, or on what the script has made of it."""
-        run = self.run
+        run, place = self.run, of or 0
         self._check_cut_off()
-        if self._taking:
+        if run._waits:
+            turn = self._turn
             run._resume_wait()
+            if turn == place:
+                return  # called again
+        if place in self._made:
+            self._end()
         if self._taken is None:
-            if not run._waits and run._joined().applies() is not None:
+            if run._joined().applies() is not None:
                 raise MisuseError(
                     "an earlier optimizer.step() was interrupted while it changed the weights, which are no longer the other workers': end this "
                     "process; another one may take its place"
                 )
-            super().step(found_inf, scale)
+            self._taking, self._turn = True, place
+            try:
+                self._push_all(found_inf, scale, [place])
+            except BaseException:
+                self._taking = self._taking and run._waits  # an interrupted wait continues
+                raise
             return
         refused, self._refused = self._refused, None
+        self._turn = place
         if self._taken is _Taken.NOTHING:
-            run._resume_wait()
-            self._taken = None
-            self._remember()
+            self._made_by(place)
         else:
             run._joined()
-            self.flat.check()
+            self.flat.check(self._parts[place][0] if self._parts else None)
             self._own_writes()
+            if self._scale is not None and place not in self._known:
+                raise MisuseError(
+                    "another optimizer's GradScaler has unscaled the gradients of this one too, which has none: step it before the other's backward "
+                    "pass, or with the GradScaler"
+                )
             if not math.isnan(run._loss) and not self._told_late:
                 self._told_late = True
                 _LOG.warning("run.log() came behind clip_grad_norm_() or scaler.unscale_(), which end the step's record: call it before them")
-            if scale is not None and not self._unscaled:
-                torch._foreach_mul_([p.grad for p in self.flat.params if p.grad is not None], 1.0 / float(scale))
-            self._finish(found_inf is None or float(found_inf) == 0.0)
+            self._make(place, found_inf is None or float(found_inf) == 0.0)
         if refused is not None and found_inf is None:
             raise refused
 
     def tell_rates(self) -> bool:
         """Passes on the first group's rate, for the record."""
-        rate = self._optimizer.param_groups[0].get("lr")
+        rate = self._optimizers[0].param_groups[0].get("lr")
         if rate is not None and float(rate) != self._rate and float(rate) >= 0:
             self._rate = float(rate)
             self._session.options([(self._rate, {})])
@@ -296,51 +331,67 @@ class OnMean(OnServers):
                 self._state.restore(self.flat.state)
                 self.flat.spread()
             super().pulled()
-            if taking:
-                self._taken = _Taken.NOTHING
+        if not taking:
             return
-        if applies or taking:
-            self._taken = _Taken.MEAN if applies else _Taken.NOTHING
+        self._taken = _Taken.MEAN if applies else _Taken.NOTHING
+        if applies or applies is False and self._turn is None:
             self._show_mean()
-        if applies and taking:
-            return
-        self._finish(applies)
-        if taking:
+        if applies is False:
+            self._finish()
             self._taken = _Taken.NOTHING
+        if self._turn is not None:
+            self._make(self._turn, True) if applies else self._made_by(self._turn)
 
-    def _finish(self, steps: bool) -> None:
-        """Ends the step: runs the optimizer, unless the script leaves it out, and writes the results."""
-        whole, self._taken = self._taken is _Taken.MEAN, None
-        if whole:
-            if steps:
-                self._optimize()
+    def _make(self, place: int, steps: bool) -> None:
+        """Runs an optimizer on the mean, unless its step is left out."""
+        self._taken = None  # until the weights are whole again
+        if steps:
+            self._optimize(place)
+        self._taken = _Taken.MEAN
+        if len(self._made) + 1 == len(self._optimizers):
+            return self._finish()
+        self._made_by(place)
+        self.flat.mark()
+
+    def _made_by(self, place: int) -> None:
+        """This optimizer is done with what was taken."""
+        self._made.add(place)
+        if len(self._made) == len(self._optimizers):
+            self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        self._taken, self._stepped = None, marks([p.grad for p in self.flat.params])
+        self._made.clear()
+
+    def _finish(self) -> None:
+        """Ends the step: writes the results."""
+        self._forget_taken()
+        if self._session.applies():
             self.flat.gather()
             self.flat.round()
             self._state.gather(self.flat.state)
-        self._remember()
         self._own = self.run._step + 1
         self.run._waited(lambda session: session.applied())
 
-    def _remember(self) -> None:
-        self._stepped = marks([p.grad for p in self.flat.params])
-        self._given, self._zeroed = [], False
-
-    def _leave_out(self) -> None:
-        """The script makes no step with the mean that it took: all workers keep their weights."""
+    def _end(self) -> None:
+        """The script goes on without a step of the other optimizers, or of any, which all workers do."""
+        if self._taken is None:
+            return
         self._check_cut_off()
-        self._refused = None
+        self._refused = self._turn = None
         if self._taken is _Taken.MEAN:
-            self._finish(False)
-        self._taken, self._stepped, self._given, self._zeroed = None, [], [], False
+            self._finish()
+        else:
+            self._forget_taken()
 
-    def _optimize(self) -> None:
-        optimizer: Any = self._optimizer
+    def _optimize(self, place: int) -> None:
+        optimizer: Any = self._optimizers[place]
         # They are the gradients' own, and a fused optimizer would unscale them once more.
         scaled: dict[str, Any] = {name: optimizer.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in optimizer.__dict__}
         self.inside = True
         try:
             with torch.enable_grad():
-                self._inner(optimizer)
+                self._inner[place](optimizer)
         finally:
             self.inside = False
             optimizer.__dict__.update(scaled)
@@ -351,6 +402,8 @@ class OnMean(OnServers):
         Raises:
             MisuseError: a step is half made.
         """
+        if self._made:
+            self._end()
         if self._taken is _Taken.MEAN or self._taking:
             raise MisuseError("run.save() between clip_grad_norm_() or scaler.unscale_() and optimizer.step(): call it behind the step")
 
@@ -364,8 +417,7 @@ class OnMean(OnServers):
     def ends(self) -> None:
         """No step follows."""
         self.run._resume_wait()
-        if self._taken is not None:
-            self._leave_out()
+        self._end()
         self.flat.follow_memory()
         super()._own_writes()
 
@@ -377,10 +429,4 @@ def means(kind: Any) -> type[torch.optim.Optimizer]:
     def load_state_dict(self: Any, state_dict: Any) -> None:
         raise MisuseError("the optimizer's state is the same on all workers since run.prepare(): load it before, or paraft.init(resume=...)")
 
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.zero_grad(self, *args, **kwargs)
-        front = getattr(self, "_paraft", None)
-        if front is not None:
-            front.thrown()
-
-    return stepping(kind, load_state_dict=load_state_dict, zero_grad=zero_grad)
+    return stepping(kind, load_state_dict=load_state_dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
@@ -273,6 +273,40 @@ class State:
                 now.fill_(value)
             elif not math.isnan(value):
                 group[key] = torch.tensor(value) if issubclass(kind, torch.Tensor) else kind(value) if kind(value) == value else value
+
+
+class States:
+    """The places of several optimizers' states in a vector of ``values`` values, one behind the other.
+
+    Raises:
+        Uncarried: one cannot be carried; it says which.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._all: list[State] = []
+        for one in optimizers:
+            try:
+                self._all.append(State(one, [p for group in one.param_groups for p in group["params"] if p.requires_grad]))
+            except Uncarried as why:
+                raise Uncarried(f"{type(one).__name__}: {why}") from None
+        self.values = sum(state.values for state in self._all)
+
+    def gather(self, into: torch.Tensor) -> None:
+        """Writes the present states.
+
+        Raises:
+            ConfigError: one has a form that the dry run has not shown.
+        """
+        for state, part in zip(self._all, self._split(into)):
+            state.gather(part)
+
+    def restore(self, of: torch.Tensor) -> None:
+        """The optimizers take these states."""
+        for state, part in zip(self._all, self._split(of)):
+            state.restore(part)
+
+    def _split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        return torch.split(vector, [state.values for state in self._all])
 
 
 def own_step(kind: Any) -> Callable[..., Any]:

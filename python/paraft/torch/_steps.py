@@ -24,7 +24,7 @@ from ..errors import ConfigError, MisuseError
 from . import _clip_calls, _optim
 from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
-from ._clipping import Clipping
+from ._clipping import Clipping, Turn, each_of
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
 from ._tables import Tables
 from ._together import Optimizers, Together, each, heads
@@ -72,7 +72,13 @@ class Seen:
         if run is None:
             return
         run._resume_wait(aside=True)
-        if not module.training or not torch.is_grad_enabled():
+        if not module.training:
+            return
+        if not run._waiting:
+            front = run._front()
+            if front is not None:
+                front.passes()
+        if not torch.is_grad_enabled():
             return
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor) and given.ndim:
@@ -194,6 +200,10 @@ class OnServers:
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
         self.tables = Tables(run, Tables.of(model))
+        #: What a GradScaler has found in the gradients of each optimizer.
+        self._found: dict[Optional[int], dict[Any, torch.Tensor]] = {}
+        #: The parameters whose gradients are of an earlier step, and unscaled.
+        self._earlier: set[int] = set()
         self._session = self._join(model, optimizer, settings)
         self.tables.begin()
         run._front = weakref.ref(self)
@@ -232,15 +242,22 @@ class OnServers:
     def _listen(self) -> None:
         """Adds further hooks."""
 
+    def passes(self) -> None:
+        """A forward pass begins."""
+
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
         return self._clipping.clips(call)
 
-    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> bool:
-        """A GradScaler is about to unscale gradients, or to look for infinities in them; returns whether they are
-        unscaled now. ``of``: which of several optimizers they are of."""
-        self._clipping.unscaled.add(of)
-        return False
+    def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> Optional[float]:
+        """A GradScaler is about to unscale gradients, or to look for infinities in them; returns what it is to multiply them by, or
+        None: its own factor. ``of``: which of several optimizers they are of."""
+        self._clipping.unscales(of)
+        return None
+
+    def unscaled(self, found: dict[Any, torch.Tensor], of: Optional[int]) -> None:
+        """The GradScaler has: what it has ``found``, by device."""
+        self._found[of] = found
 
     @property
     def is_early(self) -> bool:
@@ -365,17 +382,28 @@ class OnServers:
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
+        if self._clipping.is_made(of):
+            return
         if self.tables.all:
             if found_inf is not None:
                 raise MisuseError(
                     "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
                 )
             self.tables.hand_over(self._session)
+        turn = None if of is None else frozenset([of])
         if self._clipping.steps(of):
-            gradients: list[tuple[int, int]] = []
+            turn, gradients = self._clipping.turn, []
         else:
             skips = found_inf is not None and float(found_inf) != 0.0
-            gradients = self.hand_over(of, scaled=found_inf is not None, scale=scale, skips=skips)
+            gradients = self.hand_over(turn, scaled=found_inf is not None, scale=scale, skips=skips)
+        try:
+            self.send(turn, gradients, scaled=found_inf is not None)
+        finally:
+            if turn is not None:
+                self._clipping.made(turn - {of}, None)
+
+    def send(self, turn: Turn, gradients: list[tuple[int, int]], *, scaled: bool) -> None:
+        """Pushes these gradients, waits as the mode requires, and pulls. ``scaled``: a GradScaler is in use."""
         self._pushed.clear()
         if self._push is _Push.TRY:
             self._pushes(self._then)
@@ -384,28 +412,38 @@ class OnServers:
             self._looks_in *= 2
             self._hook_all()
             self._push = _Push.TRY
-        self._clipping.ends(of)
+        self._clipping.ends(turn)
+        before = self.run.stats()["skipped"] if scaled and turn is None else 0
         self.run._finish_step(gradients)
+        if turn is not None:
+            missed = not self.run._over and self._session.missed_round()
+        else:
+            missed = scaled and self.run.stats()["skipped"] > before
+        if scaled and missed:
+            # All workers have skipped it because of one: all GradScalers take a lower scale, as under DDP.
+            for found in (f for of in each_of(turn) for f in self._found.get(of, {}).values()):
+                found.fill_(1.0)
         self._clipping.follows()
-        if of is not None and found_inf is None and not self.run._over and self._session.missed_round():
+        if missed and not scaled:
             raise MisuseError(
                 "this step was applied on no worker: the other workers stepped another optimizer than this one, or had a gradient that is not finite. "
                 "All workers step their optimizers in the same order"
             )
 
     def hand_over(
-        self, of: Optional[int], *, scaled: bool = False, scale: Optional[torch.Tensor] = None, skips: bool = False
+        self, turn: Turn, *, scaled: bool = False, scale: Optional[torch.Tensor] = None, skips: bool = False
     ) -> list[tuple[int, int]]:
         """The gradients of a step that are not pushed yet. ``scaled``: a GradScaler is in use; ``scale``: they are still
         multiplied by this; ``skips``: they are not finite."""
-        self.flat.check(None if of is None else self._parts[of][0])
+        its = self._steps_with(turn)
+        self.flat.check(its)
         self._own_writes()
         if scaled:
             self.run._heard = math.nan  # it is scaled too
-        params = self._params if of is None else [(i, p) for i, p in self._params if i in self._parts[of][0]]
-        if of is not None:
+        params = self._params if turn is None else [(i, p) for i, p in self._params if its is None or i in its]
+        if its is not None:
             # The others' gradients are dropped before they step, or were changed by this one's backward pass.
-            self._pushed = {i: pushed for i, pushed in self._pushed.items() if i in self._parts[of][0]}
+            self._pushed = {i: pushed for i, pushed in self._pushed.items() if i in its}
         if self._pushed:
             self._look(_unscaling_writes() if scaled and scale is None else None)
         if scaled and self._push is not _Push.LATE:
@@ -419,7 +457,7 @@ class OnServers:
             )
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
-            torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
+            torch._foreach_mul_([p.grad for i, p in params if p.grad is not None and i not in self._earlier], inverse)
         if self.tell_rates() and self._pushed and self.is_early:
             raise MisuseError(
                 "the optimizer's options, such as its learning rate, were changed between backward() and optimizer.step(), and gradients were pushed "
@@ -428,9 +466,13 @@ class OnServers:
         if skips:
             self._session.skip()
             return []
-        if of is not None:
-            self._session.leave_out(self._parts[of][1])
+        if turn is not None:
+            self._session.leave_out(sorted(set.intersection(*(set(self._parts[of][1]) for of in turn))))
         return self._gradients(params)
+
+    def _steps_with(self, turn: Turn) -> Optional[set[int]]:
+        """The parameters that step; None: all."""
+        return None if turn is None else set().union(*(self._parts[of][0] for of in turn))
 
     def tell_rates(self) -> bool:
         """Passes on the options that a scheduler has set since; whether there are any."""
@@ -662,6 +704,9 @@ class OnWorker:
         optimizer.register_step_post_hook(stepped)
         optimizer._paraft = self  # type: ignore[attr-defined]
         _with_skips(optimizer, self)
+
+    def passes(self) -> None:
+        """A forward pass begins."""
 
     def step(self) -> None:
         """The optimizer has made a step."""
