@@ -22,9 +22,13 @@ _MEAN = "prepare(..., apply=\"mean\") allows it in mode bsp"
 Mark = Optional[tuple[int, "weakref.ref[torch.Tensor]"]]
 
 
+def _mark(gradient: Optional[torch.Tensor]) -> Mark:
+    return None if gradient is None else (gradient._version, weakref.ref(gradient))
+
+
 def marks(gradients: list[Optional[torch.Tensor]]) -> list[Mark]:
     """The gradients' marks, of now."""
-    return [None if g is None else (g._version, weakref.ref(g)) for g in gradients]
+    return list(map(_mark, gradients))
 
 
 def are_as(gradients: list[Optional[torch.Tensor]], marked: list[Mark]) -> bool:
@@ -244,9 +248,11 @@ class Clipping:
         self._said.discard(of)
         self.unscaled.discard(of)
         if self._stepped is None:
-            sample = next((i for i in self._steps_with(of) if self._front.flat.params[i].grad is not None), None)
-            if sample is not None:
-                self._samples[sample] = marks([self._front.flat.params[sample].grad])[0]
+            params = self._front.flat.params
+            for i in self._steps_with(of):
+                if params[i].grad is not None:
+                    self._samples[i] = _mark(params[i].grad)
+                    break
         else:
             now = marks(self._gradients())
             for i in self._steps_with(of):
