@@ -1,6 +1,6 @@
 """What the front end costs beside the network, one process, one torch thread:
 
-    python python/benches/front_end.py [--repeats 15] [--only writes]
+    python python/benches/front_end.py [--repeats 15] [--only overhead]
 
 Prints a step's overhead (hooks, views, calls into the extension's place) over the same model with an optimizer whose ``step()`` does
 nothing, MLP 784-256-128-10 at batch 64; what a step spends on finding weights that the script has written itself, with models of which a step
@@ -57,7 +57,7 @@ class Nowhere:
         self.steps += 1
         return self.steps, False, False
 
-    def rates(self, rates: list[float]) -> None:
+    def options(self, of_groups: list[tuple[float, dict[str, float]]]) -> None:
         """As the extension's."""
 
     def leave(self) -> None:
@@ -65,7 +65,8 @@ class Nowhere:
 
 
 def overhead(repeats: int) -> None:
-    """Both loops in turn, in one process."""
+    """The loops in turn, in one process, by the thread's CPU clock; of each the step that a tenth of its steps undercut: work beside it
+    stretches the others."""
     import torch
 
     import paraft.torch
@@ -95,16 +96,17 @@ def overhead(repeats: int) -> None:
         nowhere: Any = Nowhere()
         run._session = optimizer._paraft._session = nowhere  # type: ignore[attr-defined]
         took: dict[str, list[float]] = {"alone": [], "with torch's SGD": [], "ours": []}
-        for _ in range(repeats):
+        for _ in range(20 * repeats):
             for name, step in (("alone", alone), ("with torch's SGD", with_sgd), ("ours", ours)):
-                began = time.perf_counter()
-                for _ in range(300):
+                step()
+                for _ in range(10):
+                    began = time.thread_time()
                     step()
-                took[name].append((time.perf_counter() - began) / 300 * 1e6)
+                    took[name].append((time.thread_time() - began) * 1e6)
         run._session = optimizer._paraft._session = session  # type: ignore[attr-defined]
         run.finish()
-    us = {name: statistics.median(t) for name, t in took.items()}
-    more = statistics.median(b - a for a, b in zip(took["alone"], took["ours"]))
+    us = {name: statistics.quantiles(t, n=10)[0] for name, t in took.items()}
+    more = us["ours"] - us["alone"]
     print(", ".join(f"{name} {t:,.0f} us" for name, t in us.items()), end="")
     print(f" a step; the front end {more:.1f} us, {more / us['alone']:.1%}")
 
@@ -190,13 +192,13 @@ def memory(repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The front end's costs")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", choices=("writes",))
+    parser.add_argument("--only", choices=("writes", "overhead"))
     parser.add_argument("--train", choices=("plain", "ours"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
         return train(args.train)
     if args.only:
-        return writes(args.repeats)
+        return {"writes": writes, "overhead": overhead}[args.only](args.repeats)
     writes(args.repeats)
     overhead(args.repeats)
     imports(args.repeats)

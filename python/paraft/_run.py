@@ -312,14 +312,14 @@ class Run:
         self._not_inside("optimizer.step()")
         if self._waiting:
             raise MisuseError("another thread is in optimizer.step() of this run: one thread trains")
-        session, self._waits = self._joined(), True
-        self._waiting = True
+        session, before = self._joined(), self._call
         try:
             try:
-                with self._inside("optimizer.step()"):
-                    state = wait(session)
+                self._call = ("optimizer.step()", threading.get_ident())
+                self._waits = self._waiting = True
+                state = wait(session)
             finally:
-                self._waiting = False
+                self._waiting, self._call = False, before
         except DivergedError:
             self._waits = False
             self._query()  # the step is done, except for values that are not finite

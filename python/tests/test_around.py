@@ -57,6 +57,23 @@ def test_a_wrapped_model_trains_as_the_plain_one(wrap: Any, before: bool, overla
         assert torch.allclose(a, b, atol=1e-6)
 
 
+def test_compiled_blocks_push_during_the_backward_pass(fleet: Any) -> None:
+    run = paraft.init(fleet, settings=SMALL_BUCKETS)
+    m = models.model("mlp")
+    for i in (0, 2):
+        m[i].compile(backend="aot_eager")
+    m, o = run.prepare(m, models.optimizer("sgd", m), overlap=True)
+    pushed: list[set[int]] = []  # parameters, when the gradient reaches what is between the blocks
+    m[1].register_forward_hook(lambda _, args, out: out.register_hook(lambda _: pushed.append(set(o._paraft._pushed))) and None)
+    for batch in models.batches("mlp", 0, 3):
+        models.loss(m, batch).backward()
+        assert o._paraft.is_early is (run.step > 0)  # the first step shows whether it may be
+        o.step()
+        o.zero_grad()
+    run.finish()
+    assert pushed == [{2, 3}] * 3
+
+
 def test_an_event_loop_runs_on_while_a_step_waits(fleet: Any) -> None:
     run = paraft.init(fleet)
     m = models.model("mlp")

@@ -30,9 +30,13 @@ _LEFT_OUT = (
 Mark = Optional[tuple[int, "weakref.ref[torch.Tensor]"]]
 
 
+def _mark(gradient: Optional[torch.Tensor]) -> Mark:
+    return None if gradient is None else (gradient._version, weakref.ref(gradient))
+
+
 def marks(gradients: list[Optional[torch.Tensor]]) -> list[Mark]:
     """The gradients' marks, of now."""
-    return [None if g is None else (g._version, weakref.ref(g)) for g in gradients]
+    return list(map(_mark, gradients))
 
 
 def are_as(gradients: list[Optional[torch.Tensor]], marked: list[Mark]) -> bool:

@@ -296,7 +296,8 @@ class Flat:
         self._with_buffers = buffers
         self._kinds = [(p.dtype, p.device) for p in self.params]
         self._spans = [_span(view) for view in self.views[: len(self.params)]]
-        self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
+        in_place = [i for i in range(len(self.views)) if i not in self._copied and (i < len(self.params) or buffers)]
+        self._at = [(i, self._tensors[i], self.views[i].data_ptr()) for i in in_place]
         self.mark()
 
     def check(self, of: Optional[set[int]] = None) -> None:
@@ -313,8 +314,10 @@ class Flat:
                     f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
                     f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and continue with a new run and resume="
                 )
-        if any(place.get(key) is not it for place, key, it in self._expected_places):
-            self._record_places()
+        for place, key, it in self._expected_places:
+            if place.get(key) is not it:
+                self._record_places()
+                break
         if self._with_buffers:
             self._follow_buffers()
         for i in self._copied:
@@ -323,8 +326,8 @@ class Flat:
                     f"`{self.names[i]}` was {self._kinds[i][0]} on {self._kinds[i][1]} at run.prepare(), and is {self.params[i].dtype} on "
                     f"{self.params[i].device}: call model.to(), .half(), .float() before"
                 )
-        for i, at in self._at:
-            if self._tensors[i].data_ptr() != at:
+        for i, t, at in self._at:
+            if t.data_ptr() != at:
                 raise MisuseError(
                     f"`{self.names[i]}` was given other memory after run.prepare() (model.to(), .half(), load_state_dict(assign=True)): "
                     "do that before"
@@ -339,14 +342,14 @@ class Flat:
 
     def follow_memory(self) -> None:
         """What the script has given other memory (``p.data = ...``) keeps it from then on: its values are a write like any other."""
-        for i, at in list(self._at):
-            if self._tensors[i].data_ptr() != at:
+        for i, t, at in list(self._at):
+            if t.data_ptr() != at:
                 self._own_memory(i)
 
     def _own_memory(self, i: int) -> None:
         if i not in self._copied:
             self._copied.append(i)
-            self._at = [(other, at) for other, at in self._at if other != i]
+            self._at = [place for place in self._at if place[0] != i]
 
     # ---- a script's own writes to weights ----
 
@@ -363,7 +366,6 @@ class Flat:
                 self._spans[i] = _span(own(self.params[i]))
         return digest(self._spans, self._sample)
 
-    @torch.no_grad()
     def written(self) -> Optional[str]:
         """The name of a parameter whose values changed since the last :meth:`mark`.
 

@@ -71,7 +71,8 @@ class Seen:
         run = self._run()
         if run is None:
             return
-        run._resume_wait(aside=True)
+        if run._waits:
+            run._resume_wait(aside=True)
         if not module.training:
             return
         if not run._waiting:
@@ -80,11 +81,11 @@ class Seen:
                 front.passes()
         if not torch.is_grad_enabled():
             return
-        for given in (*args, *kwargs.values()):
-            if isinstance(given, torch.Tensor) and given.ndim:
-                if run.step != self._step:
-                    self._step, self._samples = run.step, 0
-                self._samples += given.shape[0]
+        for given in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(given, torch.Tensor) and (shape := given.shape):
+                if run._step != self._step:
+                    self._step, self._samples = run._step, 0
+                self._samples += shape[0]
                 run._seen = max(run._seen, self._samples)
                 return
 
@@ -126,9 +127,12 @@ def _hear_losses(run: Run, param: Any) -> Any:
         run, param, frame = run_of(), param_of(), sys._getframe().f_back
         while frame is not None and frame.f_code is not _BACKWARD:
             frame = frame.f_back
-        if run is None or param is None or frame is None or frame.f_locals.get("gradient") is not None:
+        if run is None or param is None or frame is None:
             return
-        loss = frame.f_locals.get("self")
+        given = frame.f_locals  # python makes a dict of them at each access
+        loss = given.get("self")
+        if given.get("gradient") is not None:
+            return
         # A parameter in several reentrant checkpoints is reached more than once.
         if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1 or loss is last():
             return
@@ -486,13 +490,10 @@ class OnServers:
         return options is not None
 
     def _gradients(self, params: list[tuple[int, Any]]) -> list[tuple[int, int]]:
-        pushed = self._pushed if self._push is _Push.EARLY else {}
-        flat = self.flat
-        gradients = []
-        for i, p in reversed(params):
-            if i not in pushed:
-                gradient = p.grad
-                gradients.append((i, 0 if gradient is None else self._address(i, gradient)))
+        if self._push is _Push.EARLY:
+            params = [(i, p) for i, p in params if i not in self._pushed]
+        flat, address = self.flat, self._address
+        gradients = [(i, 0 if (gradient := p.grad) is None else address(i, gradient)) for i, p in reversed(params)]
         if flat.buffers:
             n = len(flat.params)
             with torch.no_grad():
