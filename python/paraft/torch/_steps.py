@@ -26,6 +26,7 @@ from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
+from ._freezing import Freezing
 from ._together import Optimizers, Together, each, heads
 from ._untrained import join
 
@@ -178,6 +179,7 @@ class OnServers:
         if isinstance(optimizer, Together):
             self._parts = self._divide(optimizer)
         flat.check_ties()
+        self._freezing = Freezing(flat) if flat.freezes else None
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
@@ -187,6 +189,8 @@ class OnServers:
         self._clip_values: dict[Optional[int], float] = {}
         #: Whether the servers clip by a setting of the job.
         self.clips_by_setting = any(line.startswith("clip.") for line in settings)
+        #: Whether that setting bounds the norm.
+        self._norm_by_setting = any(line.startswith("clip.norm") for line in (*settings, *run._settings))
         #: Whether the warning was logged that a script's own writes to weights do not last.
         self._told = False
         #: Number of steps that undid such writes.
@@ -212,10 +216,12 @@ class OnServers:
         self._sums: dict[int, int] = {}
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
-        run._hooks.append(_hear_losses(run, flat.params[0]))
+        run._hooks.append(_hear_losses(run, next(p for p in flat.params if p.requires_grad)))
         self._listen()
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
+        #: The parameters with a hook that pushes, by index.
+        self._hooked: set[int] = set()
         if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
             run._hooks += self._hooks
@@ -256,7 +262,8 @@ class OnServers:
             self._pushes(_Push.LATE)
 
     def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
-        return Flat(model, optimizer, self.run._group)
+        # Torch's own averaging in a group of ranks has no part for what was frozen before.
+        return Flat(model, optimizer, self.run._group, frozen=self.run._group is None)
 
     def _divide(self, optimizer: Together) -> list[tuple[set[int], list[int]]]:
         """The parameters that each optimizer steps, by index, and the classes of the others' groups.
@@ -307,8 +314,15 @@ class OnServers:
         return [(whole, part(whole, p)) for whole, p in zip(wholes, params)]
 
     def _hook_all(self) -> None:
-        params: list[tuple[int, Any]] = list(self._params)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params if p.requires_grad]
+        self._hooked = set()
+        self._hooks = []
+        self._hook_new()
+
+    def _hook_new(self) -> None:
+        """Adds hooks to parameters without one: to a frozen one torch gives none."""
+        params: list[tuple[int, Any]] = [(i, p) for i, p in self._params if p.requires_grad and i not in self._hooked]
+        self._hooks += [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self._hooked.update(i for i, _ in params)
         self.run._hooks[self._others :] = self._hooks
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
@@ -338,6 +352,7 @@ class OnServers:
         if self._push is _Push.EARLY:
             if not self._pushed:
                 self.tell_rates()
+                self._leave_groups([])
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
         self._sums[i] = _sum(gradient)
@@ -362,6 +377,9 @@ class OnServers:
         self.run._joined()
         if self._clipping.steps(of):
             gradients: list[tuple[int, int]] = []
+            before, others = self._watch.last, [] if of is None else self._parts[of][1]
+            if self.tell_rates() and any(a != b for c, (a, b) in enumerate(zip(before, self._watch.last)) if c not in others):
+                raise self._late_options("clip_grad_norm_()", "change them before both")
         else:
             skips = found_inf is not None and float(found_inf) != 0.0
             gradients = self.hand_over(of, scaled=found_inf is not None, scale=scale, skips=skips)
@@ -374,9 +392,24 @@ class OnServers:
             self._hook_all()
             self._push = _Push.TRY
         self._clipping.ends(of)
+        moves = self.run._moves
         self.run._finish_step(gradients)
         self._clipping.follows()
-        if of is not None and found_inf is None and not self.run._over and self._session.missed_round():
+        if self._freezing is not None:
+            self._freezing.ends()
+            if self._hooks:
+                self._hook_new()
+            if found_inf is None and not self.run._over and self.run._moves == moves and self._session.missed_round():
+                self._missed(self._freezing.untrained(), of)
+
+    @staticmethod
+    def _missed(name: Optional[str], of: Optional[int]) -> None:
+        if name is not None:
+            raise MisuseError(
+                f"this step has trained `{name}` on no worker, and other parameters it has: on another worker it is frozen, or its gradient was not "
+                "finite. Freeze and unfreeze at the same run.step on all workers"
+            )
+        if of is not None:
             raise MisuseError(
                 "this step was applied on no worker: the other workers stepped another optimizer than this one, or had a gradient that is not finite. "
                 "All workers step their optimizers in the same order"
@@ -410,16 +443,41 @@ class OnServers:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for _, p in params if p.grad is not None], inverse)
         if self.tell_rates() and self._pushed and self.is_early:
-            raise MisuseError(
-                "the optimizer's options, such as its learning rate, were changed between backward() and optimizer.step(), and gradients were pushed "
-                "with the earlier ones: change them behind the step or before backward(), or prepare(..., overlap=False)"
-            )
+            raise self._late_options("backward()", "change them behind the step or before backward(), or prepare(..., overlap=False)")
         if skips:
             self._session.skip()
             return []
-        if of is not None:
-            self._session.leave_out(self._parts[of][1])
+        if self._freezing is not None:
+            if self._pushed and self.is_early:
+                self._freezing.check()
+            else:
+                self._leave_groups([] if of is None else self._parts[of][1])
+            out = self._freezing.left_out()
+            params = [(i, p) for i, p in params if i not in out] if out else params
         return self._gradients(params)
+
+    def _leave_groups(self, others: list[int]) -> None:
+        """Before a step's first gradient. ``others``: classes of optimizers that do not step.
+
+        Raises:
+            MisuseError: the servers cannot leave out a part.
+        """
+        if self._freezing is None:
+            return
+        out = self._freezing.begins(others)
+        if out and self._norm_by_setting and self.run.mode != "bsp":
+            raise MisuseError(
+                f"clip_norm in mode {self.run.mode}: the servers wait for the whole gradient's norm, and this step leaves out parameters that are frozen, "
+                "or another optimizer's. Have the script clip, by clip_grad_norm_()"
+            )
+        self._freezing.tells(self._session)
+
+    @staticmethod
+    def _late_options(since: str, remedy: str) -> MisuseError:
+        return MisuseError(
+            f"the optimizer's options, such as its learning rate, were changed between {since} and optimizer.step(), and gradients were pushed with the "
+            f"earlier ones: {remedy}"
+        )
 
     def tell_rates(self) -> bool:
         """Passes on the options that a scheduler has set since; whether there are any."""
@@ -641,6 +699,13 @@ class OnWorker:
                     "then. For others save, and begin another run: paraft.init(resume=...)"
                 )
 
+        def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+            front = me()
+            if front is not None:
+                refuse_group(front, param_group)
+            type(self).add_param_group(self, param_group)
+
+        optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
         given = sum(len(g["params"]) for g in optimizer.param_groups)
         #: The prepared optimizer is in its ``step()``, which may step others, as Lookahead's does.
         self.inside = False
@@ -719,6 +784,25 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
     optimizer._step_supports_amp_scaling = True
 
 
+def refuse_group(front: Union[OnServers, OnWorker], group: Mapping[str, Any]) -> None:
+    """Runs before a script adds a parameter group.
+
+    Raises:
+        MisuseError: the run trains.
+    """
+    if front.run._session is None:
+        return
+    given = group["params"]
+    first = next(iter([given] if isinstance(given, torch.Tensor) else list(given)), None)
+    name = front.flat.name_of(first[1] if isinstance(first, tuple) else first)
+    raise MisuseError(
+        f"a parameter group{f' with `{name}`' if name else ''} was added after run.prepare(), and the servers have the parameters that the optimizer had "
+        "then. "
+        + ("Give it this group before, frozen; it begins to train with requires_grad_(True). " if front.flat.freezes else "")
+        + "Or run.save(), and continue with a new run and resume="
+    )
+
+
 def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """An optimizer whose state is set later."""
     return kind.__new__(kind)
@@ -749,7 +833,13 @@ def stepping(kind: Any, **own: Any) -> type[torch.optim.Optimizer]:
         # A copy is a plain torch optimizer, and trains its own weights.
         return _blank, (kind,), self.__getstate__()
 
-    own = {"step": step, "__reduce_ex__": __reduce_ex__, **own}
+    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        front = getattr(self, "_paraft", None)
+        if front is not None:
+            refuse_group(front, param_group)
+        kind.add_param_group(self, param_group)
+
+    own = {"step": step, "add_param_group": add_param_group, "__reduce_ex__": __reduce_ex__, **own}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
