@@ -276,3 +276,42 @@ def test_norm_clipped_by_the_servers_in_asp_says_why_not(fleet: Any) -> None:
     with pytest.raises(MisuseError, match="clip_norm in mode asp.*clip_grad_norm_"):
         o.step()
     run.close()
+
+
+def test_optimizer_state_is_torchs(fleet: Any) -> None:
+    (m, o), (plain, po) = net("adamw"), net("adamw")
+    run = paraft.init(fleet)
+    run.prepare(m, o)
+    for first, last in ((0, 3), (3, 8), (8, 12)):
+        train(m, o, 0, first, last)
+        train(plain, po, 0, first, last)
+        ours, theirs = (x.state_dict()["state"] for x in (o, po))
+        assert ours.keys() == theirs.keys()
+        for i, entry in theirs.items():
+            assert ours[i]["step"] == entry["step"], "a layer's bias correction counts its own steps"
+            assert torch.allclose(ours[i]["exp_avg"], entry["exp_avg"], atol=1e-6)
+    run.finish()
+    assert apart(plain.state_dict(), m.state_dict()) < 1e-5
+
+
+def test_one_of_several_optimizers_has_a_frozen_group(fleet: Any) -> None:
+    def play(m: nn.Sequential, first: Any, second: Any) -> None:
+        for step in range(12):
+            m[0].requires_grad_(step > 5)
+            x, y = batch(0, step)
+            F.cross_entropy(m(x), y).backward()
+            for o in (first, second):
+                o.step()
+            m.zero_grad()
+
+    made = []
+    for _ in range(2):
+        m, _ = net("sgd")
+        m[2].requires_grad_(True)
+        groups = [{"params": m[0].parameters()}, {"params": m[2].parameters()}]
+        made.append((m, torch.optim.Adam(groups, lr=0.01), torch.optim.SGD(m[4].parameters(), lr=0.1, momentum=0.9)))
+    with paraft.init(fleet) as run:
+        run.prepare(made[0][0], list(made[0][1:]))
+        play(*made[0])
+    play(*made[1])
+    assert apart(made[1][0].state_dict(), made[0][0].state_dict()) < 1e-5

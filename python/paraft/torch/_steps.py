@@ -180,6 +180,12 @@ class OnServers:
             self._parts = self._divide(optimizer)
         flat.check_ties()
         self._freezing = Freezing(flat) if flat.freezes else None
+        frozen = sum(p.numel() for p in flat.params if not p.requires_grad)
+        if frozen:
+            _LOG.info(
+                "the servers hold the optimizer's frozen parameter groups too, %d values: requires_grad_() begins to train them. If it never does, leave "
+                "them out of the optimizer", frozen,
+            )
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
