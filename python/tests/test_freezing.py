@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+from conftest import recorded_loss
 
 torch = pytest.importorskip("torch")
 
@@ -45,8 +46,9 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 8, generator=draw), torch.randint(4, (16,), generator=draw)
 
 
-def train(m: nn.Sequential, o: torch.optim.Optimizer, rank: int, first: int, last: int, ddp: bool = False, clips: bool = False) -> None:
+def train(m: nn.Sequential, o: torch.optim.Optimizer, rank: int, first: int, last: int, ddp: bool = False, clips: bool = False) -> list[float]:
     called: nn.Module = m
+    losses = []
     for step in range(first, last):
         freeze(m, step)
         if ddp and (step in TRAINED or step == first):
@@ -54,11 +56,14 @@ def train(m: nn.Sequential, o: torch.optim.Optimizer, rank: int, first: int, las
         for i, group in enumerate(o.param_groups):
             group["lr"] = (0.004, 0.007, 0.02)[i] / (1 if step < 7 else 2)
         x, y = batch(rank, step)
-        F.cross_entropy(called(x), y).backward()
+        loss = F.cross_entropy(called(x), y)
+        loss.backward()
+        losses.append(loss.item())
         if clips and step % 2:
             nn.utils.clip_grad_norm_(m.parameters(), 0.2)
         o.step()
         o.zero_grad()
+    return losses
 
 
 def by_ddp(out: str, kind: str, clips: bool = False, same: bool = False) -> None:
@@ -182,7 +187,7 @@ class Frozen(nn.Module):
 
 def held(groups: Any) -> set[str]:
     m = Frozen()
-    return set(Flat(m, torch.optim.SGD(groups(m), lr=0.1), None, frozen=True).names)
+    return set(Flat(m, torch.optim.SGD(groups(m), lr=0.1), None, freezes=True).names)
 
 
 def test_frozen_groups_alone_are_the_servers() -> None:
@@ -276,6 +281,15 @@ def test_norm_clipped_by_the_servers_in_asp_says_why_not(fleet: Any) -> None:
     with pytest.raises(MisuseError, match="clip_norm in mode asp.*clip_grad_norm_"):
         o.step()
     run.close()
+
+
+def test_losses_are_recorded_whatever_is_frozen(fleet: Any, tmp_path: Path) -> None:
+    m, o = net("sgd")
+    with paraft.init(fleet, run_dir=str(tmp_path)) as run:
+        run.prepare(m, o)
+        losses = train(m, o, 0, 0, STEPS)
+    loss, steps = recorded_loss(tmp_path)
+    assert steps > 20 and loss == pytest.approx(sum(losses[:steps]) / steps, rel=1e-4)
 
 
 def test_optimizer_state_is_torchs(fleet: Any) -> None:

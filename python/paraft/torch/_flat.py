@@ -41,8 +41,8 @@ _FEW_GROUPS = 32
 class Flat:
     """The parameters of a model that the servers have, class by class, then its running statistics.
 
-    They have the trained ones. With ``frozen`` they also have those of groups in which all are frozen: a script may unfreeze
-    such a group later. Others are each worker's own, and stay frozen: those of an adapted model may be many.
+    They have the trained ones. If the script ``freezes`` and unfreezes groups later, they also have those of groups in which all
+    are frozen. Others are each worker's own, and stay frozen: those of an adapted model may be many.
 
     ``group``: the ranks that share the vector's memory. ``state``: only if the workers run the optimizer on the mean
     gradient: the number of values of its state. Then the vector has the mean of the gradients, the running statistics,
@@ -63,7 +63,7 @@ class Flat:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Optimizers, group: Optional[Group], state: Optional[int] = None, frozen: bool = False
+        self, model: torch.nn.Module, optimizer: Optimizers, group: Optional[Group], state: Optional[int] = None, freezes: bool = False
     ) -> None:
         self._model = names = Names(model)
         for name, t in (*model.named_parameters(), *model.named_buffers()):
@@ -98,8 +98,9 @@ class Flat:
         held = {
             id(p)
             for of in optimizer.param_groups
+            for too in (freezes and not any(p.requires_grad for p in of["params"]),)
             for p in of["params"]
-            if p.requires_grad or frozen and not any(q.requires_grad for q in of["params"]) and p in names and _can_be_held(p)
+            if p.requires_grad or too and p in names and _can_be_held(p)
         }
         self.classes = _classes(optimizer, held)
         self.class_values: list[int] = []
@@ -119,7 +120,7 @@ class Flat:
                     "run.prepare(model, [first, second])"
                 )
         #: Whether groups may be frozen and unfrozen later.
-        self.freezes = frozen
+        self.freezes = freezes
         self._others = [(names.of(p), p) for p in model.parameters() if id(p) not in held]
         # The model's hooks hold this: a reference back would keep both, and the run's thread, until a garbage collection.
         self._root = weakref.ref(model)

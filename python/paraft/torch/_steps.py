@@ -222,7 +222,9 @@ class OnServers:
         self._sums: dict[int, int] = {}
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
-        run._hooks.append(_hear_losses(run, next(p for p in flat.params if p.requires_grad)))
+        #: The parameter by which losses are heard, and its hook.
+        self._hears: tuple[Any, Any] = (None, None)
+        self._hear()
         self._listen()
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
@@ -240,6 +242,17 @@ class OnServers:
 
     def _listen(self) -> None:
         """Adds further hooks."""
+
+    def _hear(self) -> None:
+        """Hears losses by a trained parameter, in place of one that is frozen now."""
+        trained = next((p for p in self.flat.params if p.requires_grad), None)
+        if trained is not None:
+            before, hook = self._hears[1], _hear_losses(self.run, trained)
+            if before is not None:
+                before.remove()
+                self.run._hooks.remove(before)
+            self.run._hooks.insert(0, hook)
+            self._hears = trained, hook
 
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
@@ -269,7 +282,7 @@ class OnServers:
 
     def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
         # Torch's own averaging in a group of ranks has no part for what was frozen before.
-        return Flat(model, optimizer, self.run._group, frozen=self.run._group is None)
+        return Flat(model, optimizer, self.run._group, freezes=self.run._group is None)
 
     def _divide(self, optimizer: Together) -> list[tuple[set[int], list[int]]]:
         """The parameters that each optimizer steps, by index, and the classes of the others' groups.
@@ -405,6 +418,8 @@ class OnServers:
             self._freezing.ends()
             if self._hooks:
                 self._hook_new()
+            if not self._hears[0].requires_grad:
+                self._hear()
             if found_inf is None and not self.run._over and self.run._moves == moves and self._session.missed_round():
                 self._missed(self._freezing.untrained(), of)
 
