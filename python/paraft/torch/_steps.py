@@ -74,6 +74,8 @@ class Seen:
         run._resume_wait(aside=True)
         if not module.training or not torch.is_grad_enabled():
             return
+        if isinstance(self._front, OnServers):
+            self._front.hear()
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor) and given.ndim:
                 if run.step != self._step:
@@ -224,7 +226,7 @@ class OnServers:
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         #: The parameter by which losses are heard, and its hook.
         self._hears: tuple[Any, Any] = (None, None)
-        self._hear()
+        self.hear()
         self._listen()
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
@@ -243,11 +245,14 @@ class OnServers:
     def _listen(self) -> None:
         """Adds further hooks."""
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """Hears losses by a trained parameter, in place of one that is frozen now."""
+        param, before = self._hears
+        if param is not None and param.requires_grad:
+            return
         trained = next((p for p in self.flat.params if p.requires_grad), None)
         if trained is not None:
-            before, hook = self._hears[1], _hear_losses(self.run, trained)
+            hook = _hear_losses(self.run, trained)
             if before is not None:
                 before.remove()
                 self.run._hooks.remove(before)
@@ -418,8 +423,6 @@ class OnServers:
             self._freezing.ends()
             if self._hooks:
                 self._hook_new()
-            if not self._hears[0].requires_grad:
-                self._hear()
             if found_inf is None and not self.run._over and self.run._moves == moves and self._session.missed_round():
                 self._missed(self._freezing.untrained(), of)
 
