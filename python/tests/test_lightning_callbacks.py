@@ -32,6 +32,17 @@ class Clips(Module):
             self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm=gradient_clip_algorithm)
 
 
+class Backbone(Module):
+    """Its first layer is frozen at first, in a parameter group of its own."""
+
+    @property
+    def backbone(self):
+        return self.net[0]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([{"params": self.net[2].parameters()}, {"params": self.net[0].parameters(), "lr": 0.005}], lr=0.02)
+
+
 def swa(**options):
     return pl.callbacks.StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=2, annealing_epochs=1, **options)
 
@@ -41,6 +52,9 @@ CASES = {
     "swa": lambda: {"callbacks": [swa()], "epochs": 4},
     "ema": lambda: {"callbacks": [pl.callbacks.EMAWeightAveraging(decay=0.8)], "epochs": 3},
     "accumulation": lambda: {"callbacks": [pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 3, 2: 2})], "epochs": 3},
+    "finetuning": lambda: {
+        "module": Backbone, "callbacks": [pl.callbacks.BackboneFinetuning(1, backbone_initial_lr=0.005)], "epochs": 3, "gradient_clip_val": 0.5
+    },
     "clipping": lambda: {"module": Clips, "gradient_clip_val": 0.1, "epochs": 3},
 }
 

@@ -68,7 +68,7 @@ def test_what_is_trained_stays_so(fleet: paraft.Fleet) -> None:
     run, m, o = prepared(fleet)
     steps(m, o)
     m[0].weight.requires_grad_(False)
-    with pytest.raises(paraft.MisuseError, match="`0.weight` was frozen after"):
+    with pytest.raises(paraft.MisuseError, match="`0.weight` is frozen and `0.bias` is not"):
         steps(m, o)
     m[0].weight.requires_grad_(True)
     steps(m, o)

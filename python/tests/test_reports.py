@@ -203,7 +203,9 @@ def test_group_added_to_a_workers_optimizer_is_an_error(fleet: Any) -> None:
     run.prepare(m, o, apply="worker")
     train(m, o, 1)
     m[0].requires_grad_(True)
-    o.add_param_group({"params": list(m[0].parameters())})
+    with pytest.raises(paraft.MisuseError, match="group with `0.weight` was added.*resume="):
+        o.add_param_group({"params": list(m[0].parameters())})
+    o.param_groups[0]["params"] += m[0].parameters()
     with pytest.raises(paraft.MisuseError, match="parameter groups were changed.*resume="):
         train(m, o, 1)
     run.close()

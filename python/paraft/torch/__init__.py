@@ -61,6 +61,10 @@ def prepare(
     ``load_state_dict()`` before). Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode requires,
     and pulls; ``optimizer.state_dict()`` asks the servers.
 
+    Where the servers run the optimizer, the script may freeze and unfreeze whole parameter groups between two steps, on all
+    workers at the same ``run.step``. The servers hold a group that is frozen at first too: leave it out of the optimizer if it
+    stays so.
+
     Several optimizers, as of a GAN, train in one run, each with steps of its own, in the same order on all workers::
 
         models, (opt_g, opt_d) = run.prepare({"g": generator, "d": discriminator}, [opt_g, opt_d])

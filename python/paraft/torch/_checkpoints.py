@@ -41,7 +41,7 @@ def load_checkpoint(checkpoint: _Path, model: Optional[Models] = None) -> dict[s
 
     ``model`` has the trained parameters and the running statistics, by the model's own names, without those of
     wrappers (``_orig_mod.``, ``module.``), and under all names of a tensor. A checkpoint has neither frozen
-    parameters nor each worker's own values (integer buffers). With ``model=`` it is complete for
+    parameters (except those of frozen parameter groups) nor each worker's own values (integer buffers). With ``model=`` it is complete for
     ``model.load_state_dict()``: by that model's names, including wrappers', and with that model's present values for
     everything missing in the checkpoint. ``optimizer`` is what ``optimizer.state_dict()`` would be, had torch made
     the steps itself; a list if the run had several,
@@ -114,7 +114,7 @@ class Checkpoint:
         return int(self._manifest["resume_step"])
 
     def model(self) -> dict[str, torch.Tensor]:
-        """``state_dict()`` of the model, without frozen parameters."""
+        """``state_dict()`` of the model, without what the servers did not have."""
         # Where the workers ran the optimizer on the mean gradient, the rest of it is Paraft's own.
         tensors = {name: t for name, t in self._model.items() if not name.startswith(MEAN) and name != STATE}
         for alias, name in self._said.get("tied", {}).items():
@@ -127,7 +127,7 @@ class Checkpoint:
 
     @property
     def frozen(self) -> list[str]:
-        """The model's parameters that were not trained."""
+        """The model's parameters that the servers did not have: frozen ones."""
         return list(self._said.get("frozen", []))
 
     @property

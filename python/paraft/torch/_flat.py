@@ -39,7 +39,10 @@ _FEW_GROUPS = 32
 
 
 class Flat:
-    """The trained parameters of a model, class by class, then its running statistics.
+    """The parameters of a model that the servers have, class by class, then its running statistics.
+
+    They have the trained ones. If the script ``freezes`` and unfreezes groups later, they also have those of groups in which all
+    are frozen. Others are each worker's own, and stay frozen: those of an adapted model may be many.
 
     ``group``: the ranks that share the vector's memory. ``state``: only if the workers run the optimizer on the mean
     gradient: the number of values of its state. Then the vector has the mean of the gradients, the running statistics,
@@ -49,8 +52,9 @@ class Flat:
         values: the vector, on the CPU.
         params: the parameters, in order.
         names: names of parameters and statistics.
-        classes: the class of each of the optimizer's groups; -1: none of its parameters is trained.
+        classes: the class of each of the optimizer's groups; -1: the servers have none of its parameters.
         class_values: number of values of each class.
+        members: the parameters of each class, by index.
         means: the places of the mean gradient, by parameter.
         state: the place of the optimizer's state.
         results: number of tensors that are results.
@@ -59,7 +63,7 @@ class Flat:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Optimizers, group: Optional[Group], state: Optional[int] = None
+        self, model: torch.nn.Module, optimizer: Optimizers, group: Optional[Group], state: Optional[int] = None, freezes: bool = False
     ) -> None:
         self._model = names = Names(model)
         for name, t in (*model.named_parameters(), *model.named_buffers()):
@@ -91,16 +95,23 @@ class Flat:
                         f"`{names.of(p)}` is expanded: several of its values are one in memory, and no optimizer can write them. "
                         "Make it of a copy: nn.Parameter(t.clone())"
                     )
-        self.classes = _classes(optimizer)
+        held = {
+            id(p)
+            for of in optimizer.param_groups
+            for too in (freezes and not any(p.requires_grad for p in of["params"]),)
+            for p in of["params"]
+            if p.requires_grad or too and p in names and _can_be_held(p)
+        }
+        self.classes = _classes(optimizer, held)
         self.class_values: list[int] = []
+        self.members: list[list[int]] = []
         for c in range(max(self.classes, default=-1) + 1):
-            trained = [p for of, its in zip(optimizer.param_groups, self.classes) if its == c for p in of["params"] if p.requires_grad]
-            trained.sort(key=lambda p: order[id(p)])
-            self.params += trained
-            self.class_values.append(sum(p.numel() for p in trained))
+            its = [p for of, i in zip(optimizer.param_groups, self.classes) if i == c for p in of["params"] if id(p) in held]
+            its.sort(key=lambda p: order[id(p)])
+            self.members.append(list(range(len(self.params), len(self.params) + len(its))))
+            self.params += its
+            self.class_values.append(sum(p.numel() for p in its))
         self.names = [names.of(p) for p in self.params]
-        given = [p for of in optimizer.param_groups for p in of["params"]]
-        held = {id(p) for p in given}
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in held:
                 raise ConfigError(
@@ -108,18 +119,20 @@ class Flat:
                     "keep its own: freeze it (requires_grad_(False)), or give it to an optimizer. Several optimizers, as of a GAN: "
                     "run.prepare(model, [first, second])"
                 )
-        self._trained = [(names.of(p), p, p.requires_grad) for p in given if p in names]
+        #: Whether groups may be frozen and unfrozen later.
+        self.freezes = freezes
+        self._others = [(names.of(p), p) for p in model.parameters() if id(p) not in held]
         # The model's hooks hold this: a reference back would keep both, and the run's thread, until a garbage collection.
         self._root = weakref.ref(model)
         self._record_places()
-        if not self.params:
+        if not any(p.requires_grad for p in self.params):
             raise ConfigError("the optimizer has no parameter that requires a gradient")
         self.buffers: list[torch.Tensor] = []
         #: Each statistic's place in its module: a script may replace the tensor there.
         self._places: list[tuple[dict[str, Optional[torch.Tensor]], str]] = []
         self._find_buffers(model)
-        #: The untrained parameters.
-        self.frozen = [names.of(p) for p in model.parameters() if not p.requires_grad]
+        #: The parameters that the servers do not have.
+        self.frozen = [name for name, _ in self._others]
         tensors = [*self.params, *self.buffers]
         if any(t.numel() == 0 for t in tensors):
             empty = self.names[next(i for i, t in enumerate(tensors) if t.numel() == 0)]
@@ -160,7 +173,7 @@ class Flat:
                     into.copy_(own(tensor))
 
     def _record_places(self) -> None:
-        """Records the places of the trained parameters in the model: wrapping changes the modules' places.
+        """Records the places of its parameters in the model: wrapping changes the modules' places.
 
         Raises:
             MisuseError: one is no longer in the model.
@@ -168,12 +181,13 @@ class Flat:
         root = self._root()
         if root is None:
             return
-        missing = set(map(id, self.params))
+        held = set(map(id, self.params))
+        missing = set(held)
         holders: set[torch.nn.Module] = set()
         self._expected_places: list[tuple[dict[str, Any], str, Any]] = []
-        # From leaves to root: containers of trained parameters keep their places too.
+        # From leaves to root: containers of such parameters keep their places too.
         for module in reversed(list(root.modules())):
-            its = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad and not is_sharded(p)}
+            its = {key: p for key, p in module._parameters.items() if p is not None and id(p) in held and not is_sharded(p)}
             inner = {key: m for key, m in module._modules.items() if m is not None and m in holders}
             missing.difference_update(map(id, (p for p in module._parameters.values() if p is not None)))
             if its or inner:
@@ -188,8 +202,12 @@ class Flat:
                 )
 
     def known(self) -> dict[str, str]:
-        """Maps each name of a trained parameter in the model to the servers' name."""
+        """Maps each name in the model of a parameter that the servers have to their name."""
         return {known: name for name, p in zip(self.names, self.params) for known in self._model.known(p)}
+
+    def name_of(self, t: Optional[torch.Tensor]) -> str:
+        """The name of one of the model's tensors; empty if unknown."""
+        return "" if t is None else self._model.of(t)
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -301,19 +319,13 @@ class Flat:
         self.mark()
 
     def check(self, of: Optional[set[int]] = None) -> None:
-        """Checks that the parameters are still in place, and that the same ones are trained. ``of``: those that step; a
-        script may freeze the others meanwhile, as a GAN's discriminator.
+        """Checks that the parameters are still in place, and that the servers can follow what is frozen and unfrozen. ``of``:
+        those that step; a script may freeze the others meanwhile, as a GAN's discriminator.
 
         Raises:
-            MisuseError: one was moved, frozen or unfrozen.
+            MisuseError: one was moved, or one was frozen or unfrozen that cannot be.
         """
-        stepping = None if of is None else {id(self.params[i]) for i in of}
-        for name, p, trained in self._trained:
-            if p.requires_grad is not trained and (stepping is None or id(p) in stepping):
-                raise MisuseError(
-                    f"`{name}` was {'frozen' if trained else 'unfrozen'} after run.prepare(), and the servers do not know: freeze before. "
-                    f"To {'stop' if trained else 'begin'} training it in the middle, run.save(), and continue with a new run and resume="
-                )
+        self._check_frozen(of)
         for place, key, it in self._expected_places:
             if place.get(key) is not it:
                 self._record_places()
@@ -332,6 +344,29 @@ class Flat:
                     f"`{self.names[i]}` was given other memory after run.prepare() (model.to(), .half(), load_state_dict(assign=True)): "
                     "do that before"
                 )
+
+    def _check_frozen(self, of: Optional[set[int]]) -> None:
+        later = "Or run.save(), and continue with a new run and resume="
+        for name, p in self._others:
+            if p.requires_grad:
+                how = ", in a parameter group in which all are frozen" if self.freezes else " unfrozen"
+                raise MisuseError(
+                    f"`{name}` was unfrozen after run.prepare(), and the servers do not have it: give it to the optimizer before{how}. {later}"
+                )
+        for its in self.members:
+            frozen = [i for i in its if not self.params[i].requires_grad and (of is None or i in of)]
+            if not frozen or self.freezes and len(frozen) == len(its):
+                continue
+            name = self.names[frozen[0]]
+            if not self.freezes:
+                raise MisuseError(
+                    f"`{name}` was frozen after run.prepare(), and the servers do not know: that takes apply=\"servers\", and no ranks of a group. {later}"
+                )
+            trained = self.names[next(i for i in its if i not in frozen)]
+            raise MisuseError(
+                f"`{name}` is frozen and `{trained}` is not, and a step leaves out a whole parameter group (of more than {_FEW_GROUPS} groups those of "
+                f"equal options are one): make a group of each part before run.prepare(). {later}"
+            )
 
     def _follow_buffers(self) -> None:
         """Statistics that the script has replaced keep their own memory from then on."""
@@ -422,17 +457,23 @@ class Flat:
             torch.cuda.current_stream(device).synchronize()  # the next pull overwrites the vector
 
 
-def _classes(optimizer: Optimizers) -> list[int]:
-    """The class of each parameter group. If there are many groups, for example one per tensor, groups of equal options
-    form one class."""
+def _can_be_held(p: torch.Tensor) -> bool:
+    """Whether the servers can hold a frozen parameter: a quantized one, for example, is never trained."""
+    return p.is_floating_point() and p.layout is torch.strided and p.numel() > 0 and not repeats(p) and not hasattr(p, "__tensor_flatten__")
+
+
+def _classes(optimizer: Optimizers, held: set[int]) -> list[int]:
+    """The class of each parameter group. If there are many groups, for example one per tensor, those of equal options form
+    one class: the trained ones, and the frozen ones."""
+    holds = [any(id(p) in held for p in g["params"]) for g in optimizer.param_groups]
     trains = [any(p.requires_grad for p in g["params"]) for g in optimizer.param_groups]
-    few = sum(trains) <= _FEW_GROUPS
+    few = {kind: sum(h and t is kind for h, t in zip(holds, trains)) <= _FEW_GROUPS for kind in (True, False)}
     known: dict[Any, int] = {}
     classes = []
     its = owners(optimizer)
     for i, (g, trained) in enumerate(zip(optimizer.param_groups, trains)):
-        key = i if few else (id(its[i]), g.get("initial_lr", g["lr"]), repr([(k, v) for k, v in g.items() if k != "params"]))
-        classes.append(known.setdefault(key, len(known)) if trained else -1)
+        options = (id(its[i]), g.get("initial_lr", g["lr"]), repr([(k, v) for k, v in g.items() if k != "params"]))
+        classes.append(known.setdefault(i if few[trained] else (trained, *options), len(known)) if holds[i] else -1)
     if len(known) > MAX_CLASSES:
         raise ConfigError(
             f"the optimizer has {len(optimizer.param_groups)} parameter groups with {len(known)} different options, and the "

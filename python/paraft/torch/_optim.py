@@ -181,10 +181,11 @@ def brought(optimizer: Optimizers, params: list[torch.nn.Parameter], classes: li
     updates = [0] * (max(classes, default=0) + 1)
     few: dict[int, int] = {}
     names: dict[int, list[str]] = {}
+    held = set(map(id, params))
     for table, group, c in zip(tables(optimizer), optimizer.param_groups, classes):
         for p in group["params"]:
             names[id(p)] = slots(table)
-            if c >= 0 and p.requires_grad:
+            if id(p) in held:
                 count = _updates(optimizer.state, p)
                 updates[c], few[c] = max(updates[c], count), min(few.get(c, count), count)
     if not any(updates):
@@ -263,7 +264,7 @@ class Watch:
     would not receive other changes."""
 
     def __init__(self, optimizer: Optimizers, classes: list[int]) -> None:
-        """``classes``: each group's class on the servers; -1: none, because all its parameters are frozen."""
+        """``classes``: each group's class on the servers; -1: none, because they have none of its parameters."""
         # The optimizers hold the front, which holds this.
         self._optimizers = [weakref.ref(one) for one in each(optimizer)]
         self._kinds = [_kind(one) for one in owners(optimizer)]
@@ -343,7 +344,7 @@ class Watch:
         if groups == self._noted:
             return None
         if len(groups) != len(self._params):
-            raise ConfigError("a parameter group was added after run.prepare(): add it before")
+            raise ConfigError("a parameter group was added or removed after run.prepare(): do so before")
         options = self.options()
         self._note()
         if options == self.last:

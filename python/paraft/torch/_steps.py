@@ -26,6 +26,7 @@ from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
 from ._clipping import Clipping, Turn, each_of
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
+from ._freezing import Freezing
 from ._tables import Tables
 from ._together import Optimizers, Together, each, heads
 from ._untrained import join
@@ -81,6 +82,8 @@ class Seen:
                 front.passes()
         if not torch.is_grad_enabled():
             return
+        if isinstance(self._front, OnServers):
+            self._front.hear()
         for given in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(given, torch.Tensor) and (shape := given.shape):
                 if run._step != self._step:
@@ -189,6 +192,13 @@ class OnServers:
         if isinstance(optimizer, Together):
             self._parts = self._divide(optimizer)
         flat.check_ties()
+        self._freezing = Freezing(flat) if flat.freezes else None
+        frozen = sum(p.numel() for p in flat.params if not p.requires_grad)
+        if frozen:
+            _LOG.info(
+                "the servers hold the optimizer's frozen parameter groups too, %d values: requires_grad_() begins to train them. If it never does, leave "
+                "them out of the optimizer", frozen,
+            )
         self._stages: dict[int, torch.Tensor] = {}
         #: The memory for the gradients of a group's ranks, by parameter: the whole, and this rank's part.
         self._shares = self._shared_gradients()
@@ -198,6 +208,8 @@ class OnServers:
         self._clip_values: dict[Optional[int], float] = {}
         #: Whether the servers clip by a setting of the job.
         self.clips_by_setting = any(line.startswith("clip.") for line in settings)
+        #: Whether that setting bounds the norm.
+        self._norm_by_setting = any(line.startswith("clip.norm") for line in (*settings, *run._settings))
         #: Whether the warning was logged that a script's own writes to weights do not last.
         self._told = False
         #: Number of steps that undid such writes.
@@ -229,10 +241,14 @@ class OnServers:
         self._sums: dict[int, int] = {}
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
-        run._hooks.append(_hear_losses(run, flat.params[0]))
+        #: The parameter by which losses are heard, and its hook.
+        self._hears: tuple[Any, Any] = (None, None)
+        self.hear()
         self._listen()
         self._others = len(run._hooks)
         self._hooks: list[Any] = []
+        #: The parameters with a hook that pushes, by index.
+        self._hooked: set[int] = set()
         if self._push is _Push.TRY and grouped:
             self._hooks = [model.register_forward_hook(_Notes(self))]
             run._hooks += self._hooks
@@ -248,6 +264,20 @@ class OnServers:
 
     def passes(self) -> None:
         """A forward pass begins."""
+
+    def hear(self) -> None:
+        """Hears losses by a trained parameter, in place of one that is frozen now."""
+        param, before = self._hears
+        if param is not None and param.requires_grad:
+            return
+        trained = next((p for p in self.flat.params if p.requires_grad), None)
+        if trained is not None:
+            hook = _hear_losses(self.run, trained)
+            if before is not None:
+                before.remove()
+                self.run._hooks.remove(before)
+            self.run._hooks.insert(0, hook)
+            self._hears = trained, hook
 
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
@@ -280,7 +310,8 @@ class OnServers:
             self._pushes(_Push.LATE)
 
     def _flat(self, model: torch.nn.Module, optimizer: Optimizers) -> Flat:
-        return Flat(model, optimizer, self.run._group)
+        # Torch's own averaging in a group of ranks has no part for what was frozen before.
+        return Flat(model, optimizer, self.run._group, freezes=self.run._group is None)
 
     def _divide(self, optimizer: Together) -> list[tuple[set[int], list[int]]]:
         """The parameters that each optimizer steps, by index, and the classes of the others' groups.
@@ -332,8 +363,15 @@ class OnServers:
         return [(whole, part(whole, p)) for whole, p in zip(wholes, params)]
 
     def _hook_all(self) -> None:
-        params: list[tuple[int, Any]] = list(self._params)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params if p.requires_grad]
+        self._hooked = set()
+        self._hooks = []
+        self._hook_new()
+
+    def _hook_new(self) -> None:
+        """Adds hooks to parameters without one: to a frozen one torch gives none."""
+        params: list[tuple[int, Any]] = [(i, p) for i, p in self._params if p.requires_grad and i not in self._hooked]
+        self._hooks += [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
+        self._hooked.update(i for i, _ in params)
         self.run._hooks[self._others :] = self._hooks
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
@@ -363,6 +401,7 @@ class OnServers:
         if self._push is _Push.EARLY:
             if not self._pushed:
                 self.tell_rates()
+                self._leave_groups([])
             self._session.ready(i, self._address(i, gradient))
         self._pushed[i] = (gradient, gradient._version)
         self._sums[i] = _sum(gradient)
@@ -397,6 +436,9 @@ class OnServers:
         turn = None if of is None else frozenset([of])
         if self._clipping.steps(of):
             turn, gradients = self._clipping.turn, []
+            before, others = self._watch.last, self._classes_of_others(turn)
+            if self.tell_rates() and any(a != b for c, (a, b) in enumerate(zip(before, self._watch.last)) if c not in others):
+                raise self._late_options("clip_grad_norm_()", "change them before both")
         else:
             skips = found_inf is not None and float(found_inf) != 0.0
             gradients = self.hand_over(turn, scaled=found_inf is not None, scale=scale, skips=skips)
@@ -418,17 +460,31 @@ class OnServers:
             self._push = _Push.TRY
         self._clipping.ends(turn)
         before = self.run.stats()["skipped"] if scaled and turn is None else 0
+        moves = self.run._moves
         self.run._finish_step(gradients)
-        if turn is not None:
-            missed = not self.run._over and self._session.missed_round()
-        else:
-            missed = scaled and self.run.stats()["skipped"] > before
+        missed = not self.run._over and self._session.missed_round()
+        if scaled and turn is None:
+            missed = missed or self.run.stats()["skipped"] > before
         if scaled and missed:
             # All workers have skipped it because of one: all GradScalers take a lower scale, as under DDP.
             for found in (f for of in each_of(turn) for f in self._found.get(of, {}).values()):
                 found.fill_(1.0)
         self._clipping.follows()
-        if missed and not scaled:
+        if self._freezing is not None:
+            self._freezing.ends()
+            if self._hooks:
+                self._hook_new()
+        if missed and not scaled and self.run._moves == moves:
+            self._missed(None if self._freezing is None else self._freezing.untrained(), turn)
+
+    @staticmethod
+    def _missed(name: Optional[str], turn: Turn) -> None:
+        if name is not None:
+            raise MisuseError(
+                f"this step has trained `{name}` on no worker, and other parameters it has: on another worker it is frozen, or its gradient was not "
+                "finite. Freeze and unfreeze at the same run.step on all workers"
+            )
+        if turn is not None:
             raise MisuseError(
                 "this step was applied on no worker: the other workers stepped another optimizer than this one, or had a gradient that is not finite. "
                 "All workers step their optimizers in the same order"
@@ -463,16 +519,48 @@ class OnServers:
             inverse = 1.0 / float(scale)
             torch._foreach_mul_([p.grad for i, p in params if p.grad is not None and i not in self._earlier], inverse)
         if self.tell_rates() and self._pushed and self.is_early:
-            raise MisuseError(
-                "the optimizer's options, such as its learning rate, were changed between backward() and optimizer.step(), and gradients were pushed "
-                "with the earlier ones: change them behind the step or before backward(), or prepare(..., overlap=False)"
-            )
+            raise self._late_options("backward()", "change them behind the step or before backward(), or prepare(..., overlap=False)")
         if skips:
             self._session.skip()
             return []
-        if turn is not None:
-            self._session.leave_out(sorted(set.intersection(*(set(self._parts[of][1]) for of in turn))))
+        if self._freezing is None:
+            if turn is not None:
+                self._session.leave_out(self._classes_of_others(turn))
+        else:
+            if self._pushed and self.is_early:
+                self._freezing.check()
+            else:
+                self._leave_groups(self._classes_of_others(turn))
+            out = self._freezing.left_out()
+            params = [(i, p) for i, p in params if i not in out] if out else params
         return self._gradients(params)
+
+    def _leave_groups(self, others: list[int]) -> None:
+        """Before a step's first gradient. ``others``: classes of optimizers that do not step.
+
+        Raises:
+            MisuseError: the servers cannot leave out a part.
+        """
+        if self._freezing is None:
+            return
+        out = self._freezing.begins(others)
+        if out and self._norm_by_setting and self.run.mode != "bsp":
+            raise MisuseError(
+                f"clip_norm in mode {self.run.mode}: the servers wait for the whole gradient's norm, and this step leaves out parameters that are frozen, "
+                "or another optimizer's. Have the script clip, by clip_grad_norm_()"
+            )
+        self._freezing.tells(self._session)
+
+    @staticmethod
+    def _late_options(since: str, remedy: str) -> MisuseError:
+        return MisuseError(
+            f"the optimizer's options, such as its learning rate, were changed between {since} and optimizer.step(), and gradients were pushed with the "
+            f"earlier ones: {remedy}"
+        )
+
+    def _classes_of_others(self, turn: Turn) -> list[int]:
+        """The classes of groups that no optimizer of this step has."""
+        return [] if turn is None else sorted(set.intersection(*(set(self._parts[of][1]) for of in turn)))
 
     def _steps_with(self, turn: Turn) -> Optional[set[int]]:
         """The parameters that step; None: all."""
@@ -695,6 +783,13 @@ class OnWorker:
                     "then. For others save, and begin another run: paraft.init(resume=...)"
                 )
 
+        def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+            front = me()
+            if front is not None:
+                refuse_group(front, param_group)
+            type(self).add_param_group(self, param_group)
+
+        optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
         given = sum(len(g["params"]) for g in optimizer.param_groups)
         #: The prepared optimizer is in its ``step()``, which may step others, as Lookahead's does.
         self.inside = False
@@ -776,6 +871,25 @@ def _with_skips(optimizer: Any, front: OnWorker) -> None:
     optimizer._step_supports_amp_scaling = True
 
 
+def refuse_group(front: Union[OnServers, OnWorker], group: Mapping[str, Any]) -> None:
+    """Runs before a script adds a parameter group.
+
+    Raises:
+        MisuseError: the run trains.
+    """
+    if front.run._session is None:
+        return
+    given = group["params"]
+    first = next(iter([given] if isinstance(given, torch.Tensor) else list(given)), None)
+    name = front.flat.name_of(first[1] if isinstance(first, tuple) else first)
+    raise MisuseError(
+        f"a parameter group{f' with `{name}`' if name else ''} was added after run.prepare(), and the servers have the parameters that the optimizer had "
+        "then. "
+        + ("Give it this group before, frozen; it begins to train with requires_grad_(True). " if front.flat.freezes else "")
+        + "Or run.save(), and continue with a new run and resume="
+    )
+
+
 def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """An optimizer whose state is set later."""
     return kind.__new__(kind)
@@ -806,7 +920,13 @@ def stepping(kind: Any, **own: Any) -> type[torch.optim.Optimizer]:
         # A copy is a plain torch optimizer, and trains its own weights.
         return _blank, (kind,), self.__getstate__()
 
-    own = {"step": step, "__reduce_ex__": __reduce_ex__, **own}
+    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        front = getattr(self, "_paraft", None)
+        if front is not None:
+            refuse_group(front, param_group)
+        kind.add_param_group(self, param_group)
+
+    own = {"step": step, "add_param_group": add_param_group, "__reduce_ex__": __reduce_ex__, **own}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 

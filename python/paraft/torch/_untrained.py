@@ -1,5 +1,6 @@
-"""What a model has and the servers do not: frozen parameters, and buffers that are no running statistics. It must be the same on
-all workers, as their results are of one model: they compare digests when they join, and send nothing."""
+"""What a model has and the servers do not: frozen parameters outside of frozen parameter groups, and buffers that are no running
+statistics. It must be the same on all workers, as their results are of one model: they compare digests when they join, and send
+nothing."""
 
 from __future__ import annotations
 
