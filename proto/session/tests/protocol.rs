@@ -308,6 +308,22 @@ fn pushes_waiting_for_norm_of_skipped_step_are_not_sent() {
     assert_eq!(came, [(0, true), (1, true), (2, true), (3, true)]);
 }
 
+#[test]
+fn pushes_that_wait_for_a_norm_wait_for_no_left_out_bucket() {
+    let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
+    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::new());
+    joined(&mut session, &mut servers, &[0]);
+    session.skip_bucket(servers.now, BucketId(0), Step(1));
+    for bucket in (1..BUCKETS as u32).map(BucketId) {
+        session.push(servers.now, bucket, Step(1), Bytes::from(1f32.to_le_bytes().repeat(LEN)));
+        servers.carry_out(&mut session);
+    }
+    let of = |k: &Kind| if let Kind::Push(p) = k { Some((p.bucket, p.skip, p.sum_of_squares)) } else { None };
+    let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(of).collect();
+    let norm = ((BUCKETS - 1) * LEN) as f64;
+    assert_eq!(came, [(0, true, 0.0), (1, false, norm), (2, false, norm), (3, false, norm)]);
+}
+
 /// The first of two stages, with two shards of four.
 fn first_stage(mode: Mode) -> (Session, Servers) {
     let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };

@@ -114,18 +114,23 @@ impl Session {
         }
         // If processes share a worker, in every mode: another process's shards may be in another mode.
         let squares = self.squares(&push);
-        if self.pushed.step != step.0 {
-            self.pushed = PushedSquares { step: step.0, squares: BTreeMap::new() };
-        }
-        self.pushed.squares.insert(bucket.0, squares);
+        self.note_squares(bucket, step, squares);
         if waits {
             self.held.push((push, now));
-            if self.held.len() == self.own.len() && !self.norms.is_shared() {
+            if self.pushed.squares.len() == self.own.len() && !self.norms.is_shared() {
                 self.release(now, sum_of_parts(self.by_shard(&self.pushed.squares)));
             }
         } else if let Some(link) = self.links.get_mut(&shard) {
             link.push(push, now, now, &mut self.out);
         }
+    }
+
+    /// Records a bucket's part of the norm of a step's gradient.
+    fn note_squares(&mut self, bucket: BucketId, step: Step, squares: f64) {
+        if self.pushed.step != step.0 {
+            self.pushed = PushedSquares { step: step.0, squares: BTreeMap::new() };
+        }
+        self.pushed.squares.insert(bucket.0, squares);
     }
 
     /// The sums of squares by shard of a step that was pushed whole in this session. `Some` only if some
@@ -180,6 +185,8 @@ impl Session {
     /// Sends the mark for one bucket: the script leaves its group out of the step, or no worker writes the result
     /// because the step's mean is not whole. Marks come before the pushes of their step.
     pub fn skip_bucket(&mut self, now: Duration, bucket: BucketId, step: Step) {
+        // The pushes that wait for the norm wait for this bucket, too.
+        self.note_squares(bucket, step, 0.0);
         self.mark_skipped(now, bucket, step);
     }
 
