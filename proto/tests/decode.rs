@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// The bytes of version 4 of the protocol. If this fails, `PROTOCOL` must change too.
+/// The bytes of this version of the protocol. If this fails, `PROTOCOL` must change too.
 #[test]
 fn a_push_has_the_bytes_of_its_protocol() {
     assert_eq!(paraft_proto::PROTOCOL, 7);

@@ -52,7 +52,7 @@ pub enum RowOptimizer {
         l2: f64,
     },
     /// Lazy Adam: Kingma and Ba 2015 with the row's own number of updates `t`, for the rows of a push only.
-    /// `torch.optim.SparseAdam` is the same but counts the steps of the whole table in `t`.
+    /// `torch.optim.SparseAdam` counts the steps of the whole table in `t`, and adds eps before the correction of the bias.
     Adam {
         /// The rate, 0 or more.
         lr: f64,
