@@ -1,17 +1,19 @@
 """The build backend of this package (PEP 517): maturin, and the program ``paraft`` in the wheel beside the extension.
 
-``pip install ./python`` and ``pip wheel ./python`` call it. It needs a Rust toolchain, and is of the repository: the crates that
-the package is made of lie beside this folder, so that there is no source distribution of it.
+``pip install ./python`` and ``pip wheel ./python`` call it. It needs a Rust toolchain, and the crates that lie beside this folder: a
+source distribution is the repository's files.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -46,8 +48,37 @@ def build_editable(folder: str, settings: Settings = None, metadata: Optional[st
 
 
 def build_sdist(folder: str, settings: Settings = None) -> str:
-    """There is none."""
-    raise SystemExit("paraft has no source distribution: build a wheel in its repository, with `pip wheel ./python`")
+    """The repository's files, with a ``pyproject.toml`` at their root: its name, in ``folder``."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if not listed.stdout:
+        raise SystemExit("a source distribution is made of the files that git knows: make it in a clone of the repository")
+    with tempfile.TemporaryDirectory() as scratch:
+        described = maturin.prepare_metadata_for_build_wheel(scratch)
+        metadata = Path(scratch, described, "METADATA").read_bytes()
+    package = described.rpartition(".")[0]
+    with tarfile.open(Path(folder, package + ".tar.gz"), "w:gz") as whole:
+        for name in filter(None, listed.stdout.split("\0")):
+            whole.add(ROOT / name, f"{package}/{name}", recursive=False)
+        for name, content in (("pyproject.toml", at_root()), ("PKG-INFO", metadata)):
+            entry = tarfile.TarInfo(f"{package}/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            whole.addfile(entry, io.BytesIO(content))
+    return package + ".tar.gz"
+
+
+def at_root() -> bytes:
+    """This folder's ``pyproject.toml`` as it is for the folder above."""
+    text = Path(__file__).with_name("pyproject.toml").read_text()
+    for here, above in (
+        ('backend-path = ["."]', 'backend-path = ["python"]'),
+        ('readme = "README.md"', 'readme = "python/README.md"'),
+        ("[tool.maturin]", '[tool.maturin]\nmanifest-path = "python/Cargo.toml"\npython-source = "python"'),
+    ):
+        before, found, after = text.partition(here)
+        if not found:
+            raise SystemExit(f"pyproject.toml has no line `{here}`, which a source distribution changes")
+        text = before + above + after
+    return text.encode()
 
 
 def program() -> bytes:

@@ -42,7 +42,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub fn run(args: &DashboardArgs) -> Result<i32, Failure> {
     // Who is refused, and what is done, are said here.
-    paraft_host::logs::on_terminal("info");
+    paraft_host::logs::on_terminal(tracing::level_filters::LevelFilter::INFO);
     let fleet = args.fleet.to_ask()?;
     let target = fleet.target()?;
     let mut here = here(fleet.folder());

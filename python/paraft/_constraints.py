@@ -6,15 +6,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._run import toml
 from .errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Constraint:
+class Constraint(NamedTuple):
     """A constraint on a parameter; :func:`clamp`, :func:`unit_norm` and :func:`max_norm` create one.
 
     Attributes:

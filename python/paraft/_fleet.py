@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from types import TracebackType
 from typing import Optional
@@ -17,6 +16,8 @@ from .errors import ConfigError, UnavailableError
 def program() -> str:
     """The path of the ``paraft`` binary: this package's, otherwise the one on ``PATH``; ``PARAFT_PROGRAM`` overrides
     it."""
+    import sysconfig  # half a millisecond, which `import paraft` need not take
+
     own = os.path.join(sysconfig.get_path("scripts"), "paraft")
     found = os.environ.get("PARAFT_PROGRAM") or (own if os.access(own, os.X_OK) else shutil.which("paraft"))
     if not found:

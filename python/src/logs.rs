@@ -10,9 +10,9 @@ use std::{
     path::Path,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer,
+    Layer,
     layer::{Context, SubscriberExt},
     util::SubscriberInitExt,
 };
@@ -28,8 +28,10 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     if file.is_some() {
         return paraft_host::logs::start(file);
     }
-    let filter = EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = tracing_subscriber::registry().with(filter).with(paraft_host::Repeats::default()).with(Lines);
+    let lines = tracing_subscriber::registry()
+        .with(paraft_host::logs::filter(LevelFilter::INFO))
+        .with(paraft_host::Repeats::default())
+        .with(Lines);
     let _ = lines.with(paraft_host::logs::RecentLayer).try_init();
     Ok(())
 }

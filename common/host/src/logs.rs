@@ -14,9 +14,12 @@ use tracing::{
     Dispatch, Event, Subscriber,
     dispatcher::set_global_default,
     field::{Field, Visit},
+    level_filters::LevelFilter,
 };
 use tracing_subscriber::{
-    EnvFilter, Layer, fmt,
+    Layer,
+    filter::Targets,
+    fmt,
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
     util::SubscriberInitExt,
@@ -37,12 +40,12 @@ fn kept() -> MutexGuard<'static, RecentLines> {
     RECENT.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Starts logging. The level comes from `PARAFT_LOG` (the syntax of tracing's EnvFilter), default `info` in
+/// Starts logging. The level comes from `PARAFT_LOG` (the syntax of tracing's `Targets`), default `info` in
 /// files and `warn` on the terminal. A second call changes nothing.
 pub fn start(file: Option<&Path>) -> std::io::Result<()> {
     match file {
         Some(path) => _ = set_global_default(in_file(path)?),
-        None => on_terminal("warn"),
+        None => on_terminal(LevelFilter::WARN),
     }
     Ok(())
 }
@@ -52,11 +55,11 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
 pub fn in_file(path: &Path) -> std::io::Result<Dispatch> {
     let file = File::options().create(true).append(true).open(path)?;
     let layer = fmt::layer().json().with_writer(Mutex::new(file)).log_internal_errors(false);
-    Ok(Dispatch::new(all(filter("info")).with(layer).with(RecentLayer)))
+    Ok(Dispatch::new(all(filter(LevelFilter::INFO)).with(layer).with(RecentLayer)))
 }
 
 /// Starts logging on the terminal, from this level on where `PARAFT_LOG` says nothing else.
-pub fn on_terminal(level: &str) {
+pub fn on_terminal(level: LevelFilter) {
     let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // Where standard error can't be written neither can that it can't.
     let layer = layer.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
@@ -64,15 +67,17 @@ pub fn on_terminal(level: &str) {
 }
 
 /// What passes the filter, and each line that repeats once in a while.
-fn all(filter: EnvFilter) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync {
+fn all(filter: Targets) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync {
     tracing_subscriber::registry().with(filter).with(Repeats::default())
 }
 
-fn filter(default: &str) -> EnvFilter {
+/// What `PARAFT_LOG` lets pass; where it is unset, empty or no filter, lines from the level `default` on.
+pub fn filter(default: LevelFilter) -> Targets {
+    let given = std::env::var("PARAFT_LOG").ok().filter(|given| !given.is_empty());
     // openraft tells each heartbeat at info, warns while a peer is down, and reports errors when a replica ends in order. What
     // is wrong with a replica is said by `paraft-raft`, in words of ours.
-    let quiet = format!("{default},openraft=off");
-    EnvFilter::try_from_env("PARAFT_LOG").unwrap_or_else(|_| EnvFilter::new(quiet))
+    let quiet = || Targets::new().with_default(default).with_target("openraft", LevelFilter::OFF);
+    given.and_then(|given| given.parse().ok()).unwrap_or_else(quiet)
 }
 
 /// The last lines that were logged, each with its time of day (UTC) and level; `None`: nothing new since there were so many. With
