@@ -15,11 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// What a client has read at the end: the weights and, worker 0, the rows.
+type Read = (Vec<f32>, Vec<f32>);
+
 /// The clients and their observations.
 pub struct Clients {
     ledger: Ledger,
     seen: Arc<Observations>,
-    workers: Vec<JoinHandle<Result<(Vec<f32>, Vec<f32>), ClientError>>>,
+    workers: Vec<JoinHandle<Result<Read, ClientError>>>,
 }
 
 struct Observations {
@@ -176,7 +179,7 @@ fn work(
     worker: u32,
     pace: Duration,
     seen: &Arc<Observations>,
-) -> Result<(Vec<f32>, Vec<f32>), ClientError> {
+) -> Result<Read, ClientError> {
     let mut page = ledger.join(at, worker)?;
     let acks = page.client.acks();
     let listener = {

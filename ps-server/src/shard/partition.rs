@@ -77,7 +77,7 @@ struct Store {
 }
 
 impl Store {
-    fn row<'a>(words: &'a [f32], len: usize, slot: u32) -> &'a [f32] {
+    fn row(words: &[f32], len: usize, slot: u32) -> &[f32] {
         &words[slot as usize * len..][..len]
     }
 }
