@@ -34,7 +34,7 @@ pub struct Field {
     pub offsets: Vec<u32>,
     /// The ids of all samples.
     pub ids: Vec<u64>,
-    /// The value of each id; empty if all are 1.
+    /// The value of each id; may be empty if all are 1.
     pub weights: Vec<f32>,
 }
 
@@ -43,7 +43,7 @@ pub struct Field {
 pub struct SparseBatch {
     /// `[n]` numbers to predict; 0 and 1 for classes.
     pub labels: Vec<f32>,
-    /// `[n]` factors, 0 or more, of the samples' losses; empty if all are 1.
+    /// `[n]` factors, 0 or more, of the samples' losses; may be empty if all are 1.
     pub importance: Vec<f32>,
     /// `[n, dense]` row-major plain values; empty for data without.
     pub dense: Vec<f32>,
@@ -68,7 +68,7 @@ impl Default for Field {
 }
 
 impl Field {
-    /// Sample `i`'s ids and their values, which are empty if all are 1.
+    /// Sample `i`'s ids and their values, which may be empty if all are 1.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -81,15 +81,6 @@ impl Field {
     fn push(&mut self, id: u64, weight: f32) {
         push_or_one(&mut self.weights, self.ids.len(), weight);
         self.ids.push(id);
-    }
-
-    fn extend(&mut self, ids: &[u64], weights: &[f32]) {
-        if !weights.is_empty() || !self.weights.is_empty() {
-            self.weights.resize(self.ids.len(), 1.0);
-            self.weights.extend_from_slice(weights);
-            self.weights.resize(self.ids.len() + ids.len(), 1.0);
-        }
-        self.ids.extend_from_slice(ids);
     }
 
     fn clear(&mut self) {
@@ -154,11 +145,13 @@ impl SparseBatch {
         self.fields.iter_mut().for_each(Field::clear);
     }
 
-    /// Adds sample `i` of `from`, which has as many fields and `dense` plain values a sample.
+    /// Adds sample `i` of `from`, which has as many fields and `dense` plain values a sample. All samples of a batch
+    /// are copied from the same one, so that fields have weights for all of them or for none.
     fn copy(&mut self, from: &Self, i: usize, dense: usize) {
         for (to, from) in self.fields.iter_mut().zip(&from.fields) {
             let (ids, weights) = from.row(i);
-            to.extend(ids, weights);
+            to.ids.extend_from_slice(ids);
+            to.weights.extend_from_slice(weights);
         }
         self.dense.extend_from_slice(&from.dense[i * dense..(i + 1) * dense]);
         self.end(from.labels[i], from.importance.get(i).copied().unwrap_or(1.0));
