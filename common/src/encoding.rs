@@ -26,7 +26,6 @@
 //! Aji, Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; powersgd, Vogels, Karimireddy,
 //! Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
 
-mod draws;
 mod encoder;
 mod low_rank;
 mod narrow;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    draws,
     id::{BucketId, Step},
     layout::{Layout, TensorSpec},
     payload::{Payload, tests::cut},

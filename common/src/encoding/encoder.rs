@@ -16,11 +16,16 @@
 
 use super::{
     BadPayload, Encoding, Rank, Values,
-    draws::{between, draw},
     low_rank::{self, Stretch},
     sparse,
 };
-use crate::{codec::put_f32_le, id::Step, payload::Payload, simd::wide};
+use crate::{
+    codec::put_f32_le,
+    draws::{between, draw},
+    id::Step,
+    payload::Payload,
+    simd::wide,
+};
 use bytes::Bytes;
 
 /// Encodes the pushes of one bucket.

@@ -22,6 +22,16 @@ fn the_exponential_agrees_with_libm() {
 }
 
 #[test]
+fn the_logarithm_agrees_with_libm() {
+    for i in 1..=200_000 {
+        for x in [f64::from(i) * 1e-5, f64::from(i), 1.0 + f64::from(i) * 1e-12, 1.5f64.powi(i % 1_700)] {
+            assert!((ln(x) - x.ln()).abs() <= 1e-15 * x.ln().abs().max((x - 1.0).abs().min(1.0)), "at {x}");
+        }
+    }
+    assert_eq!(ln(1.0), 0.0);
+}
+
+#[test]
 fn the_power_agrees_with_libm() {
     for n in [0u64, 1, 2, 3, 7, 10, 100, 1_000, 12_345, 1_000_000] {
         for base in [0.9, 0.99, 0.999, 0.1, 0.0, 1.0] {

@@ -13,6 +13,7 @@ use paraft_common::{
     config::ServerJob,
     encoding::{Encoder, Stretch},
 };
+use paraft_data::metrics::{ClassMetrics, NumberMetrics};
 use paraft_decoders::{
     files,
     input::Seed,
@@ -722,4 +723,23 @@ fn data() {
     let text = "Grüße, 世界! to be or not to be";
     write("text", "bytes", &seed(4).rest(text.as_bytes()).0);
     write("text", "gzip", &seed(4).rest(&gz(text.as_bytes())).0);
+    let libsvm = b"+1 qid:3 1:0.5 18446744073709551615:-2e3 # 7:x\r\n\n-1:0.25\t9:1 2:1 0:0\n1\n";
+    write("sparse", "libsvm", &seed(0).rest(libsvm).0);
+    write("sparse", "libsvm-gzip", &seed(8).rest(&gz(libsvm)).0);
+    let vowpal = "1 2 0 'tag|f:2 a:3 b:c :4|g 12 \u{fc}\n-1 |\n+1 | x |7 a:0\n";
+    write("sparse", "vowpal", &seed(1).rest(vowpal.as_bytes()).0);
+    write("sparse", "vowpal-all", &seed(1 | 8 | 16 | 32).rest(vowpal.as_bytes()).0);
+    let row = |label: &str| {
+        [label, "5", "", "-2"].join("\t") + &"\t7".repeat(10) + &"\t68fd1e64".repeat(25) + "\t\n"
+    };
+    write("sparse", "criteo", &seed(2).rest((row("0") + &row("1")).as_bytes()).0);
+    write("sparse", "ratings", &seed(3).rest(b"userId,movieId,rating,timestamp\n1,31,2.5,12\n7,1,0,1\n").0);
+    write("sparse", "ratings-texts", &seed(3 | 8).rest(b"A2\t0001\t5\nB.c\t1e5\t1\n").0);
+    let (mut classes, mut numbers) = (ClassMetrics::default(), NumberMetrics::default());
+    for (score, label) in [(-3.0, 0.0), (0.5, 1.0), (1e9, 0.0), (f32::NAN, 1.0)] {
+        classes.add(score, label);
+        numbers.add(score, label);
+    }
+    write("sparse", "classes", &seed(4).rest(&classes.to_bytes()).0);
+    write("sparse", "numbers", &seed(4).rest(&numbers.to_bytes()).0);
 }

@@ -9,7 +9,11 @@ use paraft_checkpoint::{
     weights::{self, Precision},
 };
 use paraft_common::{Layout, TensorSpec};
-use paraft_data::{Column, CsvOptions, Dataset, LabelColumn, Task, TextCorpus, read_csv, read_idx_pair};
+use paraft_data::metrics::{ClassMetrics, NumberMetrics};
+use paraft_data::{
+    Column, CsvOptions, Dataset, Ids, LabelColumn, SparseBatch, SparseDataset, Task, TextCorpus, VowpalHash,
+    VowpalOptions, read_criteo, read_csv, read_idx_pair, read_libsvm, read_ratings, read_vowpal,
+};
 use std::{
     cell::OnceCell,
     path::{Path, PathBuf},
@@ -227,4 +231,43 @@ pub fn text(data: &[u8]) {
     if let Ok((train, test)) = corpus.split(0.25) {
         assert!(train.tokens().len() > context && test.tokens().len() > context);
     }
+}
+
+/// Sparse data in each of its formats, and a worker's parts of metrics; the first byte says which.
+pub fn sparse(data: &[u8]) {
+    let mut input = Input(data);
+    let how = input.byte();
+    let other = how & 8 > 0;
+    if how & 7 > 3 {
+        let bytes = input.rest();
+        if let Ok(part) = ClassMetrics::from_bytes(bytes) {
+            assert_eq!(part.to_bytes(), bytes);
+            let _ = (part.auc(), part.log_loss(), part.normalized_entropy());
+        }
+        if let Ok(part) = NumberMetrics::from_bytes(bytes) {
+            assert_eq!(part.to_bytes(), bytes);
+            let _ = part.rmse();
+        }
+        return;
+    }
+    let path = Scratch::new().file("sparse", input.rest());
+    let task = if other { Task::Regression } else { Task::Classification };
+    let read = match how & 7 {
+        0 => read_libsvm(&path, task),
+        1 => {
+            let hash = if how & 16 > 0 { VowpalHash::All } else { VowpalHash::Strings };
+            read_vowpal(&path, &VowpalOptions { bits: 22, hash, constant: how & 32 > 0, task })
+        }
+        2 => read_criteo(&path),
+        _ => read_ratings(&path, if other { Ids::Texts } else { Ids::Numbers }),
+    };
+    let Ok(samples) = read else { return };
+    let finite = |values: &[f32]| values.iter().all(|v| v.is_finite());
+    assert!(finite(&samples.labels) && finite(&samples.importance) && finite(&samples.dense));
+    assert!(samples.fields.iter().all(|f| finite(&f.weights)));
+    let all: Vec<u32> = (0..samples.len() as u32).collect();
+    let data = SparseDataset::new(samples.clone()).expect("what was read fits");
+    let mut batch = SparseBatch::default();
+    data.fill(&all, &mut batch);
+    assert_eq!(batch, samples);
 }

@@ -30,7 +30,7 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and of its folder in `fuzz/corpus/`.
-pub const TARGETS: [(&str, Target); 21] = [
+pub const TARGETS: [(&str, Target); 22] = [
     ("bulk", wire::bulk),
     ("control_requests", requests::control_requests),
     ("control_state", state::control_state),
@@ -50,6 +50,7 @@ pub const TARGETS: [(&str, Target); 21] = [
     ("shard_state", state::shard_state),
     ("small_file", store::small_file),
     ("snapshot_file", store::snapshot_file),
+    ("sparse", files::sparse),
     ("text", files::text),
     ("weights", files::weights),
 ];

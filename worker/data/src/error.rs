@@ -71,6 +71,13 @@ pub enum Place {
     Byte(u64),
     /// A line, counted from 1.
     Line(u64),
+    /// A byte of a line, both counted from 1.
+    Column {
+        /// The line.
+        line: u64,
+        /// The byte in it.
+        column: u64,
+    },
 }
 
 impl fmt::Display for Place {
@@ -79,6 +86,7 @@ impl fmt::Display for Place {
             Self::File => Ok(()),
             Self::Byte(at) => write!(f, " at byte {at}"),
             Self::Line(at) => write!(f, " line {at}"),
+            Self::Column { line, column } => write!(f, " line {line}, column {column}"),
         }
     }
 }

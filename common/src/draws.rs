@@ -8,15 +8,21 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Number `i` of the seed.
 #[inline(always)]
-pub(super) fn draw(seed: u64, i: u64) -> u64 {
+pub fn draw(seed: u64, i: u64) -> u64 {
     let z = seed.wrapping_add(i.wrapping_add(1).wrapping_mul(GOLDEN));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// From -1 to 1.
-pub(super) fn between(seed: u64, i: u64) -> f32 {
+/// From 0, below 1.
+pub fn unit(seed: u64, i: u64) -> f64 {
+    // 53 bits are exact in an f64.
+    (draw(seed, i) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// From -1, below 1.
+pub fn between(seed: u64, i: u64) -> f32 {
     // 24 bits are exact in an f32.
     (draw(seed, i) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
 }
