@@ -2,8 +2,9 @@
 //!
 //! [`paraft_worker::OpenRun`] makes all decisions. This crate passes it the interpreter's memory ([`memory`]),
 //! releases the interpreter during waits and checks its signals meanwhile ([`signals`]), and converts errors and
-//! log lines to Python's ([`errors`], [`logs`]).
+//! log lines to Python's ([`errors`], [`logs`]). [`data`] reads sparse data.
 
+mod data;
 mod digest;
 mod errors;
 mod logs;
@@ -19,6 +20,9 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Run>()?;
     m.add("WHOLE_BYTES", digest::WHOLE_BYTES)?;
     m.add_function(wrap_pyfunction!(digest::digest, m)?)?;
+    m.add_class::<data::SparseData>()?;
+    m.add_class::<data::ClickMetrics>()?;
+    m.add_function(wrap_pyfunction!(data::area_under_curve, m)?)?;
     m.add_function(wrap_pyfunction!(end_with, m)?)?;
     m.add_function(wrap_pyfunction!(run::in_rounds_of_all, m)?)?;
     Ok(())

@@ -38,7 +38,7 @@ pub use paraft_client::Transport;
 pub use paraft_client::{Counters, Interrupt, Pulled};
 pub use paraft_common::{Layout, ParamGroup, optim::Overrides};
 pub use paraft_common::{TensorKind, TensorSpec};
-pub use paraft_data::{DataError, Dataset, Samples, Split};
+pub use paraft_data::{self as data, DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
 pub use recorder::described;
