@@ -26,7 +26,7 @@ from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
-from ._tables import Tables
+from ._tables import Tables, ZeroGrad
 from ._together import Optimizers, Together, each, heads
 from ._untrained import join
 
@@ -193,7 +193,7 @@ class OnServers:
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
-        self.tables = Tables(run, Tables.of(model))
+        self.tables = Tables(run, model)
         self._session = self._join(model, optimizer, settings)
         self.tables.begin()
         run._front = weakref.ref(self)
@@ -214,6 +214,7 @@ class OnServers:
         #: Digests of gradients, which show writes to ``.data``.
         self._sums: dict[int, int] = {}
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
+        run._hooks += [ZeroGrad(head, self.tables) for head in heads(model) if self.tables.all]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         run._hooks.append(_hear_losses(run, flat.params[0]))
         self._listen()
@@ -234,6 +235,10 @@ class OnServers:
 
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
+        if self.tables.all and call.name.startswith("clip"):
+            raise MisuseError(
+                f"{call.name}() would leave out the rows of table `{self.tables.all[0].name}`, which are no parameters: a job with tables does not clip"
+            )
         return self._clipping.clips(call)
 
     def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> bool:
@@ -365,12 +370,10 @@ class OnServers:
         if self.run._waits:
             return self.run._resume_wait()  # called again: its gradients are pushed
         self.run._joined()
-        if self.tables.all:
-            if found_inf is not None:
-                raise MisuseError(
-                    "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
-                )
-            self.tables.hand_over(self._session)
+        if self.tables.all and found_inf is not None:
+            raise MisuseError(
+                "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
+            )
         if self._clipping.steps(of):
             gradients: list[tuple[int, int]] = []
         else:
@@ -385,6 +388,7 @@ class OnServers:
             self._hook_all()
             self._push = _Push.TRY
         self._clipping.ends(of)
+        self.tables.hand_over(self._session)  # last: a step that is refused has handed over nothing
         self.run._finish_step(gradients)
         self._clipping.follows()
         if of is not None and found_inf is None and not self.run._over and self._session.missed_round():
