@@ -118,6 +118,8 @@ class Tables:
             if table._of() is not None:
                 raise ConfigError(f"table `{table.name}` is in another run: make one for each")
         self._rates: list[Optional[float]] = [None] * len(self.all)
+        #: How often this worker has returned to the job.
+        self._rejoins = 0
 
     def begin(self) -> None:
         """The run has joined: rows can be read."""
@@ -139,6 +141,11 @@ class Tables:
         session = run._joined()
         with run._inside(f"reading rows of table `{table.name}`"):
             session.rows(table._place, ids, count, into)
+        rejoins = run._query()["rejoins"]
+        if rejoins != self._rejoins:
+            # It had been taken out, and the step from which it continues has brought weights.
+            self._rejoins = rejoins
+            run._pulled()
 
     def say_rates(self, session: Any) -> None:
         """Passes on the rates that a script has set since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Optional
 
+import paraft
 import paraft.torch
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 torch.set_num_threads(1)
 
 IDS, DIM, BAGS = 40, 4, 6
+SGD = {"kind": "sgd", "lr": 0.5}
 #: An id that the servers must not take for a number of a row.
 FAR = 2**62
 
@@ -34,9 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def table(case: str) -> paraft.torch.Table:
+    """Its table, named as the case is."""
     rule = CASES[case][1]
     init = {"kind": "zeros"} if rule["kind"] == "ftrl" else {"kind": "normal", "std": 0.3}
-    return paraft.torch.Table("items", DIM, max_rows=1000, optimizer=rule, init=init, partitions=3)
+    return paraft.torch.Table(case.replace(" ", "-"), DIM, max_rows=1000, optimizer=rule, init=init, partitions=3)
 
 
 class Net(nn.Module):
@@ -158,3 +161,15 @@ def own(m: Net, b: dict[str, Any]) -> torch.Tensor:
 
         return ((m.dense(found(b["ids"]) - found(b["other"])) - b["target"]) ** 2).mean()
     return loss(m, b)
+
+
+def new(fleet: paraft.Fleet, layer: Any = paraft.torch.EmbeddingBag, *, prepare: Optional[dict[str, Any]] = None, **of: Any) -> Any:
+    """The only worker of a job: its run, table, model and optimizer."""
+    of = {"max_rows": 1000, "optimizer": SGD, "init": {"kind": "normal", "std": 0.3}, **of}
+    table = paraft.torch.Table("t", DIM, **of)
+    torch.manual_seed(0)
+    m = nn.Sequential(layer(table), nn.Linear(DIM, 1))
+    o = torch.optim.SGD(m.parameters(), lr=0.1)
+    run = paraft.init(fleet)
+    run.prepare(m, o, **(prepare or {}))
+    return run, table, m, o

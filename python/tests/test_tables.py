@@ -1,12 +1,12 @@
-"""Sparse tables in PyTorch models: what comes out beside one process, what a run survives, and what is refused."""
+"""Sparse tables in PyTorch models: what comes out beside one process, and what a run survives."""
 
 from __future__ import annotations
 
-import copy
-import io
+import os
+import signal
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -15,54 +15,56 @@ torch = pytest.importorskip("torch")
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
 import tables  # noqa: E402
-from paraft.errors import ConfigError, MisuseError  # noqa: E402
-from tables import DIM, FAR, IDS  # noqa: E402
+from paraft.errors import MisuseError  # noqa: E402
+from tables import DIM, FAR, IDS, new  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 STEPS = 30
 PATIENT = {"cluster.grace_ms": 20_000}
-SGD = {"kind": "sgd", "lr": 0.5}
 
 
-def trained(out: str, fleets: dict[str, list[str]]) -> None:
-    """A worker that trains all cases, each on servers of its own."""
-    for case, servers in fleets.items():
-        special = tables.CASES[case][2]
-        table, m = tables.ours(case)
-        run = paraft.init(servers=servers, settings=PATIENT)
-        o = torch.optim.SGD(m.dense.parameters(), lr=0.1)
-        run.prepare(m, o)
-        all_ids = torch.arange(IDS) + (FAR if special == "far" else 0)
-        first = table.rows(all_ids)
-        for step in range(STEPS):
+def trained(out: str) -> None:
+    """A worker of one job with a table and a model of each case."""
+    made = {case: tables.ours(case) for case in tables.CASES}
+    all_ids = {case: torch.arange(IDS) + (FAR if of[2] == "far" else 0) for case, of in tables.CASES.items()}
+    whole = nn.ModuleDict({case: m for case, (_, m) in made.items()})
+    run = paraft.init(settings=PATIENT)
+    o = torch.optim.SGD(whole.parameters(), lr=0.1)
+    run.prepare(whole, o)
+    first = {case: table.rows(all_ids[case]) for case, (table, _) in made.items()}
+    for step in range(STEPS):
+        for case, (_, m) in made.items():
+            # What is thrown away leaves nothing, however it is thrown away.
+            tables.loss(m, tables.batch(case, run.rank, step + 900)).backward()
+        (o if step % 2 else whole).zero_grad()
+        for case, (_, m) in made.items():
+            special = tables.CASES[case][2]
             if special == "accumulated":
-                # What is thrown away leaves nothing, however it is thrown away.
-                tables.loss(m, tables.batch(case, run.rank, step + 900)).backward()
-                (o if step % 2 else m).zero_grad()
                 with run.no_sync():
                     tables.loss(m, tables.batch(case, run.rank, step + 500)).backward()
             tables.loss(m, tables.batch(case, run.rank, step, special == "far")).backward()
-            o.step()
-            o.zero_grad()
-        last = table.rows(all_ids.view(2, -1)).view(IDS, DIM)
-        run.finish()
-        torch.save((first, last, m.dense.state_dict()), f"{out}/{case} {run.rank}.pt")
+        o.step()
+        o.zero_grad()
+    last = {case: table.rows(all_ids[case].view(2, -1)).view(IDS, DIM) for case, (table, _) in made.items()}
+    run.finish()
+    torch.save((first, last, {case: m.dense.state_dict() for case, (_, m) in made.items()}), f"{out}/{run.rank}.pt")
 
 
 def test_lock_step_gives_the_rows_of_one_process(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
-    fleets = {case: start_fleet(3 if case == "mean" else 1).servers for case in tables.CASES}
-    run_workers(None, trained, 2, str(tmp_path), fleets, timeout=300)
+    run_workers(start_fleet(3), trained, 2, str(tmp_path), timeout=400)
+    first, last, dense = torch.load(tmp_path / "0.pt")
+    again, other, _ = torch.load(tmp_path / "1.pt")
+    apart = {}
     for case in tables.CASES:
-        first, last, dense = torch.load(tmp_path / f"{case} 0.pt")
-        again, other, _ = torch.load(tmp_path / f"{case} 1.pt")
-        assert torch.equal(first, again) and torch.equal(last, other), f"{case}: both workers read the same"
-        should, m = tables.trained_by_torch(case, first, 2, STEPS)
-        apart = float((last - should).abs().max())
-        # Where a gradient's own size is divided out, its rounding is not small.
-        within = 2e-7 if tables.CASES[case][1]["kind"] == "sgd" else 2e-6
-        assert float((last - first).abs().max()) > 0.05 and apart <= within, (case, apart)
-        assert all(torch.allclose(dense[k], v, atol=1e-6) for k, v in m.dense.state_dict().items()), case
+        assert torch.equal(first[case], again[case]) and torch.equal(last[case], other[case]), f"{case}: both workers read the same"
+        should, m = tables.trained_by_torch(case, first[case], 2, STEPS)
+        assert float((last[case] - first[case]).abs().max()) > 0.05, f"{case}: it trains"
+        assert all(torch.allclose(dense[case][k], v, atol=1e-6) for k, v in m.dense.state_dict().items()), case
+        # Adam divides out a gradient's size, and makes much of one that is nothing but rounding.
+        within = {"sgd": 5e-7, "adam": 1e-5}.get(tables.CASES[case][1]["kind"], 1e-6)
+        apart[case] = float((last[case] - should).abs().max()) / within
+    assert max(apart.values()) <= 1, apart
 
 
 def test_a_row_of_adam_counts_its_own_updates_and_torchs_all() -> None:
@@ -80,35 +82,53 @@ def test_a_row_of_adam_counts_its_own_updates_and_torchs_all() -> None:
     assert torch.allclose(ours[1], torch.tensor(-rule["lr"])) and float(theirs[1, 0]) > -0.7 * rule["lr"]
 
 
-def counts(out: str, mode: str, steps: int) -> None:
-    """Pushes ones at rows of its own and at one of both, so that rows count pushes."""
+def counts(out: str, mode: str, steps: int, grace_ms: int) -> int:
+    """Pushes ones at rows of its own and at one of both, so that rows count pushes; how often it has come back."""
     table = paraft.torch.Table("counts", 2, max_rows=100, optimizer={"kind": "sgd", "lr": 1.0}, init={"kind": "zeros"})
     m = nn.ModuleDict({"rows": paraft.torch.Embedding(table), "dense": nn.Linear(1, 1)})
-    run = paraft.init(mode=mode, settings=PATIENT)
+    run = paraft.init(mode=mode, settings={"cluster.grace_ms": grace_ms})
     o = torch.optim.SGD(m["dense"].parameters(), lr=0.1)
     run.prepare(m, o)
     for step in range(steps):
-        (-m["rows"](torch.tensor([run.rank, 7, 7])).sum()).backward()
+        rows = m["rows"](torch.tensor([run.rank, 7, 7]))
+        (-rows.sum() + m["dense"](torch.ones(1)).sum()).backward()
         o.step()
+        o.zero_grad()
         print("made", step, flush=True)
-        time.sleep(0.005)
+        time.sleep(0.01)
     Path(out, f"done {run.rank}").touch()
     while not Path(out, f"done {1 - run.rank}").exists():
         time.sleep(0.02)
     torch.save(table.rows(torch.tensor([0, 1, 7, 8])), f"{out}/{run.rank}.pt")
+    rejoins: int = run.stats()["rejoins"]
     run.finish()
+    return rejoins
+
+
+def counted(out: Path, steps: int) -> None:
+    for rank in range(2):
+        assert torch.load(out / f"{rank}.pt").tolist() == [[steps] * 2, [steps] * 2, [4 * steps] * 2, [0, 0]]
 
 
 @pytest.mark.parametrize("mode", ["ssp:2", "asp"])
-def test_other_modes_apply_each_push_once(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
-    fleet, steps = start_fleet(3), 150
-    workers = start_workers(fleet, counts, 2, str(tmp_path), mode, steps)
+def test_each_push_counts_once_while_a_server_is_killed(mode: str, start_fleet: Any, start_workers: Any, tmp_path: Path) -> None:
+    fleet = start_fleet(3)
+    workers = start_workers(fleet, counts, 2, str(tmp_path), mode, 150, 20_000)
     workers[0].wait_for("made 40")
     fleet._processes[0].kill()
     workers.wait()
-    for rank in range(2):
-        rows = torch.load(tmp_path / f"{rank}.pt")
-        assert rows.tolist() == [[steps] * 2, [steps] * 2, [4 * steps] * 2, [0, 0]]
+    counted(tmp_path, 150)
+
+
+def test_a_worker_that_was_taken_out_reads_on(fleet: Any, start_workers: Any, tmp_path: Path) -> None:
+    workers = start_workers(fleet, counts, 2, str(tmp_path), "asp", 150, 1_000)
+    workers[1].wait_for("made 20")
+    os.kill(workers[1].process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(workers[1].process.pid, signal.SIGCONT)
+    assert workers.wait().values == [0, 1]
+    counted(tmp_path, 150)
+    assert "was written to" not in workers[1].err, "the weights that came with the rows are the servers'"
 
 
 def survives(out: str, name: str) -> None:
@@ -150,18 +170,6 @@ def test_a_killed_server_or_worker_changes_no_bit(start_fleet: Any, start_worker
         assert torch.equal(rows, first[0]) and all(torch.equal(v, first[1][k]) for k, v in dense.items())
 
 
-def new(fleet: paraft.Fleet, layer: Any = paraft.torch.EmbeddingBag, *, prepare: Optional[dict[str, Any]] = None, **of: Any) -> Any:
-    """The only worker of a job: its run, table, model and optimizer."""
-    of = {"max_rows": 1000, "optimizer": SGD, "init": {"kind": "normal", "std": 0.3}, **of}
-    table = paraft.torch.Table("t", DIM, **of)
-    torch.manual_seed(0)
-    m = nn.Sequential(layer(table), nn.Linear(DIM, 1))
-    o = torch.optim.SGD(m.parameters(), lr=0.1)
-    run = paraft.init(fleet)
-    run.prepare(m, o, **(prepare or {}))
-    return run, table, m, o
-
-
 def test_the_script_sets_a_tables_rate(fleet: Any) -> None:
     table, m = tables.ours("sum")
     run = paraft.init(fleet)
@@ -177,7 +185,7 @@ def test_the_script_sets_a_tables_rate(fleet: Any) -> None:
     should, _ = tables.trained_by_torch("sum", first, 1, len(rates), rates)
     assert float((table.rows(torch.arange(IDS)) - should).abs().max()) <= 2e-7
     for rate in (-1.0, float("nan"), float("inf"), "fast"):
-        with pytest.raises(MisuseError, match="rate of table `items` is .*a number from 0"):
+        with pytest.raises(MisuseError, match="rate of table `sum` is .*a number from 0"):
             table.lr = rate
     run.finish()
 
@@ -219,6 +227,8 @@ def test_what_wraps_a_model_changes_no_row(start_fleet: Any) -> None:
         wrapped = wrap(m)
         for step in range(5):
             ids = torch.arange(12).view(3, 4) % 7 + step
+            wrapped(ids).sum().backward()
+            (wrapped if isinstance(wrapped, nn.Module) else m).zero_grad()
             wrapped(ids).sum().backward()
             o.step()
             o.zero_grad()
@@ -262,7 +272,7 @@ def test_a_frozen_layer_and_evaluation_train_nothing(fleet: Any) -> None:
 
 
 def test_a_padding_id_makes_no_row(fleet: Any) -> None:
-    table = paraft.torch.Table("t", 2, max_rows=2, partitions=1, full="refuse", optimizer=SGD, init={"kind": "zeros"})
+    table = paraft.torch.Table("t", 2, max_rows=2, partitions=1, full="refuse", optimizer=tables.SGD, init={"kind": "zeros"})
     m = nn.Sequential(paraft.torch.Embedding(table, padding_idx=0), nn.Linear(2, 1))
     o = torch.optim.SGD(m.parameters(), lr=0.1)
     run = paraft.init(fleet)
@@ -271,112 +281,4 @@ def test_a_padding_id_makes_no_row(fleet: Any) -> None:
         m[0](torch.tensor(ids)).sum().backward()
         o.step()
     assert table.rows(torch.tensor([0, 1, 2]))[:, 0].tolist() == [0.0, -0.5, -0.5]
-    run.finish()
-
-
-def test_ids_that_are_none_are_refused_at_that_line(fleet: Any) -> None:
-    run, table, m, o = new(fleet)
-    for ids, why in (
-        (torch.tensor([[3, -1]]), "id -1 for table `t`: ids are 0 or more"),
-        (torch.tensor([[1.0]]), "`t` are torch.float32"),
-        (torch.tensor([[True]]), "`t` are torch.bool"),
-        ([[1]], "`t` are list: they are a tensor of int64 or int32"),
-    ):
-        for reads in (m, table.rows):
-            with pytest.raises(MisuseError, match=why):
-                reads(ids)
-    m(torch.tensor([[1, 2]], dtype=torch.int32)).sum().backward()
-    o.step()
-    assert run.step == 1
-    run.finish()
-    for reads in (m, table.rows):
-        with pytest.raises(MisuseError, match="over: read them, and evaluate, before run.finish"):
-            reads(torch.tensor([[1]]))
-
-
-def test_what_a_table_cannot_be_is_said() -> None:
-    good = {"max_rows": 10, "optimizer": SGD}
-    for options, why in (
-        ({"dim": 2.0}, "dim is 2.0; it is written like 32"),
-        ({"max_rows": 1e6}, "max_rows is 1000000.0"),
-        ({"optimizer": "sgd"}, 'optimizer is \'sgd\'; it is written like {"kind": "sgd"'),
-        ({"init": "zeros"}, "init is 'zeros'"),
-        ({"full": True}, "full is True"),
-        ({"partitions": True}, "partitions is True"),
-    ):
-        with pytest.raises(ConfigError, match=why):
-            paraft.torch.Table("t", **{"dim": 2, **good, **options})
-    with pytest.raises(ConfigError, match="mode is 'avg'"):
-        paraft.torch.EmbeddingBag(paraft.torch.Table("t", 2, **good), mode="avg")
-    with pytest.raises(ConfigError, match="padding_idx is -1"):
-        paraft.torch.Embedding(paraft.torch.Table("t", 2, **good), padding_idx=-1)
-    with pytest.raises(ConfigError, match="a Embedding, and not a paraft.torch.Table"):
-        paraft.torch.Embedding(nn.Embedding(2, 2))
-    with pytest.raises(MisuseError, match="`t` is in no run: give it to the run's prepare"):
-        paraft.torch.Embedding(paraft.torch.Table("t", 2, **good))(torch.tensor([1]))
-
-
-def test_what_a_job_with_tables_cannot_have_is_said(start_fleet: Any) -> None:
-    fleet = start_fleet(1)
-
-    def job(optimizer: Any = None, init: Any = None, also: Any = None, **options: Any) -> Any:
-        table = paraft.torch.Table("t", DIM, **{"max_rows": 100, "optimizer": SGD, **options.pop("of", {})})
-        m = nn.Sequential(paraft.torch.EmbeddingBag(table), nn.Linear(DIM, 1), *([also(table)] if also else []))
-        optimizer = (optimizer or torch.optim.SGD)(m.parameters(), lr=0.1)
-        return paraft.init(fleet, **(init or {})), m, optimizer, options
-
-    twin = paraft.torch.Table("t", DIM, max_rows=9, optimizer=SGD)
-    for of, why in (
-        ({"apply": "worker"}, "with tables apply is"),
-        ({"apply": "mean"}, "with tables apply is"),
-        ({"clip_norm": 1.0}, "cannot have clipping, which would leave the rows out"),
-        ({"optimizer": torch.optim.LBFGS}, "`t` is on the servers, and with it .* LBFGS is none of"),
-        ({"optimizer": lambda p, lr: [torch.optim.SGD(p, lr=lr)]}, "with tables prepare one optimizer"),
-        ({"optimizer": lambda p, lr: object()}, "is a object, and not a torch.optim.Optimizer"),
-        ({"also": lambda _: paraft.torch.Embedding(twin)}, "two tables are named `t`"),
-        ({"init": {"settings": {"checkpoint.every_steps": 5}}}, "writes no checkpoints yet"),
-        ({"of": {"optimizer": {"kind": "adamw", "lr": 1.0}}}, "unknown variant `adamw`, expected one of `sgd`"),
-        ({"of": {"optimizer": {"kind": "adam", "lr": 1.0, "betas": [0.9, 0.9]}}}, "unknown field `betas`, expected one of"),
-        ({"of": {"optimizer": {"kind": "adagrad", "lr": 1.0, "eps": 0.0}}}, "table `t`: optimizer.eps 0 is not within"),
-        ({"of": {"optimizer": {"kind": "sgd", "lr": -1.0}}}, "table `t`: optimizer.lr -1 is not a number from 0"),
-        ({"of": {"optimizer": {"kind": "ftrl", "lr": 1.0}}}, "table `t`: ftrl .* set init"),
-    ):
-        run, m, o, options = job(**of)
-        with pytest.raises(ConfigError, match=why):
-            run.prepare(m, o, **options)
-    run, m, o, _ = job()
-    with pytest.raises(ConfigError, match="`t` is on the servers, and local steps are not"):
-        paraft.torch.DiLoCo(run, m, o)
-    # The fleet and the last of them are unharmed.
-    run.prepare(m, o)
-    m(torch.tensor([[1]])).sum().backward()
-    o.step()
-    other = paraft.init(start_fleet(1))
-    with pytest.raises(ConfigError, match="`t` is in another run: make one for each"):
-        other.prepare(m, torch.optim.SGD(m.parameters(), lr=0.1))
-    run.finish()
-
-
-def test_what_a_loop_with_tables_cannot_do_is_said(fleet: Any) -> None:
-    run, table, m, o = new(fleet)
-    ids = torch.tensor([[1, 2]])
-    for copies in (copy.deepcopy, lambda m: torch.save(m, io.BytesIO())):
-        with pytest.raises(TypeError, match="`t` cannot be copied: its rows are on the servers"):
-            copies(m)
-    assert sorted(m.state_dict()) == ["1.bias", "1.weight"]
-    for asks in (o.state_dict, run.save):
-        with pytest.raises(MisuseError, match="checkpoints do not have the rows"):
-            asks()
-    before = table.rows(ids)
-    m(ids).sum().backward()
-    with pytest.raises(MisuseError, match=r"clip_grad_norm_\(\) would leave out the rows of table `t`"):
-        nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-    scaler = torch.amp.GradScaler("cpu")
-    o.zero_grad()
-    scaler.scale(m(ids).sum()).backward()
-    with pytest.raises(MisuseError, match="with tables train in float32 or bfloat16"):
-        scaler.step(o)
-    o.zero_grad()
-    o.step()
-    assert torch.equal(table.rows(ids), before), "what was refused has changed nothing"
     run.finish()

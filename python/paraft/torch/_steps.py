@@ -26,7 +26,7 @@ from ._checkpoints import note, opened, resumes_elsewhere
 from ._clip_calls import Call
 from ._clipping import Clipping
 from ._flat import Flat, _holds, _span, apart, is_sharded, own, part, staged
-from ._tables import Tables, ZeroGrad
+from ._tables import Tables
 from ._together import Optimizers, Together, each, heads
 from ._untrained import join
 
@@ -214,7 +214,6 @@ class OnServers:
         #: Digests of gradients, which show writes to ``.data``.
         self._sums: dict[int, int] = {}
         run._hooks += [head.register_forward_pre_hook(Seen(run, self), with_kwargs=True) for head in heads(model)]
-        run._hooks += [ZeroGrad(head, self.tables) for head in heads(model) if self.tables.all]
         run._hooks.append(register_optimizer_step_pre_hook(_refuse_others(self, optimizer)))
         run._hooks.append(_hear_losses(run, flat.params[0]))
         self._listen()

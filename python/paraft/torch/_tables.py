@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import types
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from .. import _tables
 from ..errors import ConfigError, MisuseError
 
-__all__ = ["Embedding", "EmbeddingBag", "Table", "Tables", "ZeroGrad"]
+__all__ = ["Embedding", "EmbeddingBag", "Table", "Tables"]
 
 
 class Table(_tables.Table):
@@ -80,10 +81,10 @@ class Tables(_tables.Tables):
         leaf: Any = rows
         leaf.register_post_accumulate_grad_hook(ready)
 
-    def forget(self) -> None:
-        """The step's gradients are thrown away, as by ``zero_grad()``."""
-        for given in self._given:
-            given.clear()
+    def forget(self, *tables: Table) -> None:
+        """The step's gradients of these tables, or of all, are thrown away, as by ``zero_grad()``."""
+        for table in tables or self.all:
+            self._given[table._place].clear()
 
     def hand_over(self, session: Any) -> None:
         """The step's gradients go to the servers."""
@@ -94,25 +95,26 @@ class Tables(_tables.Tables):
         self.forget()
 
 
-class ZeroGrad:
-    """``model.zero_grad()`` throws the rows' gradients away too, as ``optimizer.zero_grad()`` does; until ``remove()``."""
+@functools.lru_cache(maxsize=None)
+def _watch_zero_grad() -> None:
+    """From now on ``model.zero_grad()``, also a wrapper's, throws the rows' gradients away too, as ``optimizer.zero_grad()``
+    does: torch clears parameters alone, and rows are none."""
+    clear: Any = torch.nn.Module.zero_grad
 
-    def __init__(self, model: torch.nn.Module, tables: Tables) -> None:
-        self._model = weakref.ref(model)
-        of = weakref.ref(tables)
+    @functools.wraps(clear)
+    def zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        clear(self, *args, **kwargs)
+        for layer in self.modules():
+            tables: Any = layer.table._of() if isinstance(layer, _Layer) else None
+            if tables is not None:
+                tables.forget(layer.table)
 
-        def zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
-            type(model).zero_grad(model, set_to_none)
-            now = of()
-            if now is not None:
-                now.forget()
+    torch.nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
 
-        model.zero_grad = types.MethodType(zero_grad, model)  # type: ignore[method-assign]
 
-    def remove(self) -> None:
-        model = self._model()
-        if model is not None:
-            model.__dict__.pop("zero_grad", None)
+_jit: Any = torch.jit
+#: Newer releases have it.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 class _Layer(torch.nn.Module):
@@ -124,6 +126,7 @@ class _Layer(torch.nn.Module):
             raise ConfigError(f"the layer's table is a {type(table).__name__}, and not a paraft.torch.Table")
         if padding_idx is not None and padding_idx < 0:
             raise ConfigError(f"padding_idx is {padding_idx}: it is an id, from 0")
+        _watch_zero_grad()
         self.table, self.padding_idx = table, padding_idx
         self._trains = True
 
@@ -138,6 +141,8 @@ class _Layer(torch.nn.Module):
 
     def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that a minibatch names, each once, and the row of each of its ids."""
+        if _jit.is_tracing() or _is_exporting():
+            raise MisuseError(f"the rows of table `{self.table.name}` are on the servers, and a traced or exported model has none")
         tables, flat = self.table._tables(), _ids(ids, self.table.name)
         distinct, places = torch.unique(flat, return_inverse=True)
         rows = tables.pull(self.table, distinct).to(ids.device)
