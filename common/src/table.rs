@@ -136,7 +136,10 @@ impl TableSpec {
         self.init.validate().or_else(bad)?;
         self.optimizer.validate().or_else(bad)?;
         if matches!(self.optimizer, RowOptimizer::Ftrl { .. }) && self.init != RowInit::Zeros {
-            return bad("ftrl computes a row from its sums, which begin at zero: set init = \"zeros\"".into());
+            return bad(
+                "ftrl computes a row from its sums, which begin at zero: set init = { kind = \"zeros\" }"
+                    .into(),
+            );
         }
         Ok(())
     }

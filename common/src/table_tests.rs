@@ -190,5 +190,5 @@ fn impossible_tables_are_refused() {
         t.init = RowInit::default();
         t.optimizer = RowOptimizer::Ftrl { lr: 0.1, beta: 1.0, l1: 0.0, l2: 0.0 };
     };
-    assert!(bad(uniform).contains("set init = \"zeros\""));
+    assert!(bad(uniform).contains("set init = { kind = \"zeros\" }"));
 }

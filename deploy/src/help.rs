@@ -92,7 +92,7 @@ pub const GROUPS: [Group; 7] = [
 ];
 
 /// Commands of a command, and their examples.
-pub const INNER: [(&str, &str, &str); 29] = [
+pub const INNER: [(&str, &str, &str); 30] = [
     ("fleet", "up", "paraft fleet up job.toml --on slurm"),
     ("fleet", "down", "paraft fleet down runs/digits-1"),
     ("fleet", "status", "paraft fleet status runs/digits-1"),
@@ -116,6 +116,7 @@ pub const INNER: [(&str, &str, &str); 29] = [
     ("bench", "train", "paraft bench train --epochs 1"),
     ("bench", "wire", "paraft bench wire --sizes 1M"),
     ("bench", "apply", "paraft bench apply --repeats 3"),
+    ("bench", "table", "paraft bench table --rows 1000000 --repeats 3"),
     ("bench", "shard", "paraft bench shard --repeats 1"),
     ("bench", "resilience", "paraft bench resilience job.toml --repeats 3"),
     ("bench", "failover", "paraft bench failover --kills 10"),

@@ -7,6 +7,7 @@ __all__ = [
     "WHOLE_BYTES",
     "__version__",
     "area_under_curve",
+    "check_table",
     "digest",
     "end_with",
     "in_rounds_of_all",
@@ -100,4 +101,5 @@ class ClickMetrics:
     def to_bytes(self) -> bytearray: ...
     def merge(self, theirs: bytes) -> None: ...
 
+def check_table(name: str, entry: str) -> None: ...
 def area_under_curve(scores: bytes, labels: bytes) -> Optional[float]: ...

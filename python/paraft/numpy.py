@@ -15,19 +15,54 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _tables
 from ._run import Run, Tensor, push_settings, toml
 from .errors import ConfigError, MisuseError
 
-__all__ = ["Trainer", "prepare"]
+__all__ = ["Table", "Trainer", "prepare"]
 
 #: The leaves of a nest and their paths, in order.
 Leaves = list[tuple[str, Any]]
+
+
+class Table(_tables.Table):
+    """Rows of ``dim`` values, keyed by ids from 0 to 2^63 - 1, which need not be dense::
+
+        users = paraft.numpy.Table("users", 32, max_rows=10_000_000, optimizer={"kind": "adagrad", "lr": 0.05})
+        trainer = paraft.numpy.prepare(run, params, optimizer, tables=[users])
+        rows = users.rows(ids)                                     # [len(ids), 32]
+        trainer.step(grads, rows={users: (ids, row_grads)})        # row_grads like rows; those of one id add up
+
+    The servers keep the rows and their optimizer's state, replicated as all weights. A row takes memory from its first
+    gradient on; reading an id that has had none gives its initial values. After ``run.finish()`` the rows are gone: read
+    what is to be kept before.
+    """
+
+    def rows(self, ids: Any) -> NDArray[np.float32]:
+        """The rows of these whole numbers, of any shape: ``[*ids.shape, dim]``.
+
+        Raises:
+            MisuseError: an id is negative or no whole number, or the table is in no run, or its run is over.
+        """
+        tables, given = self._tables(), self._ids(ids)
+        # Zeros: a job that ends meanwhile sends no rows.
+        found = np.zeros((*given.shape, self.dim), np.float32)
+        tables.read(self, given.ctypes.data, given.size, found.ctypes.data)
+        return found
+
+    def _ids(self, ids: Any) -> NDArray[np.int64]:
+        a = np.asarray(ids)
+        if a.dtype.kind not in "iu":
+            raise MisuseError(f"the ids for table `{self.name}` are {a.dtype}: they are whole numbers")
+        if a.size and not 0 <= int(a.min()) <= int(a.max()) < 1 << 63:
+            raise MisuseError(f"id {int(a.min())} or {int(a.max())} for table `{self.name}`: ids are 0 to 2^63 - 1")
+        return np.ascontiguousarray(a, np.int64).reshape(a.shape)
 
 
 def prepare(
@@ -39,6 +74,7 @@ def prepare(
     clip_value: Optional[float] = None,
     rate: Union[float, Callable[[int], float], None] = None,
     encoding: str = "f32",
+    tables: Sequence[Table] = (),
 ) -> Trainer:
     """Joins the job with these weights; waits until all its workers have joined.
 
@@ -55,6 +91,7 @@ def prepare(
             function of the step, from 0, on the worker's own clock. A round in lock-step uses the mean of its
             workers' rates. :attr:`Trainer.rate` may be set between steps.
         encoding: the encoding of gradients: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).
+        tables: the tables whose rows this job trains beside ``params``.
 
     Raises:
         ConfigError: a leaf is not an array of float32, or the job does not support these settings.
@@ -62,7 +99,7 @@ def prepare(
     """
     settings = push_settings(encoding, clip_norm, clip_value)
     settings += [f"optimizer={toml(optimizer)}"] if optimizer is not None else []
-    return Trainer(run, params, settings, rate)
+    return Trainer(run, params, settings, rate, tables)
 
 
 class Trainer:
@@ -73,7 +110,12 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Run, params: Any, settings: list[str], rate: Union[float, Callable[[int], float], None] = None
+        self,
+        run: Run,
+        params: Any,
+        settings: list[str],
+        rate: Union[float, Callable[[int], float], None] = None,
+        tables: Sequence[Table] = (),
     ) -> None:
         self.run = run
         self.rate = rate
@@ -106,7 +148,10 @@ class Trainer:
             self._views.append(view)
         tensors: list[Tensor] = [(name, list(shape), True) for name, shape in zip(self._names, self._shapes)]
         address = self._values.ctypes.data
-        self._session = run._join(tensors, address, self._values.size, self._values, settings=settings)
+        self._tables = _tables.Tables(run, tables)
+        vector = (tensors, address, self._values.size, self._values)
+        self._session = run._join(*vector, settings=settings, tables=self._tables.specs())
+        self._tables.begin()
         run._front = weakref.ref(self)
         self.pulled()
 
@@ -119,15 +164,17 @@ class Trainer:
         """
         return self._params
 
-    def step(self, grads: Any) -> Any:
+    def step(self, grads: Any, rows: Mapping[Table, tuple[Any, Any]] = {}) -> Any:  # noqa: B006
         """Pushes gradients, waits as the job's mode requires, pulls, and returns the new weights (:attr:`params`).
 
         Args:
             grads: the gradients of all weights, in the same nest; floating-point numbers of any type, sent in the
                 ``encoding``.
+            rows: for each table the ids that this step trains, and their gradients, ``[*ids.shape, dim]``, sent as
+                float32. An id may come several times.
 
         Raises:
-            MisuseError: their nest, shape or type differs from the weights'.
+            MisuseError: their nest, shape or type differs from the weights', or from the table's.
             DivergedError: one is not a finite number.
             UnavailableError: the servers cannot be reached.
         """
@@ -142,7 +189,11 @@ class Trainer:
             raise MisuseError(f"the gradients are not in the nest of the parameters: `{other[0]}` is in one of them only")
         arrays = [self._array(i, leaf) for i, (_, leaf) in enumerate(leaves)]
         gradients = [(i, a.ctypes.data) for i, a in enumerate(arrays)]
+        given = [self._of_rows(table, *of) for table, of in rows.items()]
         self._say_rate()
+        self._tables.say_rates(self._session)
+        for place, ids, values in given:
+            self._session.add_rows(place, ids.ctypes.data, ids.size, values.ctypes.data)
         self._waited_for = grads
         self.run._finish_step(gradients)
         self._waited_for = None
@@ -160,9 +211,21 @@ class Trainer:
         a = np.asarray(leaf)
         if a.shape != self._shapes[i]:
             raise MisuseError(f"the gradient of `{self._names[i]}` has shape {a.shape}, and the weight {self._shapes[i]}")
+        return self._floats(a, f"of `{self._names[i]}`")
+
+    @staticmethod
+    def _floats(a: NDArray[Any], whose: str) -> NDArray[np.float32]:
         if a.dtype.kind != "f" and a.dtype.name != "bfloat16":
-            raise MisuseError(f"the gradient of `{self._names[i]}` is {a.dtype}; gradients are floating numbers")
+            raise MisuseError(f"the gradient {whose} is {a.dtype}; gradients are floating numbers")
         return np.ascontiguousarray(a, np.float32).reshape(a.shape)
+
+    def _of_rows(self, table: Table, ids: Any, values: Any) -> tuple[int, NDArray[np.int64], NDArray[np.float32]]:
+        if table not in self._tables.all:
+            raise MisuseError(f"{table!r} is none of this run's tables: prepare(..., tables=[...])")
+        ids, a = table._ids(ids), np.asarray(values)
+        if a.shape != (*ids.shape, table.dim):
+            raise MisuseError(f"the gradients for table `{table.name}` have shape {a.shape}; for these ids it is {(*ids.shape, table.dim)}")
+        return table._place, ids, self._floats(a, f"of table `{table.name}`'s rows")
 
     def pulled(self) -> None:
         """The vector has new values."""

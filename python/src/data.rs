@@ -37,19 +37,20 @@ fn bytes<'py, T, const N: usize>(
 
 #[pymethods]
 impl SparseData {
-    /// Reads a file: `kind` is libsvm, vowpal, criteo or ratings. `classes`: labels are two classes, not numbers. `bits`,
-    /// `strings`: Vowpal Wabbit's `-b` and `--hash strings`. `texts`: ids of ratings are texts. `hash_bits`: ids are hashed to
-    /// so many bits, in each field apart; 0: not.
+    /// Reads a file: `kind` is libsvm, vowpal, criteo or ratings. `classes`: labels are two classes, not numbers. `vowpal`:
+    /// Vowpal Wabbit's `-b` and `--hash strings`. `texts`: ids of ratings are texts. `hash_bits`: ids are hashed to so many
+    /// bits, in each field apart; 0: not.
     #[staticmethod]
     fn read(
         py: Python<'_>,
         kind: &str,
         path: PathBuf,
         classes: bool,
-        (bits, strings): (u32, bool),
+        vowpal: (u32, bool),
         texts: bool,
         hash_bits: u32,
     ) -> PyResult<Self> {
+        let (bits, strings) = vowpal;
         let task = if classes { Task::Classification } else { Task::Regression };
         let read = py.detach(|| -> Result<SparseDataset, DataError> {
             let mut samples = match kind {

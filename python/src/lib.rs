@@ -25,6 +25,7 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(data::area_under_curve, m)?)?;
     m.add_function(wrap_pyfunction!(end_with, m)?)?;
     m.add_function(wrap_pyfunction!(run::in_rounds_of_all, m)?)?;
+    m.add_function(wrap_pyfunction!(run::check_table, m)?)?;
     Ok(())
 }
 

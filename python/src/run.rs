@@ -469,6 +469,16 @@ fn job_of(py: Python<'_>, job: Option<PathBuf>, set: &[String]) -> PyResult<Job>
     job.map_err(|e| errors::config(py, &e.to_string()))
 }
 
+/// Checks a table, in TOML.
+#[pyfunction]
+pub fn check_table(py: Python<'_>, name: &str, entry: &str) -> PyResult<()> {
+    let checked = paraft_worker::cli::table(entry);
+    checked.map(drop).map_err(|why| match why.starts_with("table `") {
+        true => errors::config(py, &why),
+        false => errors::config(py, &format!("table `{name}`: {why}")),
+    })
+}
+
 /// Whether each step of a job is a round of all its workers.
 #[pyfunction]
 pub fn in_rounds_of_all(py: Python<'_>, job: Option<PathBuf>, set: Vec<String>) -> PyResult<bool> {

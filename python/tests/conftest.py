@@ -212,6 +212,7 @@ def start(
     *args: Any,
     folder: Path,
     env: Optional[Mapping[str, str]] = None,
+    only: Optional[int] = None,
 ) -> Workers:
     """Starts workers as ``paraft launch`` does: see the fixture ``start_workers``."""
     preloaded = False
@@ -224,7 +225,7 @@ def start(
         command = [sys.executable, "-c", _CALL, module, work.__name__, json.dumps(args)]
     started = Workers()
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "TORCHELASTIC_RUN_ID": "test"}
-    for rank in range(workers):
+    for rank in range(workers) if only is None else [only]:
         place = {"PARAFT_SERVERS": ",".join(fleet.servers)} if fleet is not None else {}
         place |= {"PARAFT_RANK": str(rank), "PARAFT_WORKERS": str(workers), "PARAFT_LOCAL_RANK": str(rank)}
         place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
@@ -255,7 +256,8 @@ def fleet(start_fleet: Callable[..., paraft.Fleet]) -> paraft.Fleet:
 
 @pytest.fixture
 def start_workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
-    """``start_workers(fleet, work, n, *args, env={})``: n workers of a job on this fleet, which may be killed, waited for and read.
+    """``start_workers(fleet, work, n, *args, env={})``: n workers of a job on this fleet, which may be killed, waited for and read;
+    with ``only=r`` that of rank r alone, as one that comes back.
 
     ``work`` is a script's path, whose arguments are ``args``, or a function at the top of a test file: it is called in each process
     with ``args``, which must be JSON's as what it returns (``workers.values``). Those that still run at the test's end are killed.

@@ -219,3 +219,57 @@ def test_jax_has_arrays_that_do_not_change(fleet, run_workers):
 def test_examples(fleet, run_workers, example):
     first, _ = run_workers(fleet, EXAMPLES / example, 2, timeout=180, env={"JAX_PLATFORMS": "cpu"})
     assert float(first.out.split()[-1]) > 0.9
+
+
+def trains_rows(steps):
+    """Moves rows and a weight; the ids of a step differ between workers, and one comes twice."""
+    run = paraft.init()
+    users = paraft.numpy.Table("users", 2, max_rows=100, optimizer={"kind": "sgd", "lr": 0.5}, init={"kind": "normal", "std": 0.1})
+    trainer = paraft.numpy.prepare(run, {"b": np.zeros(1, "f4")}, {"kind": "sgd", "lr": 1.0}, tables=[users])
+    ids = [[run.rank, 2**40], [5, 5]]
+    first = users.rows([0, 1, 2**40, 5, 9]).tolist()
+    for step in range(steps):
+        rows = users.rows(ids)
+        assert rows.shape == (2, 2, 2) and (rows[1, 0] == rows[1, 1]).all()
+        users.lr = 0.25 if step else None
+        trainer.step({"b": np.ones(1, "f4")}, {users: (np.array(ids), rows)})
+    last = users.rows([0, 1, 2**40, 5, 9]).tolist()
+    run.finish()
+    with pytest.raises(paraft.MisuseError, match="of a run that is over"):
+        users.rows([0])
+    return first, last
+
+
+def test_rows_of_a_table_train_beside_the_weights(fleet, run_workers):
+    one, other = run_workers(fleet, trains_rows, 2, 3).values
+    assert one == other
+    first, last = (np.array(rows) for rows in one)
+    # A row's gradient is itself, of one worker or both, once or twice; lock-step takes the mean of the two workers.
+    parts = np.array([0.5, 0.5, 1.0, 2.0, 0.0])
+    should = first * (np.prod([1 - lr * parts for lr in (0.5, 0.25, 0.25)], 0))[:, None]
+    np.testing.assert_allclose(last, should, atol=1e-7)
+
+
+def test_wrong_ids_and_gradients_of_rows_are_said(fleet):
+    run = paraft.init(fleet)
+    of = {"max_rows": 100, "optimizer": {"kind": "sgd", "lr": 1.0}, "init": {"kind": "zeros"}}
+    table, stranger = paraft.numpy.Table("t", 2, **of), paraft.numpy.Table("t", 2, **of)
+    with pytest.raises(paraft.MisuseError, match="`t` is in no run"):
+        table.rows([1])
+    with pytest.raises(paraft.ConfigError, match="two tables are named `t`"):
+        paraft.numpy.prepare(run, [np.zeros(1, "f4")], {"kind": "sgd", "lr": 1.0}, tables=[table, stranger])
+    trainer = paraft.numpy.prepare(run, [np.zeros(1, "f4")], {"kind": "sgd", "lr": 1.0}, tables=[table])
+    grads, ones = [np.ones(1, "f4")], np.ones((1, 2))
+    for rows, why in [
+        ({stranger: ([1], ones)}, r"Table\('t', 2\) is none of this run's tables"),
+        ({table: ([1, 2], ones)}, r"have shape \(1, 2\); for these ids it is \(2, 2\)"),
+        ({table: ([-1], ones)}, "ids are 0 to"),
+        ({table: ([1.0], ones)}, "`t` are float64: they are whole numbers"),
+        ({table: (np.array([2**63], "u8"), ones)}, "ids are 0 to"),
+        ({table: ([1], ones.astype(int))}, "of table `t`'s rows is int64"),
+    ]:
+        with pytest.raises(paraft.MisuseError, match=why):
+            trainer.step(grads, rows)
+    trainer.step(grads, {table: ([1], ones)})
+    assert run.step == 1 and (table.rows([1, 2]) == [[-1, -1], [0, 0]]).all()
+    run.finish()

@@ -292,7 +292,7 @@ pub fn optimizer(table: &str) -> Result<OptimizerConfig, String> {
 /// # Errors
 /// It is none, or an option is out of its range.
 pub fn table(entry: &str) -> Result<TableSpec, String> {
-    let table: TableSpec = toml::from_str(entry).map_err(|e| e.to_string())?;
+    let table: TableSpec = toml::from_str(entry).map_err(|e| e.message().to_string())?;
     table.check().map_err(|e| e.to_string())?;
     Ok(table)
 }

@@ -54,20 +54,21 @@ def _check_tables(run: Run, model: torch.nn.Module, optimizer: Any, apply: str) 
     Raises:
         ConfigError: it cannot.
     """
-    tables = Tables.of(model)
+    tables = Tables(run, model).all
     if not tables:
         return
     name = tables[0].name
+    if apply not in ("auto", "servers"):
+        raise ConfigError(f"table `{name}` is on the servers: with tables apply is \"servers\" or \"auto\", and not {apply!r}")
     if isinstance(optimizer, Sequence):
         raise ConfigError(f"table `{name}` trains in each step: with tables prepare one optimizer")
     if run._group is not None:
         raise ConfigError(f"table `{name}`: the ranks of a group share no rows; make each rank a worker")
+    _new(run, _inner(optimizer))
     try:
         _optim.tables(_inner(optimizer))
     except _optim.Unmapped as why:
         raise ConfigError(f"table `{name}` is on the servers, and with it the optimizer of the other weights: {why}") from None
-    if apply not in ("auto", "servers"):
-        raise ConfigError(f"table `{name}` is on the servers: with tables apply is \"servers\" or \"auto\", and not {apply!r}")
 
 
 def _on_all(
@@ -226,6 +227,8 @@ def local(
     """Joins the job with an optimizer that changes this worker's own weights. It pushes their change after every
     ``every`` steps."""
     _new(run, optimizer)
+    if tables := Tables(run, model).all:
+        raise ConfigError(f"table `{tables[0].name}` is on the servers, and local steps are not: train with run.prepare()")
     _grouped(run, model, None)
     if run._leased:
         raise ConfigError("leased data goes with the servers' optimizer, and not with local steps or apply=\"worker\": take DistributedSampler")

@@ -215,7 +215,7 @@ class OnServers:
         #: Number of steps that undid such writes.
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
-        self.tables = Tables(run, Tables.of(model))
+        self.tables = Tables(run, model)
         #: What a GradScaler has found in the gradients of each optimizer.
         self._found: dict[Optional[int], dict[Any, torch.Tensor]] = {}
         #: The parameters whose gradients are of an earlier step, and unscaled.
@@ -281,6 +281,10 @@ class OnServers:
 
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
+        if self.tables.all and call.name.startswith("clip"):
+            raise MisuseError(
+                f"{call.name}() would leave out the rows of table `{self.tables.all[0].name}`, which are no parameters: a job with tables does not clip"
+            )
         return self._clipping.clips(call)
 
     def unscales(self, scale: torch.Tensor, of: Optional[int] = None) -> Optional[float]:
@@ -427,12 +431,10 @@ class OnServers:
         self.run._joined()
         if self._clipping.is_made(of):
             return
-        if self.tables.all:
-            if found_inf is not None:
-                raise MisuseError(
-                    "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
-                )
-            self.tables.hand_over(self._session)
+        if self.tables.all and found_inf is not None:
+            raise MisuseError(
+                "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
+            )
         turn = None if of is None else frozenset([of])
         if self._clipping.steps(of):
             turn, gradients = self._clipping.turn, []
@@ -461,6 +463,7 @@ class OnServers:
         self._clipping.ends(turn)
         before = self.run.stats()["skipped"] if scaled and turn is None else 0
         moves = self.run._moves
+        self.tables.hand_over(self._session)  # last: a step that is refused has handed over nothing
         self.run._finish_step(gradients)
         missed = not self.run._over and self._session.missed_round()
         if scaled and turn is None:

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     specs: Vec<TableSpec>,
-    /// For each table: ids and gradients in the order in which the loop gave them.
+    /// For each table the step's rows: ids, rising, and the sum of each one's gradients.
     given: Vec<(Vec<u64>, Vec<f32>)>,
     /// The step's rows are pushed, or are to be skipped.
     pushed: bool,
@@ -126,7 +126,8 @@ impl OpenRun {
     /// [`Self::ready`]. Gradients of one id add up. [`Self::step`] pushes them.
     ///
     /// # Errors
-    /// There is no such table, or the lengths do not fit.
+    /// There is no such table, the lengths do not fit, or a partition has more rows than one push holds; then the step has
+    /// those that it had before.
     pub fn add_rows(&mut self, table: usize, ids: &[u64], gradients: &[f32]) -> Result<(), WorkerError> {
         let Some((spec, given)) = self.tables.specs.get(table).zip(self.tables.given.get_mut(table)) else {
             return Err(misuse(format!("table {table} of {}", self.tables.specs.len())));
@@ -135,8 +136,19 @@ impl OpenRun {
             let (got, rows, dim) = (gradients.len(), ids.len(), spec.dim);
             return Err(misuse(format!("{got} gradient values for {rows} rows of {dim}")));
         }
-        given.0.extend_from_slice(ids);
-        given.1.extend_from_slice(gradients);
+        let all = ([&given.0, ids].concat(), [&given.1, gradients].concat());
+        let summed = summed(&all.0, &all.1, spec.dim);
+        let most = MAX_PUSH_BYTES / (ID_BYTES + 4 * spec.dim);
+        let mut counts = vec![0; spec.partitions as usize];
+        summed.0.iter().for_each(|id| counts[spec.partition_of(*id) as usize] += 1);
+        if let Some(rows) = counts.into_iter().find(|rows| *rows > most) {
+            return Err(misuse(format!(
+                "a step with {rows} rows for one partition of table `{}`, and a push holds {most}: give the table more \
+                 partitions, or make the minibatch smaller",
+                spec.name
+            )));
+        }
+        *given = summed;
         Ok(())
     }
 
@@ -146,41 +158,22 @@ impl OpenRun {
     }
 
     /// Pushes the step's rows: every partition, also those without rows.
-    ///
-    /// # Errors
-    /// A partition has more rows than one push holds; nothing of the step's rows is pushed.
-    pub(super) fn push_rows(&mut self, step: Step) -> Result<(), WorkerError> {
+    pub(super) fn push_rows(&mut self, step: Step) {
         if std::mem::take(&mut self.tables.pushed) {
-            return Ok(());
+            return;
         }
-        let mut pushes = Vec::new();
         for (table, spec) in self.tables.specs.iter().enumerate() {
-            let (ids, values) = &self.tables.given[table];
-            let (ids, values) = summed(ids, values, spec.dim);
+            let (ids, values) = std::mem::take(&mut self.tables.given[table]);
             let mut parts = vec![(Vec::new(), Vec::new()); spec.partitions as usize];
             for (id, grad) in ids.iter().zip(values.chunks_exact(spec.dim)) {
                 let part = &mut parts[spec.partition_of(*id) as usize];
                 part.0.push(*id);
                 part.1.extend_from_slice(grad);
             }
-            let most = MAX_PUSH_BYTES / (ID_BYTES + 4 * spec.dim);
-            if let Some((ids, _)) = parts.iter().find(|(ids, _)| ids.len() > most) {
-                return Err(misuse(format!(
-                    "a step with {} rows for one partition of table `{}`, and a push holds {most}: give the table more \
-                     partitions, or make the minibatch smaller",
-                    ids.len(),
-                    spec.name
-                )));
-            }
-            pushes.push(parts);
-        }
-        for (table, parts) in pushes.into_iter().enumerate() {
             for (bucket, (ids, values)) in self.driver.layout.partitions(table).zip(parts) {
                 self.driver.client.push_rows(BucketId(bucket), step, &ids, &values);
             }
-            self.tables.given[table] = Default::default();
         }
-        Ok(())
     }
 }
 
