@@ -133,7 +133,7 @@ def ratings(path: _Path, *, texts: bool = False) -> Samples:
     Raises:
         DataError: the file cannot be read; with line and column.
     """
-    return _read("ratings", path, texts=texts)
+    return _read("ratings", path, texts=texts, hash_bits=63 if texts else 0)
 
 
 def clicks(
@@ -144,16 +144,17 @@ def clicks(
     max_categories: Optional[int] = None,
     day: int = 1_000_000,
     drift: float = 0.01,
+    hash_bits: int = 63,
 ) -> Samples:
     """A computed stream with Criteo's numbers of categories and a known teacher (a factorisation machine): 13 plain values, 26
     fields, a quarter of the labels 1. Any worker computes any sample. ``drift``: the part of categories that each ``day`` (in
-    samples) are replaced by new ones.
+    samples) are replaced by new ones. ``hash_bits``: bits of an id.
 
     Raises:
         DataError: an option is out of its range.
     """
     most = (1 << 64) - 1 if max_categories is None else max_categories
-    return Samples(_paraft.SparseData.clicks(seed, first, samples, most, day, drift))
+    return Samples(_paraft.SparseData.clicks(seed, first, samples, most, day, drift, hash_bits))
 
 
 def _floats(values: Any) -> bytes:

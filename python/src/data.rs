@@ -12,9 +12,9 @@ use paraft_worker::{
 use pyo3::{prelude::*, types::PyByteArray};
 use std::path::PathBuf;
 
-/// Sparse samples.
+/// Sparse samples, and how their ids are hashed.
 #[pyclass(frozen)]
-pub struct SparseData(SparseDataset);
+pub struct SparseData(SparseDataset, Option<Hashing>);
 
 /// A field of some samples: offsets (uint32), ids (uint64), values (float32; may be empty).
 type FieldBytes<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
@@ -52,8 +52,8 @@ impl SparseData {
     ) -> PyResult<Self> {
         let (bits, strings) = vowpal;
         let task = if classes { Task::Classification } else { Task::Regression };
-        let read = py.detach(|| -> Result<SparseDataset, DataError> {
-            let mut samples = match kind {
+        let read = py.detach(|| -> Result<Self, DataError> {
+            let samples = match kind {
                 "libsvm" => read_libsvm(&path, task)?,
                 "criteo" => read_criteo(&path)?,
                 "ratings" => read_ratings(&path, if texts { Ids::Texts } else { Ids::Numbers })?,
@@ -62,12 +62,9 @@ impl SparseData {
                     read_vowpal(&path, &VowpalOptions { bits, hash, task, ..VowpalOptions::default() })?
                 }
             };
-            if hash_bits > 0 {
-                samples.hash(&Hashing::new(hash_bits)?);
-            }
-            SparseDataset::new(samples)
+            Ok(Self(SparseDataset::new(samples)?, hashing(hash_bits)?))
         });
-        read.map(Self).map_err(failed(py))
+        read.map_err(failed(py))
     }
 
     /// A computed stream of clicks.
@@ -80,10 +77,11 @@ impl SparseData {
         max_categories: u64,
         day: u64,
         drift: f64,
+        hash_bits: u32,
     ) -> PyResult<Self> {
         let options = ClicksOptions { seed, first, samples, max_categories, day, drift };
-        let made = py.detach(|| Clicks::new(options));
-        made.map(|clicks| Self(SparseDataset::clicks(clicks))).map_err(failed(py))
+        let made = py.detach(|| Ok(Self(SparseDataset::clicks(Clicks::new(options)?), hashing(hash_bits)?)));
+        made.map_err(failed(py))
     }
 
     fn __len__(&self) -> usize {
@@ -106,6 +104,9 @@ impl SparseData {
         let batch = py.detach(|| {
             let mut batch = SparseBatch::default();
             self.0.fill(&indices, &mut batch);
+            if let Some(hashing) = &self.1 {
+                batch.hash(hashing);
+            }
             batch
         });
         let floats = |values: &[f32]| bytes(py, values, |v| v.to_le_bytes());
@@ -119,8 +120,12 @@ impl SparseData {
     /// Two parts: without and with this fraction of the samples, drawn by the seed.
     fn split(&self, py: Python<'_>, fraction: f64, seed: u64) -> PyResult<(Self, Self)> {
         let parts = py.detach(|| self.0.clone().split(fraction, seed));
-        parts.map(|(a, b)| (Self(a), Self(b))).map_err(failed(py))
+        parts.map(|(a, b)| (Self(a, self.1), Self(b, self.1))).map_err(failed(py))
     }
+}
+
+fn hashing(bits: u32) -> Result<Option<Hashing>, DataError> {
+    (bits > 0).then(|| Hashing::new(bits)).transpose()
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
