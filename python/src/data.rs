@@ -69,6 +69,7 @@ impl SparseData {
 
     /// A computed stream of clicks.
     #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
     fn clicks(
         py: Python<'_>,
         seed: u64,

@@ -465,7 +465,8 @@ class OnServers:
         moves = self.run._moves
         self.tables.hand_over(self._session)  # last: a step that is refused has handed over nothing
         self.run._finish_step(gradients)
-        missed = not self.run._over and self._session.missed_round()
+        leaves_out = turn is not None or self._freezing is not None
+        missed = leaves_out and not self.run._over and self._session.missed_round()
         if scaled and turn is None:
             missed = missed or self.run.stats()["skipped"] > before
         if scaled and missed:
