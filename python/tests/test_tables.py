@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -269,6 +269,39 @@ def test_a_frozen_layer_and_evaluation_train_nothing(fleet: Any) -> None:
     o.step()
     assert not torch.equal(table.rows(ids), before)
     run.finish()
+
+
+def test_a_checkpoint_goes_on_with_other_servers_and_partitions_bit_for_bit(start_fleet: Any, tmp_path: Path) -> None:
+    def job(servers: int, partitions: int, resume: Optional[str] = None) -> Any:
+        rule = {"kind": "adam", "lr": 0.01}
+        table = paraft.torch.Table("t", DIM, max_rows=100, optimizer=rule, init={"kind": "normal", "std": 0.3}, partitions=partitions)
+        m = tables.Net(paraft.torch.EmbeddingBag(table, mode="mean"))
+        o = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+        run = paraft.init(start_fleet(servers), run_dir=str(tmp_path / "run"), resume=resume)
+        run.prepare(m, o)
+        return run, table, m, o
+
+    def train(m: nn.Module, o: Any, steps: range) -> None:
+        for step in steps:
+            o.zero_grad()
+            tables.loss(m, tables.batch("mean", 0, step)).backward()
+            o.step()
+
+    def ends(run: Any, table: Any, m: nn.Module) -> list[Any]:
+        last = [table.rows(torch.arange(IDS)), *(p.detach().clone() for p in m.parameters())]
+        run.finish()
+        return last
+
+    run, table, m, o = job(3, 16)
+    train(m, o, range(10))
+    path = str(run.save())
+    train(m, o, range(10, 20))
+    want = ends(run, table, m)
+    for servers, partitions in ((1, 7), (3, 64)):
+        run, table, m, o = job(servers, partitions, path)
+        assert run.step == 10
+        train(m, o, range(10, 20))
+        assert all(map(torch.equal, ends(run, table, m), want)), f"{servers} servers, {partitions} partitions"
 
 
 def test_a_padding_id_makes_no_row(fleet: Any) -> None:

@@ -67,14 +67,26 @@ def test_what_a_table_cannot_be_is_said() -> None:
         paraft.torch.Embedding(paraft.torch.Table("t", 2, **good))(torch.tensor([1]))
 
 
+def test_what_the_optimizer_of_a_table_cannot_be_is_said_where_the_table_is_made() -> None:
+    for optimizer, why in (
+        ({"kind": "adamw", "lr": 1.0}, "unknown variant `adamw`, expected one of `sgd`"),
+        ({"kind": "adam", "lr": 1.0, "betas": [0.9, 0.9]}, "unknown field `betas`, expected one of"),
+        ({"kind": "adagrad", "lr": 1.0, "eps": 0.0}, "table `t`: optimizer.eps 0 is not within"),
+        ({"kind": "sgd", "lr": -1.0}, "table `t`: optimizer.lr -1 is not a number from 0"),
+        ({"kind": "ftrl", "lr": 1.0}, "table `t`: ftrl .* set init"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            paraft.torch.Table("t", DIM, max_rows=100, optimizer=optimizer)
+
+
 def test_what_a_job_with_tables_cannot_have_is_said(start_fleet: Any) -> None:
     fleet = start_fleet(1)
 
-    def job(optimizer: Any = None, init: Any = None, also: Any = None, **options: Any) -> Any:
-        table = paraft.torch.Table("t", DIM, **{"max_rows": 100, "optimizer": SGD, **options.pop("of", {})})
+    def job(optimizer: Any = None, also: Any = None, **options: Any) -> Any:
+        table = paraft.torch.Table("t", DIM, max_rows=100, optimizer=SGD)
         m = nn.Sequential(paraft.torch.EmbeddingBag(table), nn.Linear(DIM, 1), *([also(table)] if also else []))
         optimizer = (optimizer or torch.optim.SGD)(m.parameters(), lr=0.1)
-        return paraft.init(fleet, **(init or {})), m, optimizer, options
+        return paraft.init(fleet), m, optimizer, options
 
     twin = paraft.torch.Table("t", DIM, max_rows=9, optimizer=SGD)
     for of, why in (
@@ -85,12 +97,6 @@ def test_what_a_job_with_tables_cannot_have_is_said(start_fleet: Any) -> None:
         ({"optimizer": lambda p, lr: [torch.optim.SGD(p, lr=lr)]}, "with tables prepare one optimizer"),
         ({"optimizer": lambda p, lr: object()}, "is a object, and not a torch.optim.Optimizer"),
         ({"also": lambda _: paraft.torch.Embedding(twin)}, "two tables are named `t`"),
-        ({"init": {"settings": {"checkpoint.every_steps": 5}}}, "writes no checkpoints yet"),
-        ({"of": {"optimizer": {"kind": "adamw", "lr": 1.0}}}, "unknown variant `adamw`, expected one of `sgd`"),
-        ({"of": {"optimizer": {"kind": "adam", "lr": 1.0, "betas": [0.9, 0.9]}}}, "unknown field `betas`, expected one of"),
-        ({"of": {"optimizer": {"kind": "adagrad", "lr": 1.0, "eps": 0.0}}}, "table `t`: optimizer.eps 0 is not within"),
-        ({"of": {"optimizer": {"kind": "sgd", "lr": -1.0}}}, "table `t`: optimizer.lr -1 is not a number from 0"),
-        ({"of": {"optimizer": {"kind": "ftrl", "lr": 1.0}}}, "table `t`: ftrl .* set init"),
     ):
         run, m, o, options = job(**of)
         with pytest.raises(ConfigError, match=why):
@@ -115,9 +121,6 @@ def test_what_a_loop_with_tables_cannot_do_is_said(fleet: Any) -> None:
         with pytest.raises(TypeError, match="`t` cannot be copied: its rows are on the servers"):
             copies(m)
     assert sorted(m.state_dict()) == ["1.bias", "1.weight"]
-    for asks in (o.state_dict, run.save):
-        with pytest.raises(MisuseError, match="checkpoints do not have the rows"):
-            asks()
     before = table.rows(ids)
     m(ids).sum().backward()
     with pytest.raises(MisuseError, match=r"clip_grad_norm_\(\) would leave out the rows of table `t`"):

@@ -148,7 +148,7 @@ fn dying_control_leader_does_not_end_the_rule() -> Result<()> {
     // One may have been in flight; the next one comes from a leader that has seen all of its windows itself.
     let next = wait::until("two more", || shard(&fleet), |s| s.mode_number >= first.mode_number + 2);
     hurry.store(true, SeqCst);
-    ensure!(!next.mode_auto.is_empty() && next.mode.starts_with("ssp:"), "{next:?}");
+    ensure!(!next.mode_auto.is_empty(), "the rule goes on, whatever it chooses: {next:?}");
     for w in workers {
         let weights = w.join().map_err(|_| anyhow!("a worker panicked"))?.context("a worker")?;
         ensure!(weights.iter().all(|w| *w == -1.0), "a push is lost, or in twice");
