@@ -184,13 +184,16 @@ fn a_script_lies_beside_its_job_file_and_is_quiet_with_json() {
     assert_eq!(told(&place, 1)[0]["argv"], serde_json::json!(["--lr", "1"]));
 }
 
-/// Kills itself the first time.
+/// Kills itself the first time, and then waits for the other: once all that run are done, none starts again.
 const DIES_ONCE: &str = r#"
-import os, signal
+import os, signal, time
 here = os.path.join(os.environ["PARAFT_RUN_DIR"], "died-" + os.environ["RANK"])
 if not os.path.exists(here):
     open(here, "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
+other = os.path.join(os.environ["PARAFT_RUN_DIR"], "told-%d.json" % (1 - int(os.environ["RANK"])))
+while not os.path.exists(other) or open(other).read().count("\n") < 2:
+    time.sleep(0.05)
 "#;
 
 #[test]
