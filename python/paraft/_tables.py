@@ -69,7 +69,7 @@ class Table:
             "seed": seed,
             "optimizer": dict(optimizer),
         }
-        _paraft.check_table(name, self._toml())
+        _paraft.check_table(self._toml())
         self._of: Callable[[], Optional[Tables]] = lambda: None
         self._place = 0
 

@@ -471,12 +471,8 @@ fn job_of(py: Python<'_>, job: Option<PathBuf>, set: &[String]) -> PyResult<Job>
 
 /// Checks a table, in TOML.
 #[pyfunction]
-pub fn check_table(py: Python<'_>, name: &str, entry: &str) -> PyResult<()> {
-    let checked = paraft_worker::cli::table(entry);
-    checked.map(drop).map_err(|why| match why.starts_with("table `") {
-        true => errors::config(py, &why),
-        false => errors::config(py, &format!("table `{name}`: {why}")),
-    })
+pub fn check_table(py: Python<'_>, entry: &str) -> PyResult<()> {
+    paraft_worker::cli::table(entry).map(drop).map_err(|why| errors::config(py, &why))
 }
 
 /// Whether each step of a job is a round of all its workers.

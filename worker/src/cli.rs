@@ -292,7 +292,11 @@ pub fn optimizer(table: &str) -> Result<OptimizerConfig, String> {
 /// # Errors
 /// It is none, or an option is out of its range.
 pub fn table(entry: &str) -> Result<TableSpec, String> {
-    let table: TableSpec = toml::from_str(entry).map_err(|e| e.message().to_string())?;
+    let table: TableSpec = toml::from_str(entry).map_err(|e| {
+        let fields: toml::Table = toml::from_str(entry).unwrap_or_default();
+        let name = fields.get("name").and_then(toml::Value::as_str).unwrap_or_default();
+        format!("table `{name}`: {}", e.message())
+    })?;
     table.check().map_err(|e| e.to_string())?;
     Ok(table)
 }
