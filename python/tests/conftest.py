@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -199,10 +200,16 @@ def recorded_loss(run_dir: Path) -> tuple[float, int]:
 
 
 def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    """A port that is free, and the next one too, below those that the system gives to connections and servers meanwhile."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as this, socket.socket() as following:
+            try:
+                this.bind(("127.0.0.1", port))
+                following.bind(("127.0.0.1", port + 1))
+                return port
+            except OSError:
+                continue
 
 
 def start(
