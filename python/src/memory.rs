@@ -67,7 +67,7 @@ pub fn with_mut<T>(address: usize, len: usize, write: impl FnOnce(&mut [f32]) ->
     if at.is_null() || !at.is_aligned() {
         return (len == 0).then(|| write(&mut []));
     }
-    // SAFETY: as in `with`; the front end has made the tensor for this call, so nobody else reads or writes it.
+    // SAFETY: as in `with`; the front end has made the tensor for this call, so no other thread reads or writes it.
     #[allow(unsafe_code)]
     Some(write(unsafe { std::slice::from_raw_parts_mut(at, len) }))
 }

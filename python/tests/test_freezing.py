@@ -1,4 +1,4 @@
-"""Parameter groups that a script freezes and unfreezes while it trains, as under DDP, whose wrapper is then made anew."""
+"""Parameter groups that a script freezes and unfreezes while it trains, as under DDP, where the script makes a new wrapper for it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// Ids whose index entries and rows are fetched together: so many memory accesses are under way at a time.
+/// Ids whose index entries and rows are fetched together: so many memory accesses are in flight at a time.
 const BATCH: usize = 16;
 /// Slots among which a full partition finds the row to evict.
 const EVICTION_WINDOW: u32 = 8;

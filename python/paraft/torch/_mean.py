@@ -76,7 +76,7 @@ class OnMean(OnServers):
     ``step()`` runs the optimizer on what is there.
 
     The mean is of all gradients. So each of several optimizers steps on it, and what they have made is one step of the run.
-    It ends with the last of them, or when the script goes on without the others: with a forward or backward pass, or with
+    It ends with the last of them, or when the script continues without the others: with a forward or backward pass, or with
     another step of the same optimizer.
     """
 
@@ -374,7 +374,7 @@ class OnMean(OnServers):
         self.run._waited(lambda session: session.applied())
 
     def _end(self) -> None:
-        """The script goes on without a step of the other optimizers, or of any, which all workers do."""
+        """The script continues without a step of the other optimizers, or of any, which all workers do."""
         if self._taken is None:
             return
         self._check_cut_off()

@@ -89,7 +89,7 @@ def _on_all(
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"mean\", \"worker\" or \"auto\"")
     if apply == "worker":
         if several:
-            raise ConfigError("several optimizers run on the servers, or in mode bsp on the mean: apply is no \"worker\"")
+            raise ConfigError("several optimizers run on the servers, or in mode bsp on the mean: apply cannot be \"worker\"")
         return False
     if apply == "mean":
         state = refusal(run, optimizer, bool(constraints))
