@@ -247,7 +247,7 @@ def test_what_several_on_the_mean_cannot_is_said(fleet: Any) -> None:
     with pytest.raises(ConfigError, match="Muon is none of the servers'.*only in mode bsp"):
         run.prepare(m, all_of)
     run = paraft.init(servers="127.0.0.1:1")
-    with pytest.raises(ConfigError, match="no \"worker\""):
+    with pytest.raises(ConfigError, match="apply cannot be \"worker\""):
         run.prepare(m, all_of, apply="worker")
     with pytest.raises(ConfigError, match="or prepare.*apply=\"mean\""):
         run.prepare(m, all_of, apply="servers")
