@@ -28,7 +28,7 @@
 
 mod encoder;
 mod low_rank;
-mod narrow;
+pub(crate) mod narrow;
 mod options;
 mod scan;
 mod sign;

@@ -12,10 +12,12 @@
 mod init;
 mod optimizer;
 mod rows;
+mod values;
 
 pub use init::RowInit;
 pub use optimizer::{RowOptimizer, RowRate};
 pub use rows::{ID_BYTES, Rows, RowsError, put_rows};
+pub use values::{RowType, rounding_key};
 
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +47,13 @@ pub struct TableSpec {
     /// What happens when a new id comes to a full partition.
     #[serde(default)]
     pub full: WhenFull,
+    /// An id becomes a row at this many updates that name it, 1 to 255; the gradients of those before are dropped and
+    /// counted, and reading gives its initial values. Default 1.
+    #[serde(default = "one")]
+    pub min_count: u8,
+    /// The form of the weights in memory.
+    #[serde(default)]
+    pub dtype: RowType,
     /// The values of a row before its first update.
     #[serde(default)]
     pub init: RowInit,
@@ -53,6 +62,25 @@ pub struct TableSpec {
     pub seed: u64,
     /// How a row's gradient changes it.
     pub optimizer: RowOptimizer,
+    /// Which rows are removed though there is room. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expire: Option<Expire>,
+}
+
+/// Which rows are removed though there is room: those for which all conditions hold. A partition looks at some rows in each
+/// update, in a circle, so a row may stay for a while longer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expire {
+    /// The last this many updates of its partition did not name the row, 1 to 2^31. Each step (in lock-step: each round) is
+    /// one update of every partition.
+    pub after: u32,
+    /// The L2 norm of its weights is below this, above 0. Default: any row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_below: Option<f32>,
+    /// The table keeps this many rows in any case, divided evenly among its partitions. Default 0.
+    #[serde(default)]
+    pub keep_at_least: u64,
 }
 
 /// What happens when a new id comes to a full partition.
@@ -81,6 +109,10 @@ fn default_partitions() -> u32 {
     16
 }
 
+fn one() -> u8 {
+    1
+}
+
 impl TableSpec {
     /// A table of `dim` values a row with plain SGD, whose rows begin as zeros.
     pub fn new(name: &str, dim: usize, max_rows: u64) -> Self {
@@ -90,9 +122,12 @@ impl TableSpec {
             partitions: default_partitions(),
             max_rows,
             full: WhenFull::default(),
+            min_count: one(),
+            dtype: RowType::default(),
             init: RowInit::Zeros,
             seed: 0,
             optimizer: RowOptimizer::Sgd { lr: 1.0 },
+            expire: None,
         }
     }
 
@@ -133,6 +168,22 @@ impl TableSpec {
         if self.name.is_empty() || self.name.len() > 100 || !self.name.chars().all(fine) {
             return bad("its name is not 1 to 100 letters, digits, `_`, `-` and `.`".into());
         }
+        if self.min_count == 0 {
+            return bad("min_count 0 is not within 1 to 255".into());
+        }
+        if self.dtype != RowType::F32 && !self.dim.is_multiple_of(2) {
+            return bad(format!("dim {} is odd; with dtype bf16 or f16 it is even", self.dim));
+        }
+        if let Some(expire) = self.expire {
+            if !(1..=1 << 31).contains(&expire.after) {
+                return bad(format!("expire.after {} is not within 1 to 2^31", expire.after));
+            }
+            if let Some(norm) = expire.norm_below
+                && !(norm > 0.0 && norm.is_finite())
+            {
+                return bad(format!("expire.norm_below {norm} is no finite number above 0"));
+            }
+        }
         self.init.validate().or_else(bad)?;
         self.optimizer.validate().or_else(bad)?;
         if matches!(self.optimizer, RowOptimizer::Ftrl { .. }) && self.init != RowInit::Zeros {
@@ -155,15 +206,28 @@ impl TableSpec {
         self.optimizer.slots(self.dim)
     }
 
-    /// Bytes of a row in memory: its head, weights and state.
-    pub fn row_bytes(&self) -> u64 {
-        (ROW_HEAD_WORDS + self.dim + self.slots()) as u64 * 4
+    /// Words of 4 bytes of a row: its head, weights and state.
+    pub fn row_words(&self) -> usize {
+        ROW_HEAD_WORDS + self.dtype.words(self.dim) + self.slots()
     }
 
-    /// The memory of one full partition: its rows and its index of at least twice as many entries.
+    /// Bytes of a row in memory: its head, weights and state.
+    pub fn row_bytes(&self) -> u64 {
+        self.row_words() as u64 * 4
+    }
+
+    /// The memory of one full partition: its rows, its index of at least twice as many entries, the counts of ids that are
+    /// no rows yet, and what is known of removed rows.
     pub fn partition_bytes(&self) -> u64 {
         let rows = self.partition_rows();
-        rows * self.row_bytes() + index_entries(rows) * INDEX_ENTRY_BYTES
+        let counts = if self.min_count > 1 { index_entries(rows) * COUNTS } else { 0 };
+        let removed = self.removed_ids() as u64 * REMOVED_BYTES;
+        rows * self.row_bytes() + index_entries(rows) * INDEX_ENTRY_BYTES + counts + removed
+    }
+
+    /// The ids of removed rows that a partition knows at most.
+    pub fn removed_ids(&self) -> usize {
+        self.partition_rows() as usize / 16 + 1024
     }
 
     /// The partition of an id.
@@ -178,6 +242,7 @@ impl TableSpec {
     pub fn initial(&self, id: u64, values: &mut [f32]) {
         assert_eq!(values.len(), self.dim);
         self.init.fill(self.seed, id, values);
+        self.dtype.nearest(values);
     }
 }
 
@@ -191,6 +256,10 @@ pub const MAX_PULLED_IDS: usize = 1 << 14;
 pub const ROW_HEAD_WORDS: usize = 4;
 /// Bytes of an entry of a partition's index.
 pub const INDEX_ENTRY_BYTES: u64 = 8;
+/// Counters of an id that is no row yet.
+pub const COUNTS: u64 = 4;
+/// Bytes of what a partition knows of a removed row.
+const REMOVED_BYTES: u64 = 48;
 const MAX_PARTITION_ROWS: u64 = 1 << 31;
 
 /// Entries of the index of a partition of so many rows: a power of two, at most five eighths full.

@@ -54,6 +54,7 @@ pub const GROUPS: [Group; 7] = [
         commands: &[
             ("mode", "paraft mode digits asp --fleet runs/digits-1"),
             ("checkpoint", "paraft checkpoint save digits --fleet runs/digits-1"),
+            ("table", "paraft table export clicks items --to items-1 --fleet runs/clicks-1"),
             ("stop", "paraft stop digits --fleet runs/digits-1"),
             ("delete", "paraft delete digits --fleet runs/digits-1"),
         ],
@@ -92,7 +93,7 @@ pub const GROUPS: [Group; 7] = [
 ];
 
 /// Commands of a command, and their examples.
-pub const INNER: [(&str, &str, &str); 30] = [
+pub const INNER: [(&str, &str, &str); 36] = [
     ("fleet", "up", "paraft fleet up job.toml --on slurm"),
     ("fleet", "down", "paraft fleet down runs/digits-1"),
     ("fleet", "status", "paraft fleet status runs/digits-1"),
@@ -103,6 +104,12 @@ pub const INNER: [(&str, &str, &str); 30] = [
     ("checkpoint", "save", "paraft checkpoint save digits --fleet runs/digits-1"),
     ("checkpoint", "list", "paraft checkpoint list --fleet runs/digits-1"),
     ("checkpoint", "diff", "paraft checkpoint diff runs/digits-1 runs/digits-2"),
+    ("table", "ls", "paraft table ls clicks --fleet runs/clicks-1"),
+    ("table", "get", "paraft table get clicks items 7 9999 --fleet runs/clicks-1"),
+    ("table", "top", "paraft table top clicks items -n 20 --fleet runs/clicks-1"),
+    ("table", "evict", "paraft table evict clicks items 7 --fleet runs/clicks-1"),
+    ("table", "export", "paraft table export clicks items --to items-2 --since items-1"),
+    ("table", "import", "paraft table import clicks items --from items-1 --fleet runs/clicks-2"),
     ("data", "list", "paraft data list paraft-data/localhost-7071"),
     ("data", "restore", "paraft data restore paraft-data/localhost-7071 shard-0.aside-1"),
     ("data", "delete", "paraft data delete paraft-data/localhost-7071 shard-0.aside-1"),

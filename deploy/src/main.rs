@@ -4,7 +4,7 @@
 //!   consists of, also by hand. [`disk_faults`]: a server's own fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
-//!   [`mod@replay`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//!   [`mod@replay`], [`tables`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in. [`help`]: the help of all commands. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
@@ -52,6 +52,7 @@ mod serve;
 mod short;
 mod status;
 mod submit;
+mod tables;
 mod top;
 mod trace;
 mod track;
@@ -125,6 +126,8 @@ enum Command {
     Data(data::DataArgs),
     /// List the jobs of a fleet, or the job of a run that has ended.
     Jobs(jobs::ListArgs),
+    /// Rows of a job's sparse tables: show, remove, export, import.
+    Table(tables::TableArgs),
     /// End a job where it is; its weights are kept as after any end.
     Stop(end::StopArgs),
     /// Delete a job with all that the servers have of it.
@@ -211,6 +214,7 @@ fn main() {
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),
         Command::Jobs(a) => failure::report(jobs::all(&a)),
+        Command::Table(a) => failure::report(tables::run(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),
         Command::Logs(a) => failure::report(logs::run(&a)),

@@ -275,20 +275,33 @@ fn shards(of: &[&ShardStatus], digest: bool) -> Table {
 }
 
 /// The sparse tables of a job, over all its shards; `None`: it has none.
-fn tables(of: &[&ShardStatus]) -> Option<Table> {
+pub(crate) fn tables(of: &[&ShardStatus]) -> Option<Table> {
     let mut all: BTreeMap<&str, TableStatus> = BTreeMap::new();
     for s in of.iter().flat_map(|s| &s.tables) {
         let sum = all.entry(&s.name).or_default();
         sum.rows += s.rows;
         sum.created += s.created;
         sum.evicted += s.evicted;
-        sum.refused += s.refused;
+        sum.expired += s.expired;
+        sum.revived += s.revived;
+        sum.refused += s.refused + s.too_rare;
         sum.bytes += s.bytes;
         sum.most += s.most;
     }
-    let mut t = table::plain(vec!["table", "rows", "room for", "created", "evicted", "refused", "memory"]);
+    let mut t = table::plain(vec![
+        "table",
+        "rows",
+        "room for",
+        "created",
+        "revived",
+        "evicted",
+        "expired",
+        "gradients dropped",
+        "memory",
+    ]);
     for (name, s) in &all {
-        let numbers = [s.rows, s.most, s.created, s.evicted, s.refused].map(|n| n.to_string());
+        let numbers =
+            [s.rows, s.most, s.created, s.revived, s.evicted, s.expired, s.refused].map(|n| n.to_string());
         let row = [name.to_string()].into_iter().chain(numbers);
         t.add_row(row.chain([Bytes(s.bytes).to_string()]));
     }
@@ -376,8 +389,8 @@ fn shard_as_json(s: &ShardStatus) -> serde_json::Value {
     }
     let table = |t: &TableStatus| {
         json!({
-            "name": t.name, "rows": t.rows, "created": t.created, "evicted": t.evicted, "refused": t.refused,
-            "bytes": t.bytes, "most": t.most,
+            "name": t.name, "rows": t.rows, "created": t.created, "revived": t.revived, "evicted": t.evicted,
+            "expired": t.expired, "refused": t.refused, "too_rare": t.too_rare, "bytes": t.bytes, "most": t.most,
         })
     };
     shard["tables"] = s.tables.iter().map(table).collect();

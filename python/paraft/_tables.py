@@ -26,6 +26,9 @@ class Table:
         seed: int = 0,
         partitions: int = 16,
         full: str = "evict",
+        min_count: int = 1,
+        expire: Optional[Mapping[str, Any]] = None,
+        dtype: str = "f32",
     ) -> None:
         """
         Args:
@@ -41,6 +44,12 @@ class Table:
             partitions: parts that are pushed and applied by themselves, 1 to 1024.
             full: what happens when a new id comes to a full table: ``evict`` a row that has had no gradient for long, or
                 ``refuse`` the id's gradients.
+            min_count: an id becomes a row at this many updates that name it, 1 to 255; the gradients of those before are
+                dropped.
+            expire: which rows are removed though there is room: ``{"after": 100_000}``, those that so many updates in a row
+                did not name; with ``"norm_below": 0.01`` only those whose L2 norm is below it, and with ``"keep_at_least":
+                1000`` the table keeps so many rows. None: no rows.
+            dtype: the form of the weights on the servers: ``f32``, ``bf16`` or ``f16``; they are pulled as float32.
 
         Raises:
             ConfigError: an argument is of the wrong type, or out of its range.
@@ -54,6 +63,9 @@ class Table:
             ("seed", seed, int, "0"),
             ("partitions", partitions, int, "16"),
             ("full", full, str, '"evict"'),
+            ("min_count", min_count, int, "2"),
+            ("expire", expire or {}, Mapping, '{"after": 100_000}'),
+            ("dtype", dtype, str, '"bf16"'),
         ):
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"table {name!r}: {what} is {value!r}; it is written like {example}")
@@ -68,7 +80,11 @@ class Table:
             "init": dict(init),
             "seed": seed,
             "optimizer": dict(optimizer),
+            "min_count": min_count,
+            "dtype": dtype,
         }
+        if expire is not None:
+            self._spec["expire"] = dict(expire)
         _paraft.check_table(self._toml())
         self._of: Callable[[], Optional[Tables]] = lambda: None
         self._place = 0

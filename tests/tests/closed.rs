@@ -7,11 +7,12 @@ use paraft_client::{WireKind, connect::lazy};
 use paraft_common::Mode;
 use paraft_lanes::Purpose;
 use paraft_proto::{
-    AbandonRequest, CheckpointRequest, DescribeRequest, DrainRequest, EndJobRequest, ForgetRequest,
-    FromShard, GroupHeartbeatRequest, HelloRequest, JoinGroupRequest, JoinRequest, NoteCheckpointsRequest,
-    Open, PROTOCOL, PeerRequest, ReadRequest, ReportRequest, RoomRequest, SaveRequest, StatusRequest,
-    SubmitRequest, SwitchModeRequest, ToShard, WithBulk, checkpoint_part, control_client::ControlClient,
-    from_shard, services, shards_client::ShardsClient, to_shard,
+    AbandonRequest, CheckpointRequest, DescribeRequest, DrainRequest, EditRowsRequest, EndJobRequest,
+    ForgetRequest, FromShard, GroupHeartbeatRequest, HelloRequest, JoinGroupRequest, JoinRequest,
+    NoteCheckpointsRequest, Open, PROTOCOL, PeerRequest, ReadRequest, ReadRowsRequest, ReportRequest,
+    RoomRequest, RowsMessage, SaveRequest, StatusRequest, SubmitRequest, SwitchModeRequest, ToShard,
+    WithBulk, checkpoint_part, control_client::ControlClient, from_shard, rows_message, services,
+    shards_client::ShardsClient, to_shard,
 };
 use paraft_tests::{
     closed::{closed, shows},
@@ -110,6 +111,27 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
                 Err(s) => status::<()>(Err(s)),
                 Ok(r) => r.into_inner().refused.map_or(Ok(true), |r| refused(r.kind)),
             },
+            "Shards.ReadRows" => {
+                let read = ReadRowsRequest { protocol: PROTOCOL, job, ..ReadRowsRequest::default() };
+                match shards.read_rows(read).await {
+                    Err(s) => status::<()>(Err(s)),
+                    Ok(rows) => match rows.into_inner().message().await {
+                        Ok(Some(RowsMessage { kind: Some(rows_message::Kind::Refused(r)) })) => {
+                            refused(r.kind)
+                        }
+                        Err(s) => status::<()>(Err(s)),
+                        Ok(_) => Ok(true),
+                    },
+                }
+            }
+            // Without a token it is refused, but heard.
+            "Shards.EditRows" => {
+                let edit = EditRowsRequest { protocol: PROTOCOL, job, ..EditRowsRequest::default() };
+                match shards.edit_rows(edit).await {
+                    Err(s) => status::<()>(Err(s)),
+                    Ok(r) => refused(r.into_inner().refused.context("no token")?.kind),
+                }
+            }
             "Shards.Exchange" => {
                 let open =
                     Open { protocol: PROTOCOL, job: ledger.job().to_toml()?, worker: 7, ..Open::default() };

@@ -7,7 +7,7 @@ const F16_MAX: u16 = 0x7bff;
 
 /// Rounds to nearest, ties to even. A finite value stays finite.
 #[inline(always)]
-pub(super) fn to_bf16(v: f32) -> u16 {
+pub(crate) fn to_bf16(v: f32) -> u16 {
     let bits = v.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
     let size = bits & 0x7fff_ffff;
@@ -21,13 +21,13 @@ pub(super) fn to_bf16(v: f32) -> u16 {
 
 /// Exact.
 #[inline(always)]
-pub(super) fn from_bf16(half: u16) -> f32 {
+pub(crate) fn from_bf16(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
 
 /// Rounds to nearest, ties to even. A finite value stays finite.
 #[inline(always)]
-pub(super) fn to_f16(v: f32) -> u16 {
+pub(crate) fn to_f16(v: f32) -> u16 {
     let bits = v.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
     let size = bits & 0x7fff_ffff;
@@ -45,7 +45,7 @@ pub(super) fn to_f16(v: f32) -> u16 {
 
 /// Exact.
 #[inline(always)]
-pub(super) fn from_f16(half: u16) -> f32 {
+pub(crate) fn from_f16(half: u16) -> f32 {
     let size = u32::from(half & 0x7fff) << 13;
     // The bits mean 2^112 times less in an f32's bias. The product is exact, and of small numbers too.
     let finite = (f32::from_bits(size) * f32::from_bits((127 + 112) << 23)).to_bits();
@@ -56,7 +56,7 @@ pub(super) fn from_f16(half: u16) -> f32 {
 
 /// The nearest of -127 to 127 times `scale`, ties to even; `scale` is above 0.
 #[inline(always)]
-pub(super) fn to_int8(v: f32, scale: f32) -> i8 {
+pub(crate) fn to_int8(v: f32, scale: f32) -> i8 {
     // Added to this, a number below 2^22 in size loses what is behind its point, by the rounding of the addition.
     const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
     let v = v / scale;
@@ -68,6 +68,6 @@ pub(super) fn to_int8(v: f32, scale: f32) -> i8 {
 
 /// One rounding.
 #[inline(always)]
-pub(super) fn from_int8(byte: u8, scale: f32) -> f32 {
+pub(crate) fn from_int8(byte: u8, scale: f32) -> f32 {
     f32::from(byte as i8) * scale
 }

@@ -16,7 +16,7 @@
 //! - [`submitted`]: a run that was submitted to an engine, by its folder. [`targets`]: the fleet that
 //!   a command asks or changes (`--fleet`). [`ended`]: a run that has ended, by its folder.
 //! - [`ask`]: queries of servers and of the control group; [`view`]: the health of a fleet. [`orders`]:
-//!   orders to a fleet.
+//!   orders to a fleet. [`rows`]: rows of tables on a fleet.
 //! - [`faults`]: the fault points of a fleet that was started with them.
 //! - [`again`]: the command that continues an interrupted one.
 //! - [`failure`]: the failure of a command. [`progress`], [`table`]: the output of a run.
@@ -51,6 +51,7 @@ pub mod orders;
 pub mod pages;
 pub mod process;
 pub mod progress;
+pub mod rows;
 pub mod run_dir;
 pub mod scale;
 pub mod script;

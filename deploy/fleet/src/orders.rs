@@ -185,7 +185,7 @@ pub async fn save(servers: &[String], job: &str, within: Duration) -> Result<u32
 
 /// Retries at the leader of a job's shard until it answers. Also returns what the fleet reported of the
 /// job before.
-async fn at_leader<T>(
+pub(crate) async fn at_leader<T>(
     servers: &[String],
     job: &str,
     shard: u32,
@@ -225,13 +225,15 @@ async fn at_leader<T>(
 }
 
 /// What a fleet's servers report of a job.
-struct JobView {
+pub(crate) struct JobView {
     /// The number of servers that answered.
-    answers: usize,
+    pub answers: usize,
     /// The mode, as shard 0's leader reports it.
     mode: String,
     /// Shards with a part of the model: a small model leaves some empty.
-    shards: BTreeSet<u32>,
+    pub shards: BTreeSet<u32>,
+    /// The addresses of each shard's replicas, its leader last.
+    pub replicas: BTreeMap<u32, Vec<String>>,
     /// The addresses of the shards' leaders.
     leaders: BTreeMap<u32, String>,
 }
@@ -241,7 +243,7 @@ struct JobView {
 /// # Errors
 ///
 /// The fleet has no such job.
-async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
+pub(crate) async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
     let fleet = ask::described(known).await;
     if let Some(fleet) = &fleet {
         *known = ask::whom(fleet, known);
@@ -261,7 +263,8 @@ async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
     let ours = |s: &&ShardStatus| if named { s.job_name == job } else { s.job == 0 };
     let shards = replies.iter().flat_map(|r| &r.shards).filter(ours);
     let shards = shards.filter(|s| s.buckets > 0).map(|s| s.shard).collect();
-    let mut seen = JobView { answers: replies.len(), mode: String::new(), shards, leaders: BTreeMap::new() };
+    let (mode, leaders) = (String::new(), BTreeMap::new());
+    let mut seen = JobView { answers: replies.len(), mode, shards, replicas: BTreeMap::new(), leaders };
     let mut terms: BTreeMap<u32, u64> = BTreeMap::new();
     for reply in &replies {
         for s in reply.shards.iter().filter(ours).filter(|s| s.role == "leader") {
@@ -273,6 +276,13 @@ async fn seen(known: &mut Vec<String>, job: &str) -> Result<JobView, Refused> {
                     seen.mode = s.mode.clone();
                 }
             }
+        }
+    }
+    for reply in &replies {
+        for s in reply.shards.iter().filter(ours) {
+            let replicas = seen.replicas.entry(s.shard).or_default();
+            let leads = seen.leaders.get(&s.shard) == Some(&reply.address);
+            replicas.insert(if leads { replicas.len() } else { 0 }, reply.address.clone());
         }
     }
     Ok(seen)

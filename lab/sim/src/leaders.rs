@@ -161,6 +161,7 @@ impl Lead {
             }
             Effect::Compute(_, work) => self.next.push(Input::Computed(Ok(work()))),
             Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::EditResult(asker, edited) => asker.answer(edited),
             Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep | Effect::Wake => self.later.push_back(Input::SleepOrWake),
         }

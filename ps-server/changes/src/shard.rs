@@ -191,6 +191,15 @@ pub enum Command {
         /// For a round, the mean of what its workers set.
         overrides: Overrides,
     },
+    /// A person removes rows of a partition of a table, whose ids are the payload, or writes rows.
+    EditRows {
+        /// Which bucket.
+        bucket: BucketId,
+        /// Names the edit: a second one of the same token changes nothing.
+        token: u64,
+        /// The payload is rows to write, as [`InitPart::Rows`] has them.
+        put: bool,
+    },
 }
 
 /// An entry with pushes to apply, of any kind.
@@ -318,6 +327,8 @@ pub enum Outcome {
     },
     /// Evaluations that became complete.
     Evaluated(Vec<Closed>),
+    /// So many rows were removed or written, now or before.
+    Edited(u64),
 }
 
 /// A command and its bulk data.

@@ -34,6 +34,8 @@ pub const NEEDS: &[(&str, Need)] = &[
     (EXCHANGE, Need::Worker),
     (CHECKPOINT, Need::Worker),
     (READ, Need::Reader),
+    ("/paraft.v1.Shards/ReadRows", Need::Reader),
+    ("/paraft.v1.Shards/EditRows", Need::Submit),
     ("/paraft.v1.Shards/SwitchMode", Need::Submit),
     ("/paraft.v1.Shards/Save", Need::Submit),
     ("/paraft.v1.Shards/Status", Need::Any),
@@ -42,8 +44,8 @@ pub const NEEDS: &[(&str, Need)] = &[
 ];
 
 /// Administrative acts: each request for one is recorded, even a refused one.
-const ADMINISTRATIVE_METHODS: [&str; 8] =
-    ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save"];
+const ADMINISTRATIVE_METHODS: [&str; 9] =
+    ["Join", "Drain", "Forget", "Abandon", "Submit", "EndJob", "SwitchMode", "Save", "EditRows"];
 
 /// The need of a method; `None`: there is no such method.
 pub fn need_of(path: &str) -> Option<Need> {

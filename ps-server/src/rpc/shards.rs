@@ -1,7 +1,14 @@
 //! The service for workers, and for people who ask about jobs or switch them: each call to its answer.
 
 use super::{
-    audit::Audit, checkpoint, readers::Readers, rights::visitor, save, status::StatusService, switch,
+    audit::Audit,
+    checkpoint,
+    readers::Readers,
+    rights::visitor,
+    rows::{self, RowsStream},
+    save,
+    status::StatusService,
+    switch,
 };
 use crate::{
     connections::{self, Rank, Visitor},
@@ -9,8 +16,8 @@ use crate::{
     replicas::Replicas,
 };
 use paraft_proto::{
-    CheckpointRequest, Incoming, RefusalKind, SaveReply, SaveRequest, StatusReply, StatusRequest,
-    SwitchModeReply, SwitchModeRequest, bulk, limits,
+    CheckpointRequest, EditRowsReply, EditRowsRequest, Incoming, ReadRowsRequest, RefusalKind, SaveReply,
+    SaveRequest, StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest, bulk, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
 };
@@ -54,6 +61,13 @@ pub struct ShardsService {
 
 #[tonic::async_trait]
 impl Shards for ShardsService {
+    type ReadRowsStream = RowsStream;
+
+    async fn read_rows(&self, request: Request<ReadRowsRequest>) -> Result<Response<RowsStream>, Status> {
+        let by = connections::of(request.extensions());
+        Ok(Response::new(self.rows(request.into_inner(), by)))
+    }
+
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         connections::mark(request.extensions(), Rank::Reader);
         let by = visitor(request.extensions())?;
@@ -84,6 +98,27 @@ impl Shards for ShardsService {
             let act =
                 format!("switch of job `{}`, shard {}, to {}", request.job, request.shard, request.mode);
             self.audit.note(&by, act, why);
+        }
+        Ok(Response::new(reply))
+    }
+
+    async fn edit_rows(&self, request: Request<EditRowsRequest>) -> Result<Response<EditRowsReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
+        let by = visitor(request.extensions())?;
+        let request = request.into_inner();
+        let hosted = self.may(&by, Need::Submit, &request.job, request.shard).await;
+        let act = format!(
+            "rows of table `{}` of job `{}`, partition {}: {} bytes of ids to remove, {} bytes of rows to write",
+            request.table,
+            request.job,
+            request.partition,
+            request.remove.len(),
+            request.put.len()
+        );
+        let reply = rows::edit(hosted, request).await;
+        let refused = reply.refused.as_ref();
+        if refused.is_none_or(|r| r.leader.is_empty()) {
+            self.audit.note(&by, act, refused.map(|r| r.message.as_str()));
         }
         Ok(Response::new(reply))
     }

@@ -281,6 +281,9 @@ fn tables(conf: &ShardConfig) -> Vec<TableStatus> {
         table.created += header.created;
         table.evicted += header.evicted;
         table.refused += header.refused;
+        table.too_rare += header.too_rare;
+        table.expired += header.expired;
+        table.revived += header.revived;
         table.bytes += partition.bytes();
         table.most += partition.spec().partition_rows();
     }

@@ -178,6 +178,7 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
             closes: false,
             overrides: Default::default(),
         },
+        Command::EditRows { bucket, token: 1, put: false },
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

@@ -2,7 +2,7 @@
 
 use super::{
     command::{Contribution, InitPart},
-    partition::Partition,
+    partition::{Partition, RowsImage},
     shard_config::ShardConfig,
     weights::{Slots, Weights, read_elsewhere},
     worker_state::{FLEET, WorkerState, WorkerStates},
@@ -280,6 +280,38 @@ impl Bucket {
         let rows = self.rows.as_ref()?;
         let data = self.data.read();
         Some((data.version, rows.pull(ids).into()))
+    }
+
+    /// The rows at one moment, and the version that they have; `None` if it is no bucket of rows.
+    pub fn image_rows(&self) -> Option<(Version, RowsImage)> {
+        let rows = self.rows.as_ref()?;
+        let data = self.data.read();
+        Some((data.version, RowsImage::of(rows)))
+    }
+
+    /// These rows, whole, of those that there are, and the version that they have.
+    pub fn find_rows(&self, ids: &[u64]) -> Option<(Version, Vec<u8>)> {
+        let rows = self.rows.as_ref()?;
+        let data = self.data.read();
+        Some((data.version, rows.whole(ids)))
+    }
+
+    /// Changes rows as a person has asked, once for each token; returns how many, or why the edit does not fit.
+    pub(super) fn edit_rows(
+        &self,
+        token: u64,
+        put: bool,
+        payload: &Payload,
+    ) -> Result<Result<u64, String>, ApplyError> {
+        let Some(rows) = &self.rows else {
+            return Ok(Err(format!("{} is no partition of a table", self.id)));
+        };
+        let (data, bytes) = (self.data.write(), payload.to_bytes());
+        if let Err(why) = rows.check_edit(put, &bytes) {
+            return Ok(Err(why));
+        }
+        // Whoever has read this version must see the change as a later one.
+        rows.edit(token, put, &bytes, data.version.0 + 1).map(Ok)
     }
 
     /// Applies the rows of one update; returns the version that contains it.

@@ -198,8 +198,7 @@ impl Cut {
         let buckets = parts_of(self.buckets, BucketData::vectors).map(|part| part.payload);
         let staged = self.staged.into_iter().flat_map(|s| s.vectors);
         let staged = staged.map(|(_, v)| value_bytes(Shared(v)));
-        let rows = self.rows.into_iter().flat_map(RowsImage::into_tiles);
-        let rows = rows.map(|tile| ImagePart::Lazy(Arc::new(tile)));
+        let rows = self.rows.into_iter().flat_map(RowsImage::into_parts).map(ImagePart::Lazy);
         let parts = buckets.chain(staged).chain(headers.map(Bytes::from)).map(Payload::from);
         RawImage {
             head: head.unwrap_or_default().into(),

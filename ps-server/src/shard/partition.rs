@@ -7,13 +7,17 @@
 //!  id ──hash──▶ index: | tag, slot | ... |      slot: | id | updates | last touched | weights | optimizer's state |
 //! ```
 //!
-//! A pull of an unknown id computes the row's initial values and stores nothing. A full partition evicts, or refuses, by
-//! what the log holds: no clock and no randomness.
+//! A pull of an unknown id computes the row's initial values and stores nothing. Which ids become rows, and which rows are
+//! removed, follows from what the log holds: no clock and no randomness. The last row moves into the slot of an expired one.
 
+mod history;
 mod image;
 mod index;
+mod update;
 
 pub use image::{RowsImage, RowsTile};
+
+use history::History;
 
 use crate::raft::ApplyError;
 use image::SavedRows;
@@ -22,7 +26,7 @@ use paraft_common::{
     Payload,
     codec::put_f32_le,
     need::Bytes as ByteCount,
-    table::{ROW_HEAD_WORDS, RowRate, Rows, TableSpec, WhenFull, hash_id},
+    table::{ROW_HEAD_WORDS, TableSpec, hash_id},
 };
 use paraft_host::Pages;
 use parking_lot::RwLock;
@@ -34,8 +38,6 @@ use std::sync::{
 
 /// Ids whose index entries and rows are fetched together: so many memory accesses are in flight at a time.
 const BATCH: usize = 16;
-/// Slots among which a full partition finds the row to evict.
-const EVICTION_WINDOW: u32 = 8;
 
 /// One partition.
 #[derive(Debug)]
@@ -62,6 +64,14 @@ pub struct RowsHeader {
     pub evicted: u64,
     /// Gradients of new ids that a full partition has dropped.
     pub refused: u64,
+    /// Gradients dropped so far of ids that were not named often enough.
+    pub too_rare: u64,
+    /// Rows expired so far.
+    pub expired: u64,
+    /// Rows made so far of ids whose rows were removed before, as far as that is known.
+    pub revived: u64,
+    /// The slot at which the next update looks for expired rows.
+    pub sweep: u32,
     /// Parts of a checkpoint that were added.
     pub parts: u32,
 }
@@ -72,6 +82,8 @@ struct Store {
     /// The rows, by slot. Pages take memory once they are written.
     words: Pages,
     index: Index,
+    /// Copied by the first change while an image has it.
+    history: Arc<History>,
     /// Images that are being read.
     images: Vec<Weak<SavedRows>>,
 }
@@ -97,21 +109,28 @@ impl Partition {
     /// # Errors
     /// The process may not have so large an address space.
     pub fn new((table, spec): (u16, Arc<TableSpec>), number: u32) -> Result<Self, ApplyError> {
-        let row = ROW_HEAD_WORDS + spec.dim + spec.slots();
-        let words = usize::try_from(spec.partition_rows()).ok().and_then(|rows| rows.checked_mul(row));
+        let words = usize::try_from(spec.partition_rows()).ok();
+        let words = words.and_then(|rows| rows.checked_mul(spec.row_words()));
         let no_room = |why: String| {
             let bytes = ByteCount(spec.partition_rows().saturating_mul(spec.row_bytes()));
             ApplyError::NoRoom(format!("partition {number} of table `{}` needs {bytes}: {why}", spec.name))
         };
         let words = words.ok_or_else(|| no_room("more than an address space".into()))?;
         let words = Pages::huge(words).map_err(|e| no_room(e.to_string()))?;
-        let store = Store { header: RowsHeader::default(), words, index: Index::new(), images: Vec::new() };
+        let history = Arc::new(History::new(&spec)?);
+        let (header, index) = (RowsHeader::default(), Index::new());
+        let store = Store { header, words, index, history, images: Vec::new() };
         Ok(Self { table, spec, number, store: RwLock::new(store), released: Arc::default() })
     }
 
     /// Words of a row.
     fn row_len(&self) -> usize {
-        ROW_HEAD_WORDS + self.spec.dim + self.spec.slots()
+        self.spec.row_words()
+    }
+
+    /// The words of a row's weights.
+    fn weights<'a>(&self, row: &'a [f32]) -> &'a [f32] {
+        &row[ROW_HEAD_WORDS..][..self.spec.dtype.words(self.spec.dim)]
     }
 
     /// The table.
@@ -132,7 +151,7 @@ impl Partition {
     /// Memory of rows and index at present.
     pub fn bytes(&self) -> u64 {
         let store = self.store.read();
-        store.header.rows * self.spec.row_bytes() + store.index.bytes()
+        store.header.rows * self.spec.row_bytes() + store.index.bytes() + store.history.memory()
     }
 
     /// Memory of replaced rows that readers of images need, and tiles that they have released.
@@ -151,7 +170,7 @@ impl Partition {
             for ((id, slot), values) in ids.iter().zip(found).zip(values.chunks_exact_mut(dim)) {
                 match slot {
                     Some(slot) => {
-                        values.copy_from_slice(&Store::row(&store.words, len, slot)[ROW_HEAD_WORDS..][..dim]);
+                        self.spec.dtype.get(self.weights(Store::row(&store.words, len, slot)), values);
                     }
                     None => self.spec.initial(*id, values),
                 }
@@ -159,6 +178,18 @@ impl Partition {
         }
         let mut bytes = Vec::with_capacity(values.len() * 4);
         put_f32_le(&values, &mut bytes);
+        bytes
+    }
+
+    /// These rows, whole, of those that there are: words, little-endian.
+    pub fn whole(&self, ids: &[u64]) -> Vec<u8> {
+        let (len, store, mut bytes) = (self.row_len(), self.store.read(), Vec::new());
+        for ids in ids.chunks(BATCH) {
+            let found = self.find(&store, ids);
+            for slot in found.into_iter().take(ids.len()).flatten() {
+                put_f32_le(Store::row(&store.words, len, slot), &mut bytes);
+            }
+        }
         bytes
     }
 
@@ -174,100 +205,6 @@ impl Partition {
             *found = store.index.find(hash, entry, is_it);
         }
         found
-    }
-
-    /// Applies one update: `version` is the bucket's version that contains it, and each gradient is multiplied by `scale`.
-    ///
-    /// # Errors
-    /// There is no memory for the index.
-    pub fn update(&self, rows: &Rows, version: u64, scale: f32, rate: RowRate) -> Result<(), ApplyError> {
-        let len = self.row_len();
-        let mut guard = self.store.write();
-        let store = &mut *guard;
-        store.images.retain(|saved| saved.strong_count() > 0);
-        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
-        let touched = f32::from_bits(version as u32);
-        let (mut ids, mut values) = (rows.ids(), rows.values());
-        let mut batch = Vec::with_capacity(BATCH);
-        loop {
-            batch.clear();
-            batch.extend(ids.by_ref().take(BATCH));
-            if batch.is_empty() {
-                return Ok(());
-            }
-            let found = self.find(store, &batch);
-            for ((id, slot), grad) in batch.iter().zip(found).zip(values.by_ref()) {
-                // An earlier row of this batch may have evicted it.
-                let slot = slot.filter(|slot| id_of(Store::row(&store.words, len, *slot)) == *id);
-                let slot = match slot {
-                    Some(slot) => {
-                        self.save(&images, store, slot);
-                        slot
-                    }
-                    None => match self.insert(&images, store, *id)? {
-                        Some(slot) => slot,
-                        None => continue,
-                    },
-                };
-                let row = &mut store.words[slot as usize * len..][..len];
-                let updates = count(row, 2).saturating_add(1);
-                (row[2], row[3]) = (f32::from_bits(updates), touched);
-                let t = u64::from(updates);
-                self.spec.optimizer.update(rate, t, scale, &mut row[ROW_HEAD_WORDS..], grad);
-            }
-        }
-    }
-
-    /// Makes a row with its initial values; `None` if the partition is full and refuses.
-    fn insert(
-        &self,
-        images: &[Arc<SavedRows>],
-        store: &mut Store,
-        id: u64,
-    ) -> Result<Option<u32>, ApplyError> {
-        let len = self.row_len();
-        let slot = if store.header.rows < self.spec.partition_rows() {
-            store
-                .index
-                .reserve(store.header.rows + 1, |slot| hash_id(id_of(Store::row(&store.words, len, slot))))?;
-            store.header.rows += 1;
-            (store.header.rows - 1) as u32
-        } else if self.spec.full == WhenFull::Evict {
-            self.evict(images, store)
-        } else {
-            store.header.refused += 1;
-            return Ok(None);
-        };
-        let row = &mut store.words[slot as usize * len..][..len];
-        row.fill(0.0);
-        (row[0], row[1]) = (f32::from_bits(id as u32), f32::from_bits((id >> 32) as u32));
-        self.spec.initial(id, &mut row[ROW_HEAD_WORDS..][..self.spec.dim]);
-        store.index.insert(hash_id(id), slot);
-        store.header.created += 1;
-        Ok(Some(slot))
-    }
-
-    /// Frees a slot: that of the row that was touched longest ago among the next few.
-    fn evict(&self, images: &[Arc<SavedRows>], store: &mut Store) -> u32 {
-        let (len, rows) = (self.row_len(), store.header.rows as u32);
-        let window = (0..EVICTION_WINDOW.min(rows)).map(|i| (store.header.hand + i) % rows);
-        let age = |slot: &u32| count(Store::row(&store.words, len, *slot), 3);
-        let slot = window.min_by_key(age).unwrap_or_default();
-        store.header.hand = (store.header.hand + EVICTION_WINDOW) % rows;
-        store.header.evicted += 1;
-        self.save(images, store, slot);
-        let gone = id_of(Store::row(&store.words, len, slot));
-        let hash_of = |slot: u32| hash_id(id_of(Store::row(&store.words, len, slot)));
-        store.index.remove(hash_id(gone), slot, hash_of);
-        slot
-    }
-
-    /// Keeps a row as it is for the images that have not passed it.
-    fn save(&self, images: &[Arc<SavedRows>], store: &Store, slot: u32) {
-        if !images.is_empty() {
-            let row = Store::row(&store.words, self.row_len(), slot);
-            images.iter().for_each(|saved| saved.save(slot, row));
-        }
     }
 
     /// Adds rows of a checkpoint, as tiles have them; returns whether this is the next part. A row that does not fit any
@@ -289,7 +226,8 @@ impl Partition {
         for row in bytes.chunks_exact(len * 4) {
             let (words, _) = row.as_chunks::<4>();
             let word = |i: usize| u64::from(u32::from_le_bytes(words[i]));
-            let inserted = self.insert(&images, store, word(0) | word(1) << 32).map_err(|e| e.to_string())?;
+            let (id, touched) = (word(0) | word(1) << 32, word(3));
+            let inserted = self.insert(&images, store, (id, touched)).map_err(|e| e.to_string())?;
             let Some(slot) = inserted else { continue };
             let into = &mut store.words[slot as usize * len..][..len];
             into.iter_mut().zip(words).for_each(|(v, bytes)| *v = f32::from_bits(u32::from_le_bytes(*bytes)));
@@ -314,14 +252,18 @@ impl Partition {
             if of != self.number {
                 return Err(format!("id {id} belongs to partition {of}, not to {}", self.number));
             }
-            if words[ROW_HEAD_WORDS..].iter().any(|word| !f32::from_le_bytes(*word).is_finite()) {
+            let row: Vec<f32> = words.iter().map(|word| f32::from_le_bytes(*word)).collect();
+            let (weights, mut values) = (self.weights(&row), vec![0.0; self.spec.dim]);
+            self.spec.dtype.get(weights, &mut values);
+            let state = &row[ROW_HEAD_WORDS + weights.len()..];
+            if values.iter().chain(state).any(|v| !v.is_finite()) {
                 return Err(format!("row {id} has a NaN or an infinity"));
             }
         }
         Ok(())
     }
 
-    /// Builds a partition from an image's header and tiles.
+    /// Builds a partition from an image's header and parts.
     ///
     /// # Errors
     /// A tile does not fit, or there is no memory.
@@ -368,6 +310,7 @@ impl Partition {
             slot += rows as u64;
         }
         store.header = header;
+        store.history = Arc::new(History::load(&this.spec, &tile()?)?);
         drop(guard);
         Ok(this)
     }

@@ -279,6 +279,9 @@ impl Shard {
                 let clock = self.meta_mut().members.resume(*worker, *session, *level);
                 clock.map_or(Outcome::Done, |clock| Outcome::Resumed { clock })
             }
+            Command::EditRows { bucket, token, put } => {
+                self.edit_rows(*bucket, *token, *put, &proposal.payload)?
+            }
             Command::Stop => {
                 let meta = &mut *self.meta_mut();
                 meta.stop = true;
@@ -298,6 +301,21 @@ impl Shard {
             trained.for_each(|b| b.record_pull(worker, &conf));
         }
         Outcome::Done
+    }
+
+    fn edit_rows(
+        &self,
+        id: BucketId,
+        token: u64,
+        put: bool,
+        payload: &Payload,
+    ) -> Result<Outcome, ApplyError> {
+        let (conf, at) = match self.place(id) {
+            Ok(place) => place,
+            Err(why) => return Ok(Outcome::Refused(why)),
+        };
+        let edited = conf.buckets[at].edit_rows(token, put, payload)?;
+        Ok(edited.map_or_else(Outcome::Refused, Outcome::Edited))
     }
 
     fn switch_mode(&self, number: u64, mode: Mode, after: Step, auto: Option<Mode>) -> Outcome {

@@ -17,7 +17,7 @@
 //! - [`folder`]: many checkpoints: the latest, the best, removal of old ones.
 //! - [`read`]: one checkpoint: verification and content.
 //! - [`manifest`]: the file `checkpoint.json`.
-//! - [`table`]: the file of a sparse table.
+//! - [`table`]: the file of a sparse table. [`export`]: a folder with rows of one, all or what has changed.
 //! - [`tensors`]: a safetensors file, read in pieces.
 //! - [`weights`]: weights to and from separate files.
 //! - [`compare`]: norms, differences.
@@ -28,6 +28,7 @@
 
 pub mod compare;
 pub mod error;
+pub mod export;
 pub mod folder;
 pub mod manifest;
 pub mod read;

@@ -5,7 +5,7 @@
 //! | `ids` | I64 | `[rows]`: ids from 2^63 on are negative here |
 //! | `updates` | I32 | `[rows]`: how often each row was updated |
 //! | `touched` | I32 | `[rows]`: its partition's version at the last update |
-//! | `weights` | F32 | `[rows, dim]` |
+//! | `weights` | F32, BF16 or F16, as the table's `dtype` | `[rows, dim]` |
 //! | `state` | F32 | `[rows, state values]`; missing if the optimizer keeps none |
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     weights::notes,
 };
 use crc32fast::Hasher;
-use paraft_common::{Payload, TableSpec};
+use paraft_common::{Payload, TableSpec, table::RowType};
 use safetensors::Dtype;
 use std::{
     fs::File,
@@ -31,14 +31,14 @@ pub fn file_name(table: &str) -> String {
 
 /// Why tables of a checkpoint are not those of a job.
 pub(crate) fn differences(old: &[TableSpec], new: &[TableSpec]) -> Vec<String> {
-    let kind = |t: &TableSpec| (t.dim, t.slots(), std::mem::discriminant(&t.optimizer));
+    let kind = |t: &TableSpec| (t.dim, t.dtype, t.slots(), std::mem::discriminant(&t.optimizer));
     let mut found = Vec::new();
     for t in new {
         match old.iter().find(|o| o.name == t.name) {
             None => found.push(format!("the job's table `{}` is not in it", t.name)),
             Some(o) if kind(o) != kind(t) => found.push(format!(
-                "table `{}` has rows of {} values and {:?} in it, the job's of {} and {:?}",
-                t.name, o.dim, o.optimizer, t.dim, t.optimizer
+                "table `{}` has rows of {} values ({:?}) and {:?} in it, the job's of {} ({:?}) and {:?}",
+                t.name, o.dim, o.dtype, o.optimizer, t.dim, t.dtype, t.optimizer
             )),
             Some(_) => {}
         }
@@ -53,11 +53,16 @@ pub(crate) fn differences(old: &[TableSpec], new: &[TableSpec]) -> Vec<String> {
 
 /// The tensors: name, type, values of a row.
 fn columns(table: &TableSpec) -> Vec<(&'static str, Dtype, usize)> {
+    let weights = match table.dtype {
+        RowType::F32 => Dtype::F32,
+        RowType::Bf16 => Dtype::BF16,
+        RowType::F16 => Dtype::F16,
+    };
     let all = [
         ("ids", Dtype::I64, 1),
         ("updates", Dtype::I32, 1),
         ("touched", Dtype::I32, 1),
-        ("weights", Dtype::F32, table.dim),
+        ("weights", weights, table.dim),
         ("state", Dtype::F32, table.slots()),
     ];
     all.into_iter().filter(|(_, _, width)| *width > 0).collect()
@@ -201,8 +206,14 @@ mod tests {
     #[test]
     fn rows_come_back_as_they_were_written() {
         let folder = tempfile::tempdir().expect("scratch");
-        for optimizer in [RowOptimizer::Sgd { lr: 1.0 }, RowOptimizer::Adagrad { lr: 1.0, eps: 1e-10 }] {
-            let table = TableSpec { optimizer, ..TableSpec::new("t", 3, 100) };
+        let adagrad = RowOptimizer::Adagrad { lr: 1.0, eps: 1e-10 };
+        for (optimizer, dtype, dim) in [
+            (RowOptimizer::Sgd { lr: 1.0 }, RowType::F32, 3),
+            (adagrad, RowType::F32, 3),
+            (adagrad, RowType::Bf16, 6),
+            (RowOptimizer::Sgd { lr: 1.0 }, RowType::F16, 2),
+        ] {
+            let table = TableSpec { optimizer, dtype, ..TableSpec::new("t", dim, 100) };
             let len = table.row_bytes() as usize;
             let rows: Vec<u8> = (0..7 * len).map(|i| (i % 251) as u8).collect();
             let mut writer = TableWriter::create(folder.path(), 5, &table, 7).expect("created");

@@ -16,6 +16,7 @@
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
 //! - `orders`: a user's orders to one server.
+//! - `rows`: rows of tables for who does not train.
 //! - `pool`: buffers for payloads.
 //! - `initial`: the state that the servers receive if they have no weights yet.
 //! - [`error`]: the errors, by cause.
@@ -34,6 +35,7 @@ mod io;
 mod orders;
 mod outgoing;
 mod pool;
+mod rows;
 
 pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters, Norm, Places, RestOfResults, Shares, address};
@@ -44,3 +46,4 @@ pub use interrupt::Interrupt;
 pub use orders::{Done, Order, order, save, switch_mode};
 pub use paraft_proto::{WireKind, limits::PULL_AHEAD_BYTES};
 pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError, sum_of_parts};
+pub use rows::{RowsPart, RowsReply, edit_rows, read_rows};

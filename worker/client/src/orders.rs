@@ -121,7 +121,7 @@ pub async fn switch_mode(
     asked(address, within, asking).await
 }
 
-async fn asked<T>(
+pub(crate) async fn asked<T>(
     address: &str,
     within: Duration,
     ask: impl AsyncFnOnce(Channel) -> Result<Result<T, Refused>, Status>,
@@ -136,7 +136,7 @@ async fn asked<T>(
 
 /// Converts a call's status. A server uses a status only to refuse an unauthorized or unknown request; any other
 /// status is the connection's.
-fn refused(address: &str, status: &Status) -> Refused {
+pub(crate) fn refused(address: &str, status: &Status) -> Refused {
     let message = words(address, status);
     let of_the_server = std::error::Error::source(status).is_none();
     match status.code() {

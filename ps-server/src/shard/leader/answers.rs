@@ -30,5 +30,7 @@ impl<T> fmt::Debug for ReplyHandle<T> {
 
 /// The result of a switch: the mode in force, or the reason for the refusal.
 pub type SwitchResult = Result<InForce, RefusalKind>;
+/// How many rows an edit has changed, or the reason for the refusal.
+pub type EditResult = Result<u64, RefusalKind>;
 /// The shard's part of a checkpoint, or the reason for the refusal.
 pub type FetchResult = Result<Box<CheckpointPart>, RefusalKind>;

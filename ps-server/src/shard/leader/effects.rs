@@ -5,7 +5,7 @@
 
 use super::{
     RequestedMode,
-    answers::{FetchResult, ReplyHandle, SwitchResult},
+    answers::{EditResult, FetchResult, ReplyHandle, SwitchResult},
     messages::{ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -56,6 +56,8 @@ pub enum Input {
     SwitchMode(Option<u64>, RequestedMode, Option<ReplyHandle<SwitchResult>>),
     /// Request of a person to end the job.
     Stop,
+    /// Request of a person to change rows of a table: the command with its payload.
+    EditRows(Proposal, ReplyHandle<EditResult>),
     /// Request of a checkpoint writer for the shard's part of a step; the flag requires an image of this moment.
     Fetch(Step, bool, ReplyHandle<FetchResult>),
     /// The outcome of the proposal or confirmation with this number.
@@ -94,6 +96,8 @@ pub enum Effect {
     Compute(u64, Work),
     /// Answer a request to switch the mode.
     SwitchResult(ReplyHandle<SwitchResult>, SwitchResult),
+    /// Answer a request to change rows.
+    EditResult(ReplyHandle<EditResult>, EditResult),
     /// Answer a request for a checkpoint part.
     FetchResult(ReplyHandle<FetchResult>, FetchResult),
     /// Let the group sleep, if all its replicas may.

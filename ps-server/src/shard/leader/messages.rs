@@ -1,9 +1,12 @@
 //! Messages between a worker's stream and its shard's leader. `rpc/` converts them from and to the wire format.
 
-use super::{RequestedMode, Weights, answers::FetchResult};
+use super::{
+    RequestedMode, Weights,
+    answers::{EditResult, FetchResult},
+};
 use crate::shard::{
     chunks::Answer,
-    command::{Closed, EvalSums, InitPart},
+    command::{Closed, EvalSums, InitPart, Proposal},
     payload_queue::Room,
 };
 use paraft_common::{
@@ -56,6 +59,8 @@ pub enum Event {
     },
     /// Request to end the job now.
     Stop,
+    /// Request to change rows of a table: the command with its payload.
+    EditRows(Proposal, oneshot::Sender<EditResult>),
     /// A checkpoint writer requests the shard's part.
     Fetch {
         /// The checkpoint's step.

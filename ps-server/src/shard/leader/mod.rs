@@ -235,6 +235,7 @@ impl Leader {
                 self.switch_asked(group, number, wanted, asker);
             }
             Input::Stop => self.stop_asked(),
+            Input::EditRows(edit, asker) => self.edit_asked(group, edit, asker),
             Input::Fetch(step, now, asker) => {
                 let fetched = self.fetch_part(group, step, now);
                 self.out.push_back(Effect::FetchResult(asker, fetched));

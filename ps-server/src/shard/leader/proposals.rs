@@ -123,7 +123,7 @@ impl Leader {
             (Purpose::Init, _) => Some(PullTrigger::Initial),
             (Purpose::Member(worker) | Purpose::Leave { worker, .. }, _)
             | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(PullTrigger::Member(*worker)),
-            (Purpose::Pull(_) | Purpose::Other, _) => None,
+            (Purpose::Pull(_) | Purpose::EditRows(_) | Purpose::Other, _) => None,
             _ => Some(PullTrigger::All),
         };
         if let Some(e) = &mut self.epoch {
@@ -191,6 +191,15 @@ impl Leader {
                 return;
             }
             (Purpose::SwitchMode, outcome) => self.switched(&outcome),
+            (Purpose::EditRows(asker), outcome) => {
+                let edited = match outcome {
+                    Outcome::Edited(rows) => Ok(rows),
+                    Outcome::Refused(why) => Err(RefusalKind::BadOrder(why)),
+                    _ => Err(RefusalKind::Unavailable("the edit has no result; ask again".into())),
+                };
+                self.out.push_back(Effect::EditResult(asker, edited));
+                return;
+            }
             (Purpose::Resume(conn), Outcome::Resumed { clock }) => self.send(conn, Reply::Resumed { clock }),
             (_, Outcome::Refused(why)) => {
                 tracing::error!(shard = self.shard.id().0, why, "apply refused a proposal")

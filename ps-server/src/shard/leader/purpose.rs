@@ -1,6 +1,10 @@
 //! The purposes of a leader's proposals and confirmations. Their outcomes are reported by number.
 
-use super::{messages::ConnId, pulls::ReleasedPull};
+use super::{
+    answers::{EditResult, ReplyHandle},
+    messages::ConnId,
+    pulls::ReleasedPull,
+};
 use crate::shard::command::{Command, Contribution};
 use paraft_common::{Step, WorkerId};
 use paraft_trace::Moment;
@@ -45,6 +49,8 @@ pub enum Purpose {
     SwitchMode,
     /// A person ends the job.
     Stop,
+    /// A person changes rows of a table.
+    EditRows(ReplyHandle<EditResult>),
     /// A worker resumes.
     Resume(ConnId),
     /// A part of a state delta.

@@ -2,10 +2,13 @@
 
 use super::{
     Effect, GroupStatus, Leader, Purpose, RequestedMode,
-    answers::{ReplyHandle, SwitchResult},
+    answers::{EditResult, ReplyHandle, SwitchResult},
     epoch::Phase,
 };
-use crate::shard::{command::Command, state::Meta};
+use crate::shard::{
+    command::{Command, Proposal},
+    state::Meta,
+};
 use paraft_common::{
     Step,
     auto::{Counted, Report},
@@ -43,6 +46,21 @@ impl Leader {
         let counted = Counted { lead, ..counted };
         let (number, mode) = (in_force.number, in_force.mode);
         *auto = Some(Report { term, rule, number, mode, loosest, members, counted });
+    }
+
+    /// Changes rows of a table.
+    pub(super) fn edit_asked(
+        &mut self,
+        group: &dyn GroupStatus,
+        edit: Proposal,
+        asker: ReplyHandle<EditResult>,
+    ) {
+        if self.epoch.as_ref().is_some_and(|e| e.phase == Phase::Leads) {
+            self.propose_behind_cut(Purpose::EditRows(asker), edit);
+        } else {
+            let refused = Err(self.not_leader(group));
+            self.out.push_back(Effect::EditResult(asker, refused));
+        }
     }
 
     /// Ends the job now. The request is repeated until the job has ended.

@@ -64,6 +64,7 @@ impl ReplySenders {
             }
             Event::SwitchMode { number, wanted, tx } => Input::SwitchMode(number, wanted, tx.map(Into::into)),
             Event::Stop => Input::Stop,
+            Event::EditRows(edit, tx) => Input::EditRows(edit, tx.into()),
             Event::Fetch { step, now, tx } => Input::Fetch(step, now, tx.into()),
         }
     }
@@ -169,6 +170,7 @@ impl Task {
                 return Some(Input::Computed(compute::run(self.job, bytes, work).await));
             }
             Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::EditResult(asker, edited) => asker.answer(edited),
             Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep => self.done.push(self.group.sleep().map(|_| Input::SleepOrWake).boxed()),
             Effect::Wake => self.done.push(self.group.ensure_awake().map(|_| Input::SleepOrWake).boxed()),

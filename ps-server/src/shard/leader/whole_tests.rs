@@ -108,6 +108,7 @@ impl World {
                     Effect::Close(conn) => self.closed.push(conn),
                     Effect::Compute(_, work) => inputs.push(Input::Computed(Ok(work()))),
                     Effect::SwitchResult(asker, switched) => asker.answer(switched),
+                    Effect::EditResult(asker, edited) => asker.answer(edited),
                     Effect::FetchResult(asker, fetched) => asker.answer(fetched),
                     Effect::Sleep => {
                         self.group.asleep.set(true);

@@ -2,7 +2,7 @@
 //! the row as it was, unless the reader has passed it. So an image costs a bit for each row, and copies of the rows that
 //! change before they are read.
 
-use super::{Partition, RowsHeader, tile_rows};
+use super::{History, Partition, RowsHeader, tile_rows};
 use crate::raft::{ApplyError, LazyPart};
 use bytes::Bytes;
 use paraft_common::codec::put_f32_le;
@@ -73,6 +73,7 @@ impl SavedRows {
 pub struct RowsImage {
     partition: Arc<Partition>,
     header: RowsHeader,
+    history: Arc<History>,
     saved: Arc<SavedRows>,
     /// Counts the clones.
     clones: Arc<()>,
@@ -96,8 +97,8 @@ impl RowsImage {
         let mut store = partition.store.write();
         let saved = Arc::new(SavedRows::new(store.header.rows as u32));
         store.images.push(Arc::downgrade(&saved));
-        let header = store.header;
-        Self { partition: partition.clone(), header, saved, clones: Arc::default(), is_new: None }
+        let (header, history) = (store.header, store.history.clone());
+        Self { partition: partition.clone(), header, history, saved, clones: Arc::default(), is_new: None }
     }
 
     /// A partition that was built from a snapshot.
@@ -113,6 +114,18 @@ impl RowsImage {
     /// The table's number, the partition's number in it, and the counts.
     pub fn named_header(&self) -> (u16, u32, RowsHeader) {
         (self.partition.table, self.partition.number, self.header)
+    }
+
+    /// The parts of a snapshot: the tiles, and what the partition knows of ids that are no rows.
+    pub fn into_parts(self) -> impl Iterator<Item = Arc<dyn LazyPart>> + Send {
+        let history: Arc<dyn LazyPart> = self.history.clone();
+        let tiles = self.into_tiles().map(|tile| -> Arc<dyn LazyPart> { Arc::new(tile) });
+        tiles.chain([history])
+    }
+
+    /// The ids whose rows were removed after `version` and are none now; `None` if some of them may be forgotten.
+    pub fn removed_since(&self, version: u64) -> Option<Vec<u64>> {
+        self.history.removed_since(version)
     }
 
     /// The tiles, in order.
@@ -136,16 +149,16 @@ impl RowsImage {
         if self.is_new.as_ref().is_some_and(|taken| !taken.swap(true, Relaxed)) {
             return Ok(self.partition.clone());
         }
-        let mut tiles = self.clone().into_tiles();
-        let tile = || Ok(tiles.next().map(|tile| tile.read()).unwrap_or_default().into());
+        let mut parts = self.clone().into_parts();
+        let part = || Ok(parts.next().map(|part| part.read()).unwrap_or_default().into());
         let of = &self.partition;
-        Partition::load((of.table, of.spec.clone()), of.number, self.header, tile).map(Arc::new)
+        Partition::load((of.table, of.spec.clone()), of.number, self.header, part).map(Arc::new)
     }
 }
 
 impl PartialEq for RowsImage {
     fn eq(&self, other: &Self) -> bool {
-        let bytes = |image: &Self| image.clone().into_tiles().map(|tile| tile.read());
+        let bytes = |image: &Self| image.clone().into_parts().map(|part| part.read());
         self.header == other.header && bytes(self).eq(bytes(other))
     }
 }

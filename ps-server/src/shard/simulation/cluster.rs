@@ -393,6 +393,7 @@ impl Group {
             }
             Effect::Compute(_, work) => return Some(Input::Computed(Ok(work()))),
             Effect::SwitchResult(asker, switched) => asker.answer(switched),
+            Effect::EditResult(asker, edited) => asker.answer(edited),
             Effect::FetchResult(asker, fetched) => asker.answer(fetched),
             Effect::Sleep | Effect::Wake => n.inputs.push_back(Input::SleepOrWake),
         }
