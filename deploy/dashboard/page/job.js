@@ -123,6 +123,8 @@ const job = (id) => ({
         facts.simulated || ended ? null : button("log", () => showLog(j, m.worker)))), "tall")),
       section("Who waits for whom", waits(j), element("p", { cls: "note" }, "Seconds that a worker was held up by the one whose push came last, since the shard's leader leads.")),
       section("How late pushes were", delays(j))] : []),
+      ...(lives && (j.tables || []).length ? [section("Sparse tables", table("Sparse tables", [{ text: "table", left: true }, "rows", "room for", "bytes a row", "created", "revived", "evicted", "expired", "gradients dropped"],
+        j.tables.map((t) => row(t.name, number(t.rows), number(t.most), t.rows ? number(t.bytes / t.rows, 3) : "-", number(t.created), number(t.revived), number(t.evicted), number(t.expired), number(t.dropped)))))] : []),
       section("Details", factList([
         ...(lives ? [["shards, replicas", j.shards + ", " + j.replicas], ["durability", j.durability], ["pushes applied", number(j.pushes)], ["pushes lost", String(j.pushes_lost)], ["workers lost", String(j.workers_lost)], ["refused", String(j.refused)],
           ["checkpoint", j.checkpoint ? "step " + j.checkpoint[0] : "-"]] : [["shards, replicas", j.shards + ", " + j.replicas]]),

@@ -71,6 +71,8 @@ pub struct Job {
     /// Which worker waited for which.
     #[serde(serialize_with = "longest")]
     pub waits: Vec<Wait>,
+    /// The sparse tables, over all shards.
+    pub tables: Vec<Table>,
     /// The latest checkpoint: its step, and when it was written.
     pub checkpoint: Option<(u64, u64)>,
 }
@@ -80,6 +82,29 @@ impl Job {
     pub fn steps(&self) -> u64 {
         self.members.iter().map(|m| m.clock).max().unwrap_or_default()
     }
+}
+
+/// A sparse table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// Rows, and the most that the shards have room for.
+    pub rows: u64,
+    /// As `rows`.
+    pub most: u64,
+    /// Rows made since the job began.
+    pub created: u64,
+    /// Of them, those that had been removed before.
+    pub revived: u64,
+    /// Rows removed to make room.
+    pub evicted: u64,
+    /// Rows removed because no update named them for long.
+    pub expired: u64,
+    /// Gradients of ids that did not become rows.
+    pub dropped: u64,
+    /// Memory of rows and index.
+    pub bytes: u64,
 }
 
 /// A worker.
@@ -189,8 +214,21 @@ pub(super) fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> J
         evaluated,
         delays: delays.counts().to_vec(),
         waits: waits.into_iter().map(|((worker, of), seconds)| Wait { worker, of, seconds }).collect(),
+        tables: tables(of()),
         checkpoint: info.checkpoints.last().map(|c| (c.step, c.written_ms)),
     }
+}
+
+fn tables<'a>(shards: impl Iterator<Item = &'a ShardStatus>) -> Vec<Table> {
+    let mut all: BTreeMap<&str, Table> = BTreeMap::new();
+    for t in shards.flat_map(|s| &s.tables) {
+        let sum = all.entry(&t.name).or_insert_with(|| Table { name: t.name.clone(), ..Table::default() });
+        (sum.rows, sum.most, sum.bytes) = (sum.rows + t.rows, sum.most + t.most, sum.bytes + t.bytes);
+        (sum.created, sum.revived) = (sum.created + t.created, sum.revived + t.revived);
+        (sum.evicted, sum.expired) = (sum.evicted + t.evicted, sum.expired + t.expired);
+        sum.dropped += t.refused + t.too_rare;
+    }
+    all.into_values().collect()
 }
 
 fn member(m: &paraft_proto::Member) -> Member {
