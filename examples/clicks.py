@@ -15,11 +15,11 @@ import torch
 from paraft.torch import Embedding, Table
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, default=2_000_000)
-parser.add_argument("--categories", type=int, default=100, help="the most of a field; Criteo has up to 10,131,227")
+parser.add_argument("--samples", type=int, default=1_000_000)
+parser.add_argument("--categories", type=int, default=20, help="the most of a field; Criteo has up to 10,131,227")
 parser.add_argument("--linear", action="store_true", help="a logistic model, without factors")
 args = parser.parse_args()
-FACTORS, BATCH, TEST = 8, 1024, 100_000  # BATCH: samples of a step, over all workers
+FACTORS, BATCH, TEST = 8, 256, 100_000  # BATCH: samples of a step, over all workers
 
 
 class Machine(torch.nn.Module):
@@ -27,7 +27,7 @@ class Machine(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        adagrad = {"kind": "adagrad", "lr": 0.05}
+        adagrad = {"kind": "adagrad", "lr": 0.1}
         self.rows = Embedding(Table("ids", FACTORS + 1, max_rows=100_000, optimizer=adagrad))
         self.dense = torch.nn.Linear(13, 1)
 

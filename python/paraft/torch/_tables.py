@@ -114,7 +114,7 @@ class Tables(_tables.Tables):
 
     def of(self, turn: Optional[Iterable[int]]) -> list[int]:
         """The tables that these of several optimizers step, by place; None: all."""
-        return [place for place, owner in enumerate(self._owners) if turn is None or owner in turn]
+        return [place for place, owner in enumerate(self._owners) if turn is None or owner is not None and owner in turn]
 
     def gave(self, places: list[int]) -> bool:
         """Whether these have gradients that are not handed over."""
@@ -150,7 +150,7 @@ class Tables(_tables.Tables):
                 self._given[place] = [(ids, all_of.new_zeros((len(ids), all_of.shape[1])).index_add_(0, at, all_of))]
         gradients = [*others, *(gradient for place in places for _, gradient in self._given[place])]
         norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         if finite and not bool(norm.isfinite()):
             raise RuntimeError(f"the norm of the gradient is {float(norm)}, so that it cannot be clipped (error_if_nonfinite=True)")
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
