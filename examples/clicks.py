@@ -15,7 +15,7 @@ import torch
 from paraft.torch import Embedding, Table
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, default=1_000_000)
+parser.add_argument("--samples", type=int, default=2_000_000)
 parser.add_argument("--categories", type=int, default=20, help="the most of a field; Criteo has up to 10,131,227")
 parser.add_argument("--linear", action="store_true", help="a logistic model, without factors")
 args = parser.parse_args()

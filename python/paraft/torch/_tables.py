@@ -70,7 +70,8 @@ class TableOptimizer(torch.optim.SGD):
 
         model, optimizer = run.prepare(model, paraft.torch.TableOptimizer())
 
-    ``run.log(loss)`` records the loss of a step."""
+    ``run.log(loss)`` records the loss of a step. ``prepare(..., clip_norm=)`` clips: ``clip_grad_norm_()`` is given no parameter,
+    and does nothing."""
 
     def __init__(self) -> None:
         # The servers hold at least one value.
