@@ -42,6 +42,13 @@ pub enum TensorKind {
     Rows,
 }
 
+impl TensorKind {
+    /// Whether the norm of the whole gradient has its gradients, and clipping by the norm scales them.
+    pub fn is_in_norm(self) -> bool {
+        matches!(self, Self::Param | Self::Rows)
+    }
+}
+
 /// One tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {

@@ -19,7 +19,9 @@
 //! | tables | the pushes and pulls of each worker: 24 bytes for each worker and bucket, and 4 KiB up to
 //! 64 MiB in all |
 
-use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind, placement};
+use crate::{
+    config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind, placement, table::MAX_PUSH_BYTES,
+};
 use serde::{Deserialize, Serialize};
 use std::{fmt, iter::Sum, ops::Add, str::FromStr};
 
@@ -69,10 +71,9 @@ impl Need {
             Encoding::F32 => values * F32,
             other => other.encoded_len(usize::try_from(values).unwrap_or(usize::MAX)) as u64,
         };
-        let pushed = match partitions {
-            0 => encoded(TensorKind::Param, params) + encoded(TensorKind::Buffer, buffers),
-            _ => u64::MAX, // as many rows as the window has room for
-        };
+        let pushed = encoded(TensorKind::Param, params)
+            .saturating_add(encoded(TensorKind::Buffer, buffers))
+            .saturating_add(partitions.saturating_mul(MAX_PUSH_BYTES as u64));
         // With clipping by the global norm, a step's pushes wait for all of them. Otherwise a worker
         // has one window for all shards.
         let window =

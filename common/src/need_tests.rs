@@ -48,6 +48,17 @@ fn the_largest_job_with_adam_says_what_it_is_for() {
 }
 
 #[test]
+fn with_clipping_by_the_norm_a_steps_rows_wait_for_all() {
+    let queued = |norm| {
+        let mut job = job(1 << 10, 1 << 10);
+        job.tables.push(crate::TableSpec { partitions: 100, ..crate::TableSpec::new("t", 4, 1000) });
+        job.clip.norm = norm;
+        Need::of(&job, ShardId(0), 1).queued
+    };
+    assert_eq!((queued(None), queued(Some(1.0))), (WINDOW, (100 << 20) + (4 << 10)));
+}
+
+#[test]
 fn what_is_kept_of_workers_counts_for_each() {
     let kept = |algorithm: &str| {
         let job = ServerJob {

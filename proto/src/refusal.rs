@@ -53,6 +53,9 @@ pub enum RefusalKind {
     WrongStep { bucket: BucketId, expected: Step, got: Step },
     #[error("{bucket} was pulled at version {got}, but has only reached {current}")]
     FutureVersion { bucket: BucketId, got: u64, current: u64 },
+    /// Of a bucket that is a partition of a table.
+    #[error("partition {partition} of table `{table}`: {of}")]
+    OfTable { table: String, partition: u32, of: Box<RefusalKind> },
     #[error("the shard has no weights yet")]
     NotInitialised,
     #[error(
@@ -187,6 +190,7 @@ impl RefusalKind {
     pub fn advice(&self) -> Advice {
         use RefusalKind as K;
         match self {
+            K::OfTable { of, .. } => of.advice(),
             K::NotLeader { .. } | K::NotControlLeader { .. } => Advice::Redirect,
             K::NotAgreed(_)
             | K::Overloaded(_)
@@ -209,6 +213,7 @@ impl RefusalKind {
         use RefusalKind as K;
         use WireKind as W;
         match self {
+            K::OfTable { of, .. } => of.wire(),
             K::NotLeader { .. } => W::NotLeader,
             K::WrongShard { .. } => W::WrongShard,
             K::Protocol { .. } => W::Protocol,

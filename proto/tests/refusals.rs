@@ -75,6 +75,14 @@ fn each_mistake_has_a_kind_and_a_text_of_its_own() {
 }
 
 #[test]
+fn what_is_refused_of_a_partition_names_its_table_and_is_otherwise_the_same() {
+    let of = K::NotFinite { bucket: BucketId(3), step: Step(4) };
+    let named = K::OfTable { table: "items".into(), partition: 2, of: Box::new(of.clone()) };
+    assert_eq!((named.wire(), named.advice()), (of.wire(), of.advice()));
+    assert_eq!(named.to_string(), format!("partition 2 of table `items`: {of}"));
+}
+
+#[test]
 fn the_page_about_the_protocol_has_every_kind_with_its_advice() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
     let page = std::fs::read_to_string(page).expect("docs/protocol.md");

@@ -153,13 +153,7 @@ class Tables:
 
     def read(self, table: Table, ids: int, count: int, into: int) -> None:
         """Reads the rows of int64 ids at an address, into float32 at another."""
-        run = self._run()
-        if run is None or run._closed:
-            raise MisuseError(
-                f"the rows of table `{table.name}` were on the servers of a run that is over: read them, and evaluate, before run.finish()"
-            )
-        run._resume_wait()
-        session = run._joined()
+        run, session = self._reads(table)
         with run._inside(f"reading rows of table `{table.name}`"):
             session.rows(table._place, ids, count, into)
         rejoins = run._query()["rejoins"]
@@ -167,6 +161,21 @@ class Tables:
             # It had been taken out, and the step from which it continues has brought weights.
             self._rejoins = rejoins
             run._pulled()
+
+    def ask(self, table: Table, ids: int, count: int) -> None:
+        """Has the rows of int64 ids at an address pulled while the script does something else."""
+        run, session = self._reads(table)
+        with run._inside(f"reading rows of table `{table.name}`"):
+            session.prefetch(table._place, ids, count)
+
+    def _reads(self, table: Table) -> tuple[Any, Any]:
+        run = self._run()
+        if run is None or run._closed:
+            raise MisuseError(
+                f"the rows of table `{table.name}` were on the servers of a run that is over: read them, and evaluate, before run.finish()"
+            )
+        run._resume_wait()
+        return run, run._joined()
 
     def say_rates(self, session: Any) -> None:
         """Passes on the rates that a script has set since."""

@@ -77,6 +77,16 @@ class Samples:
             ],
         )
 
+    def teacher(self, indices: Iterable[int]) -> Optional[NDArray[np.float32]]:
+        """For samples of :func:`clicks`: the chances of label 1 by which their labels are drawn, ``[n]``. No model has a better AUC.
+        None: the samples are a file's.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        chances = self._data.teacher([int(i) for i in indices])
+        return None if chances is None else np.frombuffer(chances, np.float32)
+
     def split(self, fraction: float, seed: int = 0) -> tuple[Samples, Samples]:
         """The samples without, and with, this fraction of them, which ``seed`` draws; of a stream its end."""
         rest, part = self._data.split(fraction, seed)

@@ -56,6 +56,17 @@ class Table(_tables.Table):
         tables.read(self, given.ctypes.data, given.size, found.ctypes.data)
         return found
 
+    def prefetch(self, ids: Any) -> None:
+        """Has the rows of these ids pulled while the script does something else. If rows were read since the last ``step()``,
+        they come from the end of the next one on, else at once. :meth:`rows` then waits for what has not come; what it does not
+        read before the ``step()`` after is dropped.
+
+        Raises:
+            MisuseError: an id is negative or no whole number, or the table is in no run, or its run is over.
+        """
+        tables, given = self._tables(), self._ids(ids)
+        tables.ask(self, given.ctypes.data, given.size)
+
     def _ids(self, ids: Any) -> NDArray[np.int64]:
         a = np.asarray(ids)
         if a.dtype.kind not in "iu":

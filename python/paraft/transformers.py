@@ -25,6 +25,7 @@ from ._run import init as _init
 from .accelerate import alone
 from .errors import ConfigError, DataError
 from .torch._mean import OnMean
+from .torch._steps import OnServers
 
 __all__ = ["init", "prepare"]
 
@@ -171,6 +172,10 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
         self._options = options
         self._loss: Any = 0.0
 
+    def _tables(self) -> list[Any]:
+        front: Any = self._run._front()
+        return front.tables.all if isinstance(front, OnServers) else []
+
     def watch(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         """A training step that records its loss."""
 
@@ -185,6 +190,11 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         self._run.prepare(model, optimizer, **self._options)
+        if args.load_best_model_at_end and (tables := self._tables()):
+            raise ConfigError(
+                f"load_best_model_at_end: the rows of table `{tables[0].name}` are on the servers, and the Trainer's checkpoints do not have them; "
+                "run.save() does"
+            )
         if args.load_best_model_at_end and self._run.workers > 1 and self._run.mode != "bsp":
             raise ConfigError(
                 f"load_best_model_at_end in mode {self._run.mode}: each worker evaluates other weights, and would load another checkpoint; load it "
@@ -210,7 +220,8 @@ class _Callback(_transformers.TrainerCallback):  # type: ignore[misc]
 
     def _ends(self, args: Any, control: Any) -> None:
         """After the last step, whatever ended training: later evaluations, saves and loads are the Trainer's."""
-        if control.should_training_stop and not self._run._finished:
+        # Rows are read from the servers, also by the last evaluation.
+        if control.should_training_stop and not self._run._finished and not self._tables():
             front = self._run._front()
             if args.should_save and args.save_strategy != "no" and not args.save_only_model and hasattr(front, "keep_state"):
                 front.keep_state()  # the Trainer saves the optimizer after its last step

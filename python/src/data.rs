@@ -96,12 +96,7 @@ impl SparseData {
 
     /// Some samples, by index.
     fn take<'py>(&self, py: Python<'py>, indices: Vec<u32>) -> PyResult<BatchBytes<'py>> {
-        if let Some(beyond) = indices.iter().find(|i| **i as usize >= self.0.len()) {
-            return Err(pyo3::exceptions::PyIndexError::new_err(format!(
-                "sample {beyond} of {}",
-                self.0.len()
-            )));
-        }
+        self.check(&indices)?;
         let batch = py.detach(|| {
             let mut batch = SparseBatch::default();
             self.0.fill(&indices, &mut batch);
@@ -118,10 +113,29 @@ impl SparseData {
         Ok((floats(&batch.labels), floats(&batch.importance), floats(&batch.dense), fields.collect()))
     }
 
+    /// The chances of label 1 that a stream's teacher gives, float32; None: the samples are a file's.
+    fn teacher<'py>(&self, py: Python<'py>, indices: Vec<u32>) -> PyResult<Option<Bound<'py, PyByteArray>>> {
+        self.check(&indices)?;
+        let chances = py.detach(|| self.0.teacher(&indices));
+        Ok(chances.map(|all| bytes(py, &all, |v| v.to_le_bytes())))
+    }
+
     /// Two parts: without and with this fraction of the samples, drawn by the seed.
     fn split(&self, py: Python<'_>, fraction: f64, seed: u64) -> PyResult<(Self, Self)> {
         let parts = py.detach(|| self.0.clone().split(fraction, seed));
         parts.map(|(a, b)| (Self(a, self.1), Self(b, self.1))).map_err(failed(py))
+    }
+}
+
+impl SparseData {
+    fn check(&self, indices: &[u32]) -> PyResult<()> {
+        match indices.iter().find(|i| **i as usize >= self.0.len()) {
+            Some(beyond) => {
+                let why = format!("sample {beyond} of {}", self.0.len());
+                Err(pyo3::exceptions::PyIndexError::new_err(why))
+            }
+            None => Ok(()),
+        }
     }
 }
 

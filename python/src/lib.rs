@@ -2,13 +2,14 @@
 //!
 //! [`paraft_worker::OpenRun`] makes all decisions. This crate passes it the interpreter's memory ([`memory`]),
 //! releases the interpreter during waits and checks its signals meanwhile ([`signals`]), and converts errors and
-//! log lines to Python's ([`errors`], [`logs`]). [`data`] reads sparse data.
+//! log lines to Python's ([`errors`], [`logs`]). [`data`] reads sparse data; [`rows`]: tables.
 
 mod data;
 mod digest;
 mod errors;
 mod logs;
 mod memory;
+mod rows;
 mod run;
 mod signals;
 
@@ -25,7 +26,7 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(data::area_under_curve, m)?)?;
     m.add_function(wrap_pyfunction!(end_with, m)?)?;
     m.add_function(wrap_pyfunction!(run::in_rounds_of_all, m)?)?;
-    m.add_function(wrap_pyfunction!(run::check_table, m)?)?;
+    m.add_function(wrap_pyfunction!(rows::check_table, m)?)?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     errors, logs,
     memory::{self, Memory},
+    rows,
     signals::Signals,
 };
 use paraft_tls::{Access, access::As};
@@ -260,13 +261,12 @@ impl Run {
 
     /// Reads rows of a table: of `count` int64 ids at an address, into float32 at another.
     fn rows(&self, py: Python<'_>, table: usize, ids: usize, count: usize, into: usize) -> PyResult<()> {
-        self.on(py, |inner, _| {
-            let run = inner.run()?;
-            let ids = ids_at(ids, count)?;
-            let dim = run.tables().get(table).map_or(0, |t| t.dim);
-            memory::with_mut(into, count * dim, |values| run.rows(table, &ids, values))
-                .unwrap_or_else(|| Err(WorkerError::Misuse(format!("no memory for rows lies at {into:#x}"))))
-        })
+        self.on(py, |inner, _| rows::read(inner.run()?, table, (ids, count), into))
+    }
+
+    /// Pulls rows of a table while the script does something else: of `count` int64 ids at an address.
+    fn prefetch(&self, py: Python<'_>, table: usize, ids: usize, count: usize) -> PyResult<()> {
+        self.on(py, |inner, _| rows::prefetch(inner.run()?, table, (ids, count)))
     }
 
     /// Adds gradients of rows to the current step: of `count` int64 ids at an address, float32 at another.
@@ -278,14 +278,7 @@ impl Run {
         count: usize,
         gradients: usize,
     ) -> PyResult<()> {
-        self.on(py, |inner, _| {
-            let run = inner.run()?;
-            let ids = ids_at(ids, count)?;
-            let dim = run.tables().get(table).map_or(0, |t| t.dim);
-            memory::with(gradients, count * dim, |values| run.add_rows(table, &ids, values)).unwrap_or_else(
-                || Err(WorkerError::Misuse(format!("no gradients of rows lie at {gradients:#x}"))),
-            )
-        })
+        self.on(py, |inner, _| rows::add(inner.run()?, table, (ids, count), gradients))
     }
 
     /// The rate of each table for the next steps; None: its optimizer's.
@@ -379,14 +372,6 @@ impl Run {
     }
 }
 
-/// The ids at an address.
-fn ids_at(address: usize, count: usize) -> Result<Vec<u64>, WorkerError> {
-    let read = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
-    memory::with_bytes(address, count * 8, read)
-        .or_else(|| (count == 0).then(Vec::new))
-        .ok_or_else(|| WorkerError::Misuse("no ids of rows lie at address 0".into()))
-}
-
 /// A group of parameters from Python: values, rate, decay, its own optimizer in TOML, whether it maximizes.
 fn group(of: (usize, f64, f64, Option<String>, bool)) -> Result<ParamGroup, String> {
     let (values, lr, weight_decay, optimizer, maximize) = of;
@@ -467,12 +452,6 @@ fn job_of(py: Python<'_>, job: Option<PathBuf>, set: &[String]) -> PyResult<Job>
         None => Job::parse("", Path::new("paraft.init"), set),
     };
     job.map_err(|e| errors::config(py, &e.to_string()))
-}
-
-/// Checks a table, in TOML.
-#[pyfunction]
-pub fn check_table(py: Python<'_>, entry: &str) -> PyResult<()> {
-    paraft_worker::cli::table(entry).map(drop).map_err(|why| errors::config(py, &why))
 }
 
 /// Whether each step of a job is a round of all its workers.

@@ -64,6 +64,18 @@ def test_any_worker_computes_any_click() -> None:
         data.clicks(1, hash_bits=99)
 
 
+def test_no_score_is_better_than_the_teachers(tmp_path: Path) -> None:
+    stream = data.clicks(5_000, seed=3)
+    batch, chances = stream.batch(range(5_000)), stream.teacher(range(5_000))
+    assert chances is not None and chances.shape == (5_000,) and 0 < chances.min() < chances.max() < 1
+    assert abs(float(chances.mean() - batch.labels.mean())) < 0.02 and (data.auc(chances, batch.labels) or 0) > 0.75
+    assert np.array_equal(data.clicks(9, seed=3, first=7).teacher([2]), chances[9:10])
+    with pytest.raises(IndexError):
+        stream.teacher([5_000])
+    (tmp_path / "file").write_text("1 3:1\n0 4:1\n")
+    assert data.libsvm(tmp_path / "file").teacher([0]) is None
+
+
 def test_metrics_of_two_workers_add_up_in_any_order() -> None:
     logits = np.linspace(-3, 3, 400)
     labels = (np.arange(400) % 3 == 0).astype(np.float32)

@@ -241,3 +241,46 @@ def test_the_module_itself_clips_the_mean(start_fleet, tmp_path):
         ours, _, _ = fit(tmp_path, ParaftStrategy(paraft.init(start_fleet(1)), apply=apply), module=Clips, plugins=plugins)
         theirs, _, _ = fit(tmp_path, module=Clips, plugins=plugins)
         assert (weights(theirs) - weights(ours)).abs().max() <= (1e-6 if apply == "servers" else 0)
+
+
+class Bags(pl.LightningModule):
+    """Over rows, of a table or of torch's own layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer, self.net = layer, torch.nn.Linear(4, 3)
+
+    def loss(self, batch):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.net(self.layer((x.abs() * 4).long())), y)
+
+    def on_train_start(self):
+        self.first = self.rows()
+
+    def training_step(self, batch, _):
+        return self.loss(batch)
+
+    def validation_step(self, batch, _):
+        self.log("loss", self.loss(batch), on_epoch=True)
+
+    def on_train_epoch_end(self):
+        self.last = self.rows()
+
+    def rows(self):
+        table = getattr(self.layer, "table", None)
+        return table.rows(torch.arange(20)) if table else self.layer.weight.detach().clone()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("how", [{"gradient_clip_val": 0.05}, {"plugins": lambda: [fp16()]}], ids=["clip by norm", "fp16"])
+def test_rows_train_as_torchs_layer(fleet, tmp_path, how):
+    table = paraft.torch.Table("t", 4, max_rows=100, optimizer={"kind": "sgd", "lr": 0.5}, init={"kind": "normal", "std": 0.3})
+    ours, trainer, _ = fit(tmp_path, ParaftStrategy(paraft.init(fleet)), module=lambda: Bags(paraft.torch.EmbeddingBag(table)), **how)
+    plain, other, _ = fit(tmp_path, module=lambda: Bags(torch.nn.EmbeddingBag.from_pretrained(ours.first.clone(), freeze=False)), **how)
+    assert (ours.last - ours.first).abs().max() > 0.02
+    assert (ours.last - plain.last).abs().max() < 1e-5
+    assert (weights(ours.net) - weights(plain.net)).abs().max() < 1e-5
+    assert trainer.callback_metrics["loss"] == pytest.approx(other.callback_metrics["loss"].item(), abs=1e-4)

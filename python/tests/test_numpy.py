@@ -232,6 +232,7 @@ def trains_rows(steps):
         rows = users.rows(ids)
         assert rows.shape == (2, 2, 2) and (rows[1, 0] == rows[1, 1]).all()
         users.lr = 0.25 if step else None
+        users.prefetch([5, 9])
         trainer.step({"b": np.ones(1, "f4")}, {users: (np.array(ids), rows)})
     last = users.rows([0, 1, 2**40, 5, 9]).tolist()
     run.finish()

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
-from paraft.errors import ConfigError, MisuseError  # noqa: E402
+from paraft.errors import ConfigError, DivergedError, MisuseError  # noqa: E402
 from tables import DIM, SGD, new  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -92,9 +92,10 @@ def test_what_a_job_with_tables_cannot_have_is_said(start_fleet: Any) -> None:
     for of, why in (
         ({"apply": "worker"}, "with tables apply is"),
         ({"apply": "mean"}, "with tables apply is"),
-        ({"clip_norm": 1.0}, "cannot have clipping, which would leave the rows out"),
+        ({"clip_value": 1.0}, "cannot have clip.value, which would leave the rows out"),
         ({"optimizer": torch.optim.LBFGS}, "`t` is on the servers, and with it .* LBFGS is none of"),
-        ({"optimizer": lambda p, lr: [torch.optim.SGD(p, lr=lr)]}, "with tables prepare one optimizer"),
+        ({"optimizer": lambda p, lr: [torch.optim.SGD([one], lr=lr) for one in p]}, "`t`: several optimizers train the parameters beside"),
+        ({"optimizer": lambda p, lr: paraft.torch.TableOptimizer()}, "requires a gradient and is in no parameter group"),
         ({"optimizer": lambda p, lr: object()}, "is a object, and not a torch.optim.Optimizer"),
         ({"also": lambda _: paraft.torch.Embedding(twin)}, "two tables are named `t`"),
     ):
@@ -104,6 +105,8 @@ def test_what_a_job_with_tables_cannot_have_is_said(start_fleet: Any) -> None:
     run, m, o, _ = job()
     with pytest.raises(ConfigError, match="`t` is on the servers, and local steps are not"):
         paraft.torch.DiLoCo(run, m, o)
+    with pytest.raises(ConfigError, match="a TableOptimizer, and the model has no table"):
+        paraft.init(fleet).prepare(nn.Linear(1, 1), paraft.torch.TableOptimizer())
     # The fleet and the last of them are unharmed.
     run.prepare(m, o)
     m(torch.tensor([[1]])).sum().backward()
@@ -123,14 +126,32 @@ def test_what_a_loop_with_tables_cannot_do_is_said(fleet: Any) -> None:
     assert sorted(m.state_dict()) == ["1.bias", "1.weight"]
     before = table.rows(ids)
     m(ids).sum().backward()
-    with pytest.raises(MisuseError, match=r"clip_grad_norm_\(\) would leave out the rows of table `t`"):
-        nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-    scaler = torch.amp.GradScaler("cpu")
-    o.zero_grad()
-    scaler.scale(m(ids).sum()).backward()
-    with pytest.raises(MisuseError, match="with tables train in float32 or bfloat16"):
-        scaler.step(o)
+    with pytest.raises(MisuseError, match=r"clip_grad_value_\(\) would leave out the rows of table `t`"):
+        nn.utils.clip_grad_value_(m.parameters(), 1.0)
     o.zero_grad()
     o.step()
     assert torch.equal(table.rows(ids), before), "what was refused has changed nothing"
     run.finish()
+
+
+def test_a_gradient_that_is_not_finite_names_its_table(fleet: Any) -> None:
+    run, table, m, o = new(fleet)
+    before = table.rows(torch.tensor([1]))
+    h = m[0](torch.tensor([[1]]))
+    h.register_hook(lambda g: g * float("inf"))
+    m[1](h).sum().backward()
+    with pytest.raises(DivergedError, match="partition [0-9]+ of table `t`: the gradient of bucket [0-9]+ holds a NaN"):
+        o.step()
+    assert torch.equal(table.rows(torch.tensor([1])), before) and run.step == 1
+    run.finish()
+
+
+def test_in_asp_a_norm_without_the_rows_is_refused(fleet: Any) -> None:
+    table = paraft.torch.Table("t", DIM, max_rows=9, optimizer=SGD)
+    m = nn.Sequential(paraft.torch.EmbeddingBag(table), nn.Linear(DIM, 1))
+    run = paraft.init(fleet, mode="asp")
+    run.prepare(m, torch.optim.SGD(m.parameters(), lr=0.1))
+    m(torch.tensor([[1]])).sum().backward()
+    with pytest.raises(MisuseError, match=r"get_total_norm\(\) would leave out the rows of table `t`.*clip_grad_norm_\(\) counts them in"):
+        nn.utils.get_total_norm([p.grad for p in m.parameters()])
+    run.close()

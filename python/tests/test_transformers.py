@@ -395,3 +395,46 @@ def test_loss_of_each_workers_own_tokens_is_a_log_line(fleet, tmp_path, caplog):
         caplog.clear()
         paraft.transformers.prepare(paraft.init(fleet, workers=n), trainer(tmp_path, average_tokens_across_devices=averages))
         assert ("average_tokens_across_devices" in caplog.text) == (n == 2 and averages)
+
+
+class Bags(torch.nn.Module):
+    """The next number, by the mean of the rows of those before: of a table or of torch's own layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer, self.head = layer, torch.nn.Linear(8, 61)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.layer(input_ids[:, :-1]))
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels[:, -1]), "logits": logits}
+
+
+def test_rows_train_as_torchs_layer(start_fleet, tmp_path):
+    def fit(layer, run=None, **how):
+        args = transformers.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=16, lr_scheduler_type="constant", learning_rate=0.5, optim="sgd", num_train_epochs=2,
+            eval_strategy="epoch", logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=7, max_grad_norm=0.2, **{"save_strategy": "no", **how},
+        )  # fmt: skip
+        made = transformers.Trainer(Bags(layer), args, train_dataset=Counting(256, 1), eval_dataset=Counting(100, 2))
+        (paraft.transformers.prepare(run, made) if run else made).train()
+        return made
+
+    def rows(i):
+        return paraft.torch.Table(f"t{i}", 8, max_rows=100, optimizer={"kind": "sgd", "lr": 0.5}, init={"kind": "normal", "std": 0.3})
+
+    seen = []
+    table, run = rows(0), paraft.init(start_fleet(1))
+    layer = paraft.torch.EmbeddingBag(table)
+
+    def look(*_):
+        seen.append(table.rows(torch.arange(61)))
+
+    layer.register_forward_pre_hook(look)
+    ours = fit(layer, run)
+    plain = fit(torch.nn.EmbeddingBag.from_pretrained(seen[0].clone(), freeze=False))
+    assert len(curve(plain)) == run.step and (seen[-1] - seen[0]).abs().max() > 0.01
+    for of in ("loss", "grad_norm", "eval_loss"):
+        assert (curve(plain, of) - curve(ours, of)).abs().max() < 1e-3, of
+    with pytest.raises(paraft.ConfigError, match="load_best_model_at_end: the rows of table `t1`"):
+        fit(paraft.torch.EmbeddingBag(rows(1)), paraft.init(start_fleet(1)), load_best_model_at_end=True, save_strategy="epoch")

@@ -290,7 +290,7 @@ impl ServerJob {
             (!self.stages.is_empty(), "pipeline stages"),
             (self.takes_means(), "an optimizer that runs on the workers"),
             (self.algorithm != AlgorithmConfig::default(), "an [algorithm]"),
-            (self.clip != ClipConfig::default(), "clipping, which would leave the rows out"),
+            (self.clip.value.is_some(), "clip.value, which would leave the rows out"),
             (self.start.as_ref().is_some_and(|s| !s.rows), "a start from weights without rows"),
         ];
         match excluded.iter().find(|(set, _)| *set) {

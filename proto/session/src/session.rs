@@ -24,8 +24,8 @@ use crate::{
 };
 use chunks::ChunkWait;
 use paraft_common::{
-    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId, config::ServerJob, modes::Modes,
-    optim::Overrides, placement, retry::RetryPolicy,
+    BucketId, Layout, Mode, ShardId, Step, WorkerId, config::ServerJob, modes::Modes, optim::Overrides,
+    placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advance, Finish, Leave, Norm, Push, Report, SwitchMode, to_shard::Kind};
 use pulls::PullState;
@@ -148,13 +148,13 @@ impl Session {
         let own = layout.buckets_in(stages.start).start..layout.buckets_in(stages.end).start;
         for (i, b) in (0u32..).zip(layout.buckets()) {
             let shard = placement::shard_of(&layout, BucketId(i), options.shards);
-            if b.kind == TensorKind::Param {
+            if b.kind.is_in_norm() {
                 all_trained.insert(shard);
             }
             if !own.contains(&i) {
                 continue;
             }
-            if b.kind == TensorKind::Param {
+            if b.kind.is_in_norm() {
                 trained.insert(shard);
             }
             links.entry(shard).or_insert_with(|| {

@@ -30,7 +30,22 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
     let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::NoKind)? {
         to_shard::Kind::Heartbeat(_) => Ok(None),
-        kind => of_kind(shard, kind, payload).map(Some),
+        kind => {
+            let bucket = match &kind {
+                to_shard::Kind::Push(m) => Some(BucketId(m.bucket)),
+                to_shard::Kind::Init(m) => Some(BucketId(m.bucket)),
+                _ => None,
+            };
+            of_kind(shard, kind, payload).map(Some).map_err(|refusal| named(shard, bucket, refusal))
+        }
+    }
+}
+
+/// A refusal of a message about this bucket, with its table if it is a partition of one.
+fn named(shard: &Shard, bucket: Option<BucketId>, refusal: Refusal) -> Refusal {
+    match shard.configured().and_then(|conf| Some((conf.local(bucket?)?, conf))) {
+        Some((local, conf)) => Refusal { kind: conf.named(local, refusal.kind), ..refusal },
+        None => refusal,
     }
 }
 
@@ -268,9 +283,11 @@ fn rows(shard: &Shard, only: &[usize], rows: &[bytes::Bytes]) -> Result<Vec<Vec<
         let (buckets, got) = (only.len(), rows.len());
         return Err(RefusalKind::BadVersions { field: "rows", shard: shard.id(), buckets, got }.into());
     }
-    let ids = |(bucket, ids): (&usize, &bytes::Bytes)| {
-        let bucket = &conf.buckets[*bucket];
-        let bad = |why: String| Refusal::from(RefusalKind::BadPayload { bucket: bucket.id, why });
+    let ids = |(local, ids): (&usize, &bytes::Bytes)| {
+        let bucket = &conf.buckets[*local];
+        let bad = |why: String| {
+            Refusal::from(conf.named(*local, RefusalKind::BadPayload { bucket: bucket.id, why }))
+        };
         let (ids, rest) = ids.as_chunks::<8>();
         let partition = bucket
             .rows()

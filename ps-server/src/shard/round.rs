@@ -66,13 +66,19 @@ pub fn sum(parts: Vec<RoundPush>, encoding: Encoding, len: usize) -> Sum {
     })
 }
 
-/// As [`sum`], for rows of `dim` values of a table, which no norm includes.
+/// As [`sum`], for rows of `dim` values of a table.
 pub fn sum_rows(parts: Vec<RoundPush>, dim: usize) -> Sum {
     sum_by(parts, |mut payloads| match payloads.len() {
-        0 | 1 => (payloads.pop().unwrap_or_default(), 0.0),
+        0 | 1 => {
+            let only = payloads.pop().unwrap_or_default();
+            let squares = Rows::of(&only, dim).expect(CHECKED).sum_of_squares();
+            (only, squares)
+        }
         _ => {
             let rows: Result<Vec<Rows>, _> = payloads.iter().map(|p| Rows::of(p, dim)).collect();
-            (Rows::sum(&rows.expect(CHECKED)), 0.0)
+            let sum = Rows::sum(&rows.expect(CHECKED));
+            let squares = Rows::of(&sum, dim).expect(CHECKED).sum_of_squares();
+            (sum, squares)
         }
     })
 }

@@ -14,6 +14,7 @@ use paraft_common::{
     placement,
 };
 use paraft_lanes::shared::Memory;
+use paraft_proto::RefusalKind;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -137,6 +138,13 @@ impl ShardConfig {
     /// The encoding of pushes of a local bucket.
     pub fn encoding(&self, bucket: usize) -> Encoding {
         self.job.encoding(self.buckets[bucket].spec.kind)
+    }
+
+    /// A refusal of a message about a bucket: that of a partition names its table.
+    pub fn named(&self, bucket: usize, kind: RefusalKind) -> RefusalKind {
+        let Some(rows) = self.buckets.get(bucket).and_then(Bucket::rows) else { return kind };
+        let (table, (_, partition)) = (rows.spec().name.clone(), rows.place());
+        RefusalKind::OfTable { table, partition, of: Box::new(kind) }
     }
 
     /// The partitions of tables: the content of the last buckets.

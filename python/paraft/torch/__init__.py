@@ -18,7 +18,7 @@ from ._leased import LeasedLoader, LeasedSampler
 if TYPE_CHECKING:
     from .._constraints import Constraint
     from ._checkpoints import export_dcp, load_checkpoint
-    from ._tables import Embedding, EmbeddingBag, Table
+    from ._tables import Embedding, EmbeddingBag, Table, TableOptimizer
     from ._together import Models
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "LeasedSampler",
     "LocalSGD",
     "Table",
+    "TableOptimizer",
     "export_dcp",
     "load_checkpoint",
     "prepare",
@@ -43,7 +44,7 @@ def __getattr__(name: str) -> Any:
         from . import _checkpoints
 
         return getattr(_checkpoints, name)
-    if name in ("Embedding", "EmbeddingBag", "Table"):
+    if name in ("Embedding", "EmbeddingBag", "Table", "TableOptimizer"):
         from . import _tables
 
         return getattr(_tables, name)
@@ -79,7 +80,8 @@ def prepare(
 
     Args:
         model: a module, or a list or dict of them.
-        optimizer: an optimizer, or a list of them, which have different parameters. All of a list run in the same place; with
+        optimizer: an optimizer, or a list of them, which have different parameters; for a model that trains tables alone a
+            :class:`TableOptimizer`. All of a list run in the same place; with
             ``apply="mean"`` those that step after one backward pass are one step of the run.
         apply: which side runs the optimizer. ``"servers"``: the servers, with the rules of ``optimizer`` (SGD,
             Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam), and they keep its state. ``"mean"``: the
@@ -89,7 +91,7 @@ def prepare(
             else the worker, which is logged.
         clip_norm: clips gradients by their norm, like ``clip_grad_norm_`` under DDP: in lock-step the norm of the
             mean.
-        clip_value: clips each value of a gradient to at most this size.
+        clip_value: clips each value of a gradient to at most this size. Not with tables.
         overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes
             the present gradients.
         encoding: the encoding of gradients: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (``train.encoding``).

@@ -123,7 +123,7 @@ def _unscaling(function: Callable[..., Any]) -> Any:
         if rest is not None:
             inv_scale = torch.full_like(inv_scale, rest)
         found = function(self, optimizer, inv_scale, *args, **kwargs)
-        front.unscaled(found, of)
+        front.unscaled(found, of, inv_scale)
         return found
 
     return unscales

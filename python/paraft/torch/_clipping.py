@@ -121,8 +121,7 @@ class Clipping:
         if run._quiet or run._finished or run._waits or not fresh:
             return None
         if run.mode != "bsp":
-            self._by_worker(call)
-            return None
+            return self._by_worker(call, its)
         turn = self._whole(call, its, {i for i, g in enumerate(now) if g is not None})
         if self.handed is not None and self.is_changed():
             self.left_out()
@@ -154,11 +153,21 @@ class Clipping:
             raise MisuseError(SCALED)
         self.unscaled.add(of)
 
-    def _by_worker(self, call: Call) -> None:
-        """This worker clips its own gradient."""
+    def _by_worker(self, call: Call, its: set[int]) -> Optional[tuple[Any]]:
+        """This worker clips its own gradient: torch does it, except for the rows of tables."""
         front = self._front
         front.push_late(f"{call.name}() changes this worker's own gradients in this mode")
         front._pushed.clear()
+        if not front.tables.all:
+            return None
+        if call.name != "clip_grad_norm_":
+            raise MisuseError(
+                f"{call.name}() would leave out the rows of table `{front.tables.all[0].name}`, which are no parameters: clip_grad_norm_() counts them in"
+            )
+        turn = [of for of, (part, _) in enumerate(front._parts) if part & its] if front._parts else None
+        own = [g for i in its if (g := front.flat.params[i].grad) is not None]
+        bound, kind = call.number("max_norm"), call.number("norm_type")
+        return (front.tables.clip(front.tables.of(turn), own, bound, kind, call.must_be_finite),)
 
     def _whole(self, call: Call, its: set[int], have: set[int]) -> Turn:
         """The optimizers, of several, whose gradients these are.
@@ -209,8 +218,10 @@ class Clipping:
             self._forget_values(turn)
             own = [g for i in self._steps_with(turn) if (g := front.flat.params[i].grad) is not None]
             scaled = not self.unscaled.isdisjoint(each_of(turn))
-            skips = scaled and not all(bool(g.isfinite().all()) for g in own)
+            tables = front.tables.of(turn)
+            skips = scaled and not (all(bool(g.isfinite().all()) for g in own) and front.tables.are_finite(tables))
             gradients = front.hand_over(turn, scaled=scaled, skips=skips)
+            front.tables.hand_over(front._session, tables)
             self.handed, self.turn, self._factor = marks(self._gradients()), turn, 1.0
             self._norm = front.run._asked(lambda session: session.norm(gradients, None))
             # Where all workers skip the step, because one has an infinity, the servers' norm is of nothing.
@@ -227,8 +238,8 @@ class Clipping:
         """Whether gradients are others than those that were handed over."""
         if self.handed is None:
             return False
-        now = self._gradients()
-        return not all(_is_as(now[i], self.handed[i]) for i in self._steps_with(self.turn))
+        now, tables = self._gradients(), self._front.tables
+        return tables.gave(tables.of(self.turn)) or not all(_is_as(now[i], self.handed[i]) for i in self._steps_with(self.turn))
 
     def _steps_with(self, turn: Turn) -> Iterable[int]:
         """The parameters that step."""

@@ -14,6 +14,7 @@ import torch
 from .._run import toml
 from ..errors import ConfigError, DataError
 from ._flat import is_sharded
+from ._tables import TableOptimizer
 from ._together import Optimizers, each, owners
 
 _LOG = logging.getLogger("paraft")
@@ -79,6 +80,7 @@ def _adadelta(g: dict[str, Any]) -> dict[str, Any]:
 
 _KINDS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], dict[str, Any]]] = {
     torch.optim.SGD: _sgd,
+    TableOptimizer: _sgd,
     torch.optim.Adagrad: _adagrad,
     torch.optim.RMSprop: _rmsprop,
     torch.optim.Adadelta: _adadelta,
@@ -98,7 +100,7 @@ def _table(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str
     """
     make = _KINDS.get(kind)
     if make is None:
-        known = ", ".join(k.__name__ for k in _KINDS)
+        known = ", ".join(k.__name__ for k in _KINDS if k is not TableOptimizer)
         raise Unmapped(f"{kind.__name__} is none of the servers' optimizers: {known}")
     return {**make(group), "lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
 

@@ -16,7 +16,7 @@ from ._flat import is_sharded
 from ._mean import OnMean, means, refusal
 from ._state import States
 from ._steps import OnServers, OnWorker, check_step, servers, take_over
-from ._tables import Tables
+from ._tables import TableOptimizer, Tables
 from ._together import Models, Optimizers, Together, each, one_module
 
 _LOG = logging.getLogger("paraft")
@@ -38,6 +38,10 @@ def prepare(
     whole: torch.nn.Module = one_module(model)
     _check_tables(run, whole, optimizer, apply)
     prepared: Any = _several(run, optimizer, overlap) if isinstance(optimizer, Sequence) else _inner(optimizer)
+    if isinstance(prepared, TableOptimizer):
+        if not Tables(run, whole).all:
+            raise ConfigError("the optimizer is a TableOptimizer, and the model has no table")
+        whole = torch.nn.ModuleDict({"model": whole, "tables": prepared.holder})
     if not _on_all(run, whole, prepared, apply, overlap, settings, constraints):
         if clip_norm is not None or clip_value is not None:
             raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
@@ -60,13 +64,13 @@ def _check_tables(run: Run, model: torch.nn.Module, optimizer: Any, apply: str) 
     name = tables[0].name
     if apply not in ("auto", "servers"):
         raise ConfigError(f"table `{name}` is on the servers: with tables apply is \"servers\" or \"auto\", and not {apply!r}")
-    if isinstance(optimizer, Sequence):
-        raise ConfigError(f"table `{name}` trains in each step: with tables prepare one optimizer")
     if run._group is not None:
         raise ConfigError(f"table `{name}`: the ranks of a group share no rows; make each rank a worker")
-    _new(run, _inner(optimizer))
+    all_of = [_inner(one) for one in (optimizer if isinstance(optimizer, Sequence) else [optimizer])]
+    for one in all_of:
+        _new(run, one)
     try:
-        _optim.tables(_inner(optimizer))
+        _optim.tables(Together(all_of))
     except _optim.Unmapped as why:
         raise ConfigError(f"table `{name}` is on the servers, and with it the optimizer of the other weights: {why}") from None
 

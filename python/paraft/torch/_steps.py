@@ -216,6 +216,8 @@ class OnServers:
         self._undone = 0
         self._pushed: dict[int, tuple[torch.Tensor, float]] = {}
         self.tables = Tables(run, model)
+        if isinstance(optimizer, Together):
+            self.tables.divide(model, [{id(p) for group in one.param_groups for p in group["params"]} for one in optimizer.all])
         #: What a GradScaler has found in the gradients of each optimizer.
         self._found: dict[Optional[int], dict[Any, torch.Tensor]] = {}
         #: The parameters whose gradients are of an earlier step, and unscaled.
@@ -281,9 +283,10 @@ class OnServers:
 
     def clips(self, call: Call) -> Optional[tuple[Any]]:
         """The script calls a function of ``torch.nn.utils.clip_grad``: its result, or None if torch's is to run."""
-        if self.tables.all and call.name.startswith("clip"):
+        if self.tables.all and call.name == "clip_grad_value_":
             raise MisuseError(
-                f"{call.name}() would leave out the rows of table `{self.tables.all[0].name}`, which are no parameters: a job with tables does not clip"
+                f"clip_grad_value_() would leave out the rows of table `{self.tables.all[0].name}`, which are no parameters: clip by the norm, "
+                "clip_grad_norm_(), which counts them in"
             )
         return self._clipping.clips(call)
 
@@ -293,8 +296,10 @@ class OnServers:
         self._clipping.unscales(of)
         return None
 
-    def unscaled(self, found: dict[Any, torch.Tensor], of: Optional[int]) -> None:
-        """The GradScaler has: what it has ``found``, by device."""
+    def unscaled(self, found: dict[Any, torch.Tensor], of: Optional[int], factor: torch.Tensor) -> None:
+        """The GradScaler has, by this factor: what it has ``found``, by device."""
+        if self.tables.all:
+            self.tables.unscale(self.tables.of(None if of is None else [of]), float(factor), found)
         self._found[of] = found
 
     @property
@@ -431,10 +436,6 @@ class OnServers:
         self.run._joined()
         if self._clipping.is_made(of):
             return
-        if self.tables.all and found_inf is not None:
-            raise MisuseError(
-                "a GradScaler scales the loss, and the rows' gradients with it, which it does not unscale: with tables train in float32 or bfloat16"
-            )
         turn = None if of is None else frozenset([of])
         if self._clipping.steps(of):
             turn, gradients = self._clipping.turn, []
@@ -463,7 +464,7 @@ class OnServers:
         self._clipping.ends(turn)
         before = self.run.stats()["skipped"] if scaled and turn is None else 0
         moves = self.run._moves
-        self.tables.hand_over(self._session)  # last: a step that is refused has handed over nothing
+        self.tables.hand_over(self._session, self.tables.of(turn))  # last: a step that is refused has handed over nothing
         self.run._finish_step(gradients)
         leaves_out = turn is not None or self._freezing is not None
         missed = leaves_out and not self.run._over and self._session.missed_round()
@@ -521,10 +522,13 @@ class OnServers:
             )
         if scale is not None and not skips:
             inverse = 1.0 / float(scale)
-            torch._foreach_mul_([p.grad for i, p in params if p.grad is not None and i not in self._earlier], inverse)
+            if given := [p.grad for i, p in params if p.grad is not None and i not in self._earlier]:
+                torch._foreach_mul_(given, inverse)
+            self.tables.scale(self.tables.of(turn), inverse)
         if self.tell_rates() and self._pushed and self.is_early:
             raise self._late_options("backward()", "change them behind the step or before backward(), or prepare(..., overlap=False)")
         if skips:
+            self.tables.forget_of(self.tables.of(turn))
             self._session.skip()
             return []
         if self._freezing is None:
@@ -953,7 +957,8 @@ def servers(kind: Any) -> type[torch.optim.Optimizer]:
 
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.zero_grad(self, *args, **kwargs)
-        self._paraft.tables.forget()
+        place, rows = getattr(self, "_paraft_place", None), self._paraft.tables
+        rows.forget_of(rows.of(None if place is None else [place]))
 
     return stepping(kind, state_dict=state_dict, load_state_dict=load_state_dict, zero_grad=zero_grad)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from .. import _tables
 from ..errors import ConfigError, MisuseError
 
-__all__ = ["Embedding", "EmbeddingBag", "Table", "Tables"]
+__all__ = ["Embedding", "EmbeddingBag", "Table", "TableOptimizer", "Tables"]
 
 
 class Table(_tables.Table):
@@ -27,8 +27,9 @@ class Table(_tables.Table):
     gradient on; reading an id that has had none gives its initial values. ``run.prepare(model, ...)`` finds the tables of
     a model's layers; ``optimizer`` is that of its other weights.
 
-    Rows are no parameters: ``model.parameters()`` and ``model.state_dict()`` do not have them, and clipping leaves them
-    out. After ``run.finish()`` they are gone: evaluate, and read what is to be kept (:meth:`rows`), before.
+    Rows are no parameters: ``model.parameters()`` and ``model.state_dict()`` do not have them; ``clip_grad_norm_()`` and a
+    ``GradScaler`` count their gradients in. Of several optimizers a table's gradients go with the step of the one that trains
+    the parameters beside its layers: those of the innermost module that has any. After ``run.finish()`` they are gone: evaluate, and read what is to be kept (:meth:`rows`), before.
     """
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -39,6 +40,18 @@ class Table(_tables.Table):
         """
         found: torch.Tensor = self._tables().pull(self, _ids(ids, self.name))
         return found.view(*ids.shape, self.dim)
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Has the rows of these ids pulled while the script does something else. Those of the next minibatch are named behind
+        this one's ``backward()``, and come from the end of ``optimizer.step()`` on, or behind ``optimizer.step()``. The forward
+        pass then waits for what has not come, and sees what it would have pulled itself at the step's end. What it does not
+        read in that step is dropped.
+
+        Raises:
+            MisuseError: an id is negative or no whole number, or the table is in no run, or its run is over.
+        """
+        ids = _ids(ids, self.name)
+        self._tables().ask(self, ids.data_ptr(), ids.numel())
 
 
 def _ids(ids: torch.Tensor, name: str) -> torch.Tensor:
@@ -51,6 +64,22 @@ def _ids(ids: torch.Tensor, name: str) -> torch.Tensor:
     return ids
 
 
+class TableOptimizer(torch.optim.SGD):
+    """The optimizer of a model whose trained weights are tables alone, each of which has its own: its ``step()`` pushes the rows'
+    gradients::
+
+        model, optimizer = run.prepare(model, paraft.torch.TableOptimizer())
+
+    ``run.log(loss)`` records the loss of a step. ``prepare(..., clip_norm=)`` clips: ``clip_grad_norm_()`` is given no parameter,
+    and does nothing."""
+
+    def __init__(self) -> None:
+        # The servers hold at least one value.
+        self.holder = torch.nn.Module()
+        self.holder.register_parameter("unused", torch.nn.Parameter(torch.zeros(1, device="cpu")))
+        super().__init__(self.holder.parameters(), lr=0.0)
+
+
 class Tables(_tables.Tables):
     """The tables of a run's model, and the gradients of the current step."""
 
@@ -58,6 +87,77 @@ class Tables(_tables.Tables):
         super().__init__(run, [module.table for module in model.modules() if isinstance(module, _Layer)])
         #: For each table: ids and gradients of this step.
         self._given: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.all]
+        #: The optimizer, of several, that steps each table.
+        self._owners: list[Optional[int]] = [None] * len(self.all)
+
+    def divide(self, model: torch.nn.Module, parts: list[set[int]]) -> None:
+        """Gives each table to one of several optimizers; ``parts``: the parameters of each, by ``id()``.
+
+        Raises:
+            ConfigError: which one steps a table cannot be said.
+        """
+        modules = dict(model.named_modules())
+        for place, table in enumerate(self.all):
+            of: set[int] = set()
+            for at in (name for name, layer in modules.items() if isinstance(layer, _Layer) and layer.table is table):
+                beside: set[int] = set()
+                while at and not beside:
+                    at = at.rpartition(".")[0]
+                    inside = {id(p) for p in modules[at].parameters()}
+                    beside = {i for i, part in enumerate(parts) if part & inside}
+                of |= beside
+            if len(of) != 1:
+                raise ConfigError(
+                    f"table `{table.name}`: several optimizers train the parameters beside its layers, and one is to step it. Put its layers into a "
+                    "module whose parameters are one optimizer's"
+                )
+            self._owners[place] = of.pop()
+
+    def of(self, turn: Optional[Iterable[int]]) -> list[int]:
+        """The tables that these of several optimizers step, by place; None: all."""
+        return [place for place, owner in enumerate(self._owners) if turn is None or owner is not None and owner in turn]
+
+    def gave(self, places: list[int]) -> bool:
+        """Whether these have gradients that are not handed over."""
+        return any(self._given[place] for place in places)
+
+    def are_finite(self, places: list[int]) -> bool:
+        """Whether the step's gradients of these are."""
+        return all(bool(gradient.isfinite().all()) for place in places for _, gradient in self._given[place])
+
+    def scale(self, places: list[int], factor: float) -> None:
+        """Multiplies the step's gradients."""
+        for place in places:
+            self._given[place] = [(ids, gradient * factor) for ids, gradient in self._given[place]]
+
+    def unscale(self, places: list[int], factor: float, found: dict[Any, torch.Tensor]) -> None:
+        """A GradScaler unscales gradients by this factor, or looks for infinities in them (1): ``found`` then has it."""
+        finite = self.are_finite(places)
+        if factor != 1.0:
+            self.scale(places, factor)
+        if not found:
+            found[torch.device("cpu")] = torch.zeros((), device="cpu")  # no parameter has a gradient
+        if not finite:
+            for flag in found.values():
+                flag.fill_(1.0)
+
+    def clip(self, places: list[int], others: list[torch.Tensor], max_norm: float, norm_type: float, finite: bool) -> torch.Tensor:
+        """Clips this worker's gradients of these tables, and others, by their norm, as ``clip_grad_norm_()``; returns it. ``finite``: a
+        norm that is not is an error."""
+        for place in places:
+            if len(self._given[place]) > 1:  # a row's gradient is the sum
+                ids, at = torch.unique(torch.cat([ids for ids, _ in self._given[place]]), return_inverse=True)
+                all_of = torch.cat([gradient for _, gradient in self._given[place]])
+                self._given[place] = [(ids, all_of.new_zeros((len(ids), all_of.shape[1])).index_add_(0, at, all_of))]
+        gradients = [*others, *(gradient for place in places for _, gradient in self._given[place])]
+        norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        if finite and not bool(norm.isfinite()):
+            raise RuntimeError(f"the norm of the gradient is {float(norm)}, so that it cannot be clipped (error_if_nonfinite=True)")
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+        return norm
 
     def pull(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
         """The rows of ids on the CPU."""
@@ -86,13 +186,18 @@ class Tables(_tables.Tables):
         for table in tables or self.all:
             self._given[table._place].clear()
 
-    def hand_over(self, session: Any) -> None:
-        """The step's gradients go to the servers."""
+    def forget_of(self, places: list[int]) -> None:
+        """As :meth:`forget`, by place."""
+        for place in places:
+            self._given[place].clear()
+
+    def hand_over(self, session: Any, places: list[int]) -> None:
+        """The step's gradients of these go to the servers."""
         self.say_rates(session)
-        for place, given in enumerate(self._given):
-            for ids, gradient in given:
+        for place in places:
+            for ids, gradient in self._given[place]:
                 session.add_rows(place, ids.data_ptr(), ids.numel(), gradient.data_ptr())
-        self.forget()
+        self.forget_of(places)
 
 
 @functools.lru_cache(maxsize=None)

@@ -243,6 +243,21 @@ impl SparseDataset {
         }
     }
 
+    /// The chances of label 1 that the teacher of a stream gives these samples; `None`: they are a file's.
+    ///
+    /// # Panics
+    /// If an index is not below [`Self::len`].
+    pub fn teacher(&self, indices: &[u32]) -> Option<Vec<f32>> {
+        let Source::Clicks(clicks) = &self.0 else { return None };
+        let mut batch = SparseBatch::new(clicks::FIELDS);
+        let chance = |i: &u32| {
+            assert!((*i as usize) < self.len(), "sample {i} of {}", self.len());
+            batch.clear(clicks::FIELDS);
+            clicks.push(clicks.options().first + u64::from(*i), &mut batch) as f32
+        };
+        Some(indices.iter().map(chance).collect())
+    }
+
     /// Splits off a `fraction` (above 0, below 1) to evaluate on: of a file the samples that `seed` draws, both parts in
     /// the file's order; of a stream its end, since in life what is predicted comes later. Both parts hold at least one.
     ///

@@ -1,5 +1,6 @@
 //! A worker whose own loop decides what is trained and when it ends, such as a PyTorch script.
 
+mod ahead;
 mod clipping;
 mod groups;
 mod mean;
@@ -19,6 +20,7 @@ use crate::{
     recorder::{MAX_NAME, MAX_VALUES},
     slow::Slowdown,
 };
+use ahead::Ahead;
 use clipping::Clipping;
 use next_action::NextAction;
 use paraft_client::Counters;
@@ -89,6 +91,7 @@ pub struct OpenRun {
     /// The options that the loop set last.
     overrides: Vec<Overrides>,
     tables: Tables,
+    ahead: Ahead,
     _flush: Option<Flush>,
 }
 
@@ -146,6 +149,7 @@ impl OpenRun {
             clipping: Clipping::default(),
             overrides: Vec::new(),
             tables,
+            ahead: Ahead::default(),
             _flush: flush,
         };
         run.next()?;
@@ -200,7 +204,8 @@ impl OpenRun {
             return Err(misuse("no chunk is to be begun"));
         }
         self.driver.prepared(self.chunk.len().div_ceil(self.job.train.batch) as u64);
-        self.next()
+        self.next()?;
+        self.ask_ahead()
     }
 
     /// Hands over the gradient of a tensor, row-major, as the mean over the minibatch; for a buffer, the value that
@@ -217,6 +222,7 @@ impl OpenRun {
 
     /// The step of the current gradients. Asks once for the following weights.
     fn pushing(&mut self) -> Result<Step, WorkerError> {
+        self.ahead.abandon();
         match &mut self.asked {
             NextAction::Gradient { step, ask_ahead } => {
                 if std::mem::take(ask_ahead) {
@@ -291,6 +297,7 @@ impl OpenRun {
             _ if self.saved.is_some() => return Err(misuse("the run is finished: save before")),
             _ => {}
         }
+        self.settle()?;
         let rates = self.rates();
         let driver = &mut self.driver;
         if folder.is_none() {
@@ -326,6 +333,7 @@ impl OpenRun {
     /// infinity, its buckets keep their values, in `bsp` on all workers. The step otherwise counts as done and the
     /// run continues.
     pub fn step(&mut self, loss: f32, samples: u64) -> Result<StepOutcome, WorkerError> {
+        self.ahead.abandon();
         let step = self.driver.done().next();
         match self.asked {
             NextAction::Gradient { .. } => {
@@ -374,6 +382,9 @@ impl OpenRun {
             self.asked = NextAction::Over;
             self.next()?;
             self.waits = false;
+            self.tables.begin();
+            self.ahead.read = false;
+            self.ask_ahead()?;
         }
         Ok(StepOutcome { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
     }
@@ -392,6 +403,7 @@ impl OpenRun {
     /// # Errors
     /// See [`Self::step`].
     pub fn finish(&mut self) -> Result<(), WorkerError> {
+        self.settle()?;
         while self.saved.is_none() {
             match std::mem::replace(&mut self.asked, NextAction::Over) {
                 NextAction::Apply { whole } => {

@@ -121,7 +121,6 @@ impl Session {
     }
 
     fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
-        let said = self.loss.take();
         // Answers to a cancelled pull of another step do not belong to this one.
         let out = &mut self.out;
         out.heard.retain(|heard| match heard {
@@ -152,7 +151,8 @@ impl Session {
                 checkpoint: pull.checkpoint,
                 barrier: pull.barrier,
                 have,
-                loss: said.filter(|_| *shard == ShardId(0)),
+                // A pull of a few buckets may leave out its shard.
+                loss: if *shard == ShardId(0) { self.loss.take() } else { None },
                 only,
                 rows: pull
                     .only

@@ -4,7 +4,7 @@ use super::Session;
 use crate::{link::LinkEvent, norms::sum_of_parts};
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, ShardId, Step, TensorKind, encoding::sum_of_squares, optim::Overrides, placement,
+    BucketId, ShardId, Step, TensorKind, encoding::sum_of_squares, optim::Overrides, placement, table::Rows,
 };
 use paraft_proto::{self as wire, Push, limits};
 use std::{collections::BTreeMap, time::Duration};
@@ -137,7 +137,7 @@ impl Session {
     /// shards apply pushes one by one, or other processes of the worker have the rest of the gradient.
     pub fn pushed_squares(&self, step: Step) -> Option<Vec<(ShardId, f64)>> {
         let PushedSquares { step: of, squares, .. } = &self.pushed;
-        let trained = |b: &u32| self.layout.buckets()[*b as usize].kind == TensorKind::Param;
+        let trained = |b: &u32| self.layout.buckets()[*b as usize].kind.is_in_norm();
         let all = self.own.clone().filter(trained).all(|b| *of == step.0 && squares.contains_key(&b));
         all.then(|| self.by_shard(squares).into_iter().collect())
     }
@@ -216,10 +216,15 @@ impl Session {
     /// Sum of squares of the values as the servers decode them; 0 for running statistics.
     fn squares(&self, p: &Push) -> f64 {
         let spec = self.layout.buckets()[p.bucket as usize];
-        if spec.kind != TensorKind::Param {
-            return 0.0;
-        }
-        let squares = sum_of_squares(&p.payload.clone().into(), self.job.encoding(spec.kind), spec.len);
+        let payload = p.payload.clone().into();
+        let squares = match spec.kind {
+            TensorKind::Param => sum_of_squares(&payload, self.job.encoding(spec.kind), spec.len).ok(),
+            TensorKind::Rows => {
+                let dim = self.job.tables.get(usize::from(spec.group)).map_or(0, |t| t.dim);
+                Rows::of(&payload, dim).ok().map(|rows| rows.sum_of_squares())
+            }
+            TensorKind::Buffer | TensorKind::Result => Some(0.0),
+        };
         squares.unwrap_or(f64::NAN) // not in the job's encoding: the servers refuse it
     }
 

@@ -5,7 +5,7 @@ use super::{
     update::UpdatePlan,
 };
 use crate::shard::round::{self, Sum};
-use paraft_common::{Step, TensorKind, optim::norm_factor};
+use paraft_common::{Step, optim::norm_factor};
 use paraft_trace::Stage;
 
 impl Leader {
@@ -88,7 +88,7 @@ impl Leader {
     pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let by_script = sum.clipped;
-        if conf.job.clip.norm.is_none() && !by_script || conf.buckets[bucket].spec.kind != TensorKind::Param {
+        if conf.job.clip.norm.is_none() && !by_script || !conf.buckets[bucket].spec.kind.is_in_norm() {
             let closes = conf.job.round.drops_late();
             return self.update(&conf, bucket, UpdatePlan::round(sum, 1.0, closes));
         }
@@ -101,7 +101,7 @@ impl Leader {
         let is_in = |b| self.shard.read(|m| m.members.behind(b, step) == 0);
         let Some(partial) = e.norms.summed(&conf, step, bucket, sum, is_in) else { return };
         let layout = conf.job.layout();
-        let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
+        let trained = layout.buckets().iter().filter(|b| b.kind.is_in_norm()).count();
         if trained.min(self.shard.shards() as usize) == 1 && !by_script {
             return self.norm(step, partial, None);
         }

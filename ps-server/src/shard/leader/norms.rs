@@ -2,7 +2,7 @@
 //! step is summed, on every shard. Leader-only: it may be lost at any moment.
 
 use crate::shard::{round::Sum, state::ShardConfig};
-use paraft_common::{Step, TensorKind};
+use paraft_common::Step;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By step.
@@ -30,7 +30,7 @@ impl StepSums {
 /// The buckets of a shard that contribute to the norm.
 fn trained(conf: &ShardConfig) -> impl Iterator<Item = usize> {
     let buckets = conf.buckets.iter().enumerate();
-    buckets.filter(|(_, b)| b.spec.kind == TensorKind::Param).map(|(at, _)| at)
+    buckets.filter(|(_, b)| b.spec.kind.is_in_norm()).map(|(at, _)| at)
 }
 
 impl Norms {

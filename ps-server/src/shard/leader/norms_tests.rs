@@ -14,7 +14,7 @@ proptest! {
         let shard = shard_of(&ServerJob { buffers_len: 6, ..ServerJob::new("norms", Mode::Bsp, 24, 8) });
         let conf = shard.configured().expect("configured");
         let trained: Vec<usize> =
-            (0..conf.buckets.len()).filter(|b| conf.buckets[*b].spec.kind == TensorKind::Param).collect();
+            (0..conf.buckets.len()).filter(|b| conf.buckets[*b].spec.kind.is_in_norm()).collect();
         prop_assert!(trained.len() < conf.buckets.len());
         let (mut norms, mut seen) = (Norms::default(), BTreeMap::<Step, f64>::new());
         for i in order {

@@ -145,7 +145,7 @@ impl Leader {
             }
             return;
         }
-        let refuse = |kind| Refusal { kind, seq: c.seq.0 };
+        let refuse = |kind| Refusal { kind: conf.named(bucket, kind), seq: c.seq.0 };
         match decision {
             None => {
                 self.refuse(conn, RefusalKind::UnknownSession { worker: c.worker, session: c.session });
@@ -171,10 +171,8 @@ impl Leader {
                 self.next([Task::Rounds]);
             }
             Some(Admission::Accept) => {
-                let factor = match (conf.job.clip.norm, target.spec.kind) {
-                    (Some(max), TensorKind::Param) => norm_factor(max, push.sum_of_squares),
-                    _ => 1.0,
-                };
+                let bound = conf.job.clip.norm.filter(|_| target.spec.kind.is_in_norm());
+                let factor = bound.map_or(1.0, |max| norm_factor(max, push.sum_of_squares));
                 match working.map(|w| w.initialised) {
                     None => {
                         let of = (bucket, c.step, Some(c.worker));

@@ -95,6 +95,12 @@ impl Client {
         }
     }
 
+    /// Asks for rows ahead of the [`Self::pull_rows`] with the same arguments, which must follow, with no other wait between.
+    pub fn ask_rows(&mut self, done: Step, wanted: Vec<(BucketId, Vec<u64>)>) {
+        let (only, rows) = wanted.into_iter().unzip();
+        self.io.session().ask_ahead(io::now(), Pull { only, rows, ..Pull::of(done) }, false);
+    }
+
     /// Waits until the consistency rule lets a worker that has finished `done` steps continue, and writes the
     /// weights.
     ///
@@ -346,6 +352,15 @@ impl Client {
         Ok(pulled)
     }
 
+    /// A bucket as people know it.
+    fn name_of(&self, bucket: BucketId) -> String {
+        let of_table = |(table, partition): (usize, u32)| {
+            let table = self.options.job.tables.get(table)?;
+            Some(format!("partition {partition} of table `{}`", table.name))
+        };
+        self.layout.partition(bucket).and_then(of_table).unwrap_or_else(|| bucket.to_string())
+    }
+
     /// Writes the received weights. Servers do not send what the worker already has.
     fn take(&mut self, arrived: &Arrived, into: Option<&mut [f32]>) -> Result<(), ClientError> {
         let (shard, w, payload) = (arrived.shard, &arrived.weights, &arrived.payload);
@@ -357,7 +372,7 @@ impl Client {
         }
         let into = into
             .filter(|into| into.len() * F32_BYTES == len)
-            .ok_or_else(|| broken(format!("{len} bytes for {bucket}")))?;
+            .ok_or_else(|| broken(format!("{len} bytes for {}", self.name_of(bucket))))?;
         let begin = Moment::now();
         payload.reader().values(into).map_err(|e| broken(e.to_string()))?;
         self.note(Stage::Decode, (begin, Moment::now()), step, bucket, len);

@@ -55,6 +55,7 @@ impl OpenRun {
         }
         self.clipping.bound = bound;
         if self.clipping.norm.is_none() {
+            self.push_rows(step); // the norm is of all gradients
             match self.driver.client.norm(step).map_err(WorkerError::from) {
                 Err(e) if e.is_not_finite() => {
                     self.driver.client.skip(step);

@@ -1,10 +1,15 @@
 //! Rows of sparse tables: a loop pulls those that a minibatch names, and adds their gradients to the step.
 
-use super::{NextAction, OpenRun, misuse};
+use super::{
+    NextAction, OpenRun,
+    ahead::{Wanted, most_per_partition},
+    misuse,
+};
 use crate::worker::{Job, WorkerError};
+use paraft_client::Pulled;
 use paraft_common::{
     BucketId, Step, TableSpec,
-    table::{ID_BYTES, MAX_PULLED_IDS, MAX_PUSH_BYTES},
+    table::{ID_BYTES, MAX_PUSH_BYTES},
 };
 use std::collections::BTreeMap;
 
@@ -27,13 +32,27 @@ impl Tables {
         Ok(Self { specs: specs.to_vec(), given: vec![Default::default(); specs.len()], pushed: false })
     }
 
+    /// A step begins.
+    pub fn begin(&mut self) {
+        self.pushed = false;
+    }
+
     /// The step has no gradients.
     pub fn skip(&mut self) {
+        self.forget();
+        self.pushed = true;
+    }
+
+    fn forget(&mut self) {
         self.given.iter_mut().for_each(|(ids, values)| {
             ids.clear();
             values.clear();
         });
-        self.pushed = true;
+    }
+
+    /// Values of a table's row.
+    pub fn dim(&self, table: usize) -> usize {
+        self.specs.get(table).map_or(0, |spec| spec.dim)
     }
 }
 
@@ -77,23 +96,33 @@ impl OpenRun {
             let (got, rows) = (values.len(), ids.len());
             return Err(misuse(format!("{got} values for {rows} rows of {dim}")));
         }
+        self.settle()?;
+        if self.is_over() {
+            return Ok(());
+        }
+        let missing = self.ahead.give(self.driver.done(), table, dim, ids, values);
+        self.ahead.read = true;
+        // What was named while another pull was under way comes while the loop uses these.
+        if missing.is_empty() {
+            return self.ask_ahead();
+        }
         let partitions = self.driver.layout.partitions(table);
         // For each partition the ids, and their places in `ids`.
         let mut by_partition: BTreeMap<u32, (Vec<u64>, Vec<u32>)> = BTreeMap::new();
-        for (at, id) in (0..).zip(ids) {
-            let of = by_partition.entry(spec.partition_of(*id)).or_default();
-            of.0.push(*id);
+        for at in missing {
+            let id = ids[at as usize];
+            let of = by_partition.entry(spec.partition_of(id)).or_default();
+            of.0.push(id);
             of.1.push(at);
         }
-        let most = MAX_PULLED_IDS.min(MAX_PUSH_BYTES / (4 * dim)) / partitions.len().max(1);
-        let most = most.max(1);
+        let most = most_per_partition(&spec);
         let mut from = 0;
         while by_partition.values().any(|(ids, _)| ids.len() > from) {
             let part = |ids: &[u64]| ids.iter().skip(from).take(most).copied().collect::<Vec<_>>();
             let wanted = by_partition.iter().map(|(p, (ids, places))| (*p, part(ids), places));
             let wanted: Vec<_> = wanted.filter(|(_, ids, _)| !ids.is_empty()).collect();
             let places: Vec<&[u32]> = wanted.iter().map(|(_, _, places)| &places[from..]).collect();
-            let asked: Vec<_> =
+            let asked: Wanted =
                 wanted.iter().map(|(p, ids, _)| (BucketId(partitions.start + p), ids.clone())).collect();
             let done = self.driver.done();
             let take = |place: usize, rows: &[f32]| {
@@ -101,24 +130,29 @@ impl OpenRun {
                     values[*at as usize * dim..][..dim].copy_from_slice(row);
                 }
             };
-            let pulled = self.driver.client.pull_rows(done, asked, self.into.buffer()?, take)?;
+            let pulled = self.driver.client.pull_rows(done, asked.clone(), self.into.buffer()?, take);
+            // The same pull would bring only the rest, and this caller's values are gone.
+            let pulled = pulled.inspect_err(|_| self.ahead.cut_off(asked))?;
             if !pulled.rejoined {
                 from += most;
                 continue;
             }
             // All weights have come, and no row: read from the beginning, at the step from which it continues.
-            self.into.landed(&pulled, &self.driver.layout)?;
-            if !matches!(self.asked, NextAction::Gradient { .. }) {
-                return Err(misuse("this worker was taken out while no gradient was to be computed"));
-            }
-            self.driver.rejoined(pulled);
-            self.next()?;
-            self.moved = true;
-            if self.is_over() {
-                return Ok(());
-            }
-            from = 0;
+            self.landed_elsewhere(pulled)?;
+            return self.rows(table, ids, values);
         }
+        self.ask_ahead()
+    }
+
+    /// This worker had been taken out: all weights have come, and it continues from another step.
+    pub(super) fn landed_elsewhere(&mut self, pulled: Pulled) -> Result<(), WorkerError> {
+        self.into.landed(&pulled, &self.driver.layout)?;
+        if !matches!(self.asked, NextAction::Gradient { .. }) {
+            return Err(misuse("this worker was taken out while no gradient was to be computed"));
+        }
+        self.driver.rejoined(pulled);
+        self.next()?;
+        self.moved = true;
         Ok(())
     }
 
@@ -157,9 +191,10 @@ impl OpenRun {
         self.driver.client.set_table_rates(rates);
     }
 
-    /// Pushes the step's rows: every partition, also those without rows.
+    /// Pushes the step's rows, unless they are: every partition, also those without rows.
     pub(super) fn push_rows(&mut self, step: Step) {
-        if std::mem::take(&mut self.tables.pushed) {
+        if std::mem::replace(&mut self.tables.pushed, true) {
+            self.tables.forget();
             return;
         }
         for (table, spec) in self.tables.specs.iter().enumerate() {
