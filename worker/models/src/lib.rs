@@ -50,7 +50,9 @@ pub use paraft_compute::{CpuDevice, DeviceError};
 pub use regressor::Regressor;
 pub use resident::{Part, Resident};
 pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, layers_of_slice};
-pub use sparse::{Lookups, Predicts, SparseInput, SparseModel, SparseShape, SparseTable, check_tables};
+pub use sparse::{
+    Lookups, Predicts, SPARSE_KINDS, SparseInput, SparseModel, SparseShape, SparseTable, check_tables,
+};
 pub use stages::{Loan, Stages};
 pub use transformer::{Transformer, TransformerShape};
 

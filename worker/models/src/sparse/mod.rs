@@ -30,7 +30,7 @@ mod tables;
 mod towers;
 mod wide_deep;
 
-pub use tables::{SparseTable, check_tables};
+pub use tables::{SPARSE_KINDS, SparseTable, check_tables};
 
 use crate::{ModelConfig, ModelError};
 use paraft_common::{TableSpec, TensorSpec};

@@ -3,6 +3,9 @@
 use crate::ModelConfig;
 use paraft_common::TableSpec;
 
+/// The kinds of models that take tables.
+pub const SPARSE_KINDS: [&str; 6] = ["logistic", "mf", "fm", "two-tower", "wide-deep", "dlrm"];
+
 /// A table that a model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SparseTable {
