@@ -83,7 +83,8 @@ impl Job {
         let mut job = job_of(table).map_err(|e| {
             let Problem { key, message, remedy } = explain::explain(e.path(), e.inner(), &names);
             let unknown_key = matches!(e.inner(), Refused::Key { .. });
-            let why = match set.iter().rev().find(|s| set::is_of(s, &key)) {
+            let named = tables::named(&key, &names);
+            let why = match set.iter().rev().find(|s| set::is_of(s, &key) || set::is_of(s, &named)) {
                 Some(s) => error(None, format!("--set {s}: {message}"), remedy),
                 None => error(place::nearest(text, &key), message, remedy),
             };
@@ -94,7 +95,8 @@ impl Job {
         }
         job.base_dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
         job.check().map_err(|Unfit { key, message, remedy }| {
-            let from_set = set.iter().any(|s| set::is_of(s, &key));
+            let named = tables::named(&key, &names);
+            let from_set = set.iter().any(|s| set::is_of(s, &key) || set::is_of(s, &named));
             let line = place::line_of(text, &key).filter(|_| !from_set);
             error(line, format!("{}: {message}", tables::shown(&key)), Some(remedy))
         })?;

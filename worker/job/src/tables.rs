@@ -20,6 +20,17 @@ pub(crate) fn names(job: &Table) -> Vec<String> {
     entries.iter().map(name).collect()
 }
 
+/// A key of an entry with its name in place of its number, as `--set` has it; any other key as it is.
+pub(crate) fn named(key: &str, names: &[String]) -> String {
+    let entry = key.strip_prefix(TABLE).and_then(|rest| rest.strip_prefix('.'));
+    let (at, rest) = entry.map_or(("", ""), |entry| entry.split_once('.').unwrap_or((entry, "")));
+    match at.parse::<usize>().ok().and_then(|at| names.get(at)) {
+        Some(name) if rest.is_empty() => format!("{TABLE}.{name}"),
+        Some(name) => format!("{TABLE}.{name}.{rest}"),
+        None => key.into(),
+    }
+}
+
 /// A key as it is shown: without the number of an entry, which is named.
 pub(crate) fn shown(key: &str) -> Cow<'_, str> {
     let entry = key.strip_prefix(TABLE).and_then(|rest| rest.strip_prefix('.'));

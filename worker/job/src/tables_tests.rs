@@ -72,6 +72,26 @@ fn errors_name_the_table_the_key_and_the_line() {
 }
 
 #[test]
+fn keys_of_a_table_are_set_by_its_name() {
+    let whole = format!("{MF}{TABLES}");
+    let job = parse(&whole, &["table.users.optimizer.lr=0.5", "table.items.seed=7"]).expect("a job");
+    let [users, items] = &job.tables_of_model()[..] else { panic!("two tables") };
+    assert_eq!((users.optimizer.lr(), items.optimizer.lr()), (0.5, 0.1));
+    assert_eq!((users.seed, items.seed), (0, 7));
+    for (set, words) in [
+        ("table.user.seed=1", "no entry of `table` is named `user`"),
+        ("table.seed=1", "name the entry: table.NAME.seed"),
+        ("table.users.dim=x", "--set table.users.dim=x: table.dim: table `users`: string \"x\""),
+        ("table.users.sed=1", "--set table.users.sed=1: table.sed: table `users`: unknown key"),
+    ] {
+        let said = parse(&whole, &[set]).expect_err(set);
+        assert!(said.contains(words), "{said}\n{words}");
+    }
+    let said = parse(&whole, &["table.users.dim=0"]).expect_err("dim");
+    assert!(said.starts_with("job.toml:12: table: table `users`: dim 0"), "{said}");
+}
+
+#[test]
 fn what_does_not_go_with_tables_is_refused() {
     let whole = format!("{MF}{TABLES}");
     for (set, key) in [

@@ -167,8 +167,14 @@ fn yes() -> bool {
     true
 }
 
-/// What is held out of a file: another file, or a part and what draws it.
-type HeldOut<'a> = (&'a Option<PathBuf>, Option<f64>, u64);
+/// The file of a kind, and what is held out.
+struct Source<'a> {
+    path: &'a Path,
+    test_path: Option<&'a Path>,
+    test_fraction: Option<f64>,
+    split_seed: u64,
+    hash_bits: Option<u32>,
+}
 
 impl DataConfig {
     /// Whether the data is sparse: for models with tables, loaded by [`Self::load_sparse`].
@@ -197,55 +203,74 @@ impl DataConfig {
     /// # Errors
     /// As the readers', with the file, the place and what to do; an option is out of its range; the data is not sparse.
     pub fn load_sparse(&self, base_dir: &Path) -> Result<SparseSplit, DataError> {
-        let (read, held_out, bits): (Box<dyn Fn(&Path) -> Result<SparseBatch, DataError>>, HeldOut<'_>, _) =
-            match self {
-                Self::Libsvm(o) => {
-                    let task = o.task;
-                    let held_out = (&o.test_path, o.test_fraction, o.split_seed);
-                    (Box::new(move |path| read_libsvm(path, task)), held_out, o.hash_bits)
-                }
-                Self::Vw(o) => {
-                    let VwConfig { bits, hash, constant, task, .. } = *o;
-                    let options = VowpalOptions { bits, hash, constant, task };
-                    let held_out = (&o.test_path, o.test_fraction, o.split_seed);
-                    (Box::new(move |path| read_vowpal(path, &options)), held_out, None)
-                }
-                Self::Criteo(o) => {
-                    let held_out = (&o.test_path, o.test_fraction, o.split_seed);
-                    (Box::new(read_criteo), held_out, Some(o.hash_bits))
-                }
-                Self::Ratings(o) => {
-                    let ids = o.ids;
-                    let held_out = (&o.test_path, o.test_fraction, o.split_seed);
-                    (Box::new(move |path| read_ratings(path, ids)), held_out, None)
-                }
-                Self::Clicks(o) => return o.load(),
-                Self::Digits {} | Self::Idx { .. } | Self::Csv { .. } | Self::Text { .. } => {
-                    let why = format!(
-                        "`{}` has no ids for tables: use libsvm, vw, criteo, ratings or clicks",
-                        self.name()
-                    );
-                    return Err(DataError::Option { key: "kind", why });
-                }
-            };
-        let hashing = bits.map(Hashing::new).transpose()?;
-        let path = match self {
-            Self::Libsvm(LibsvmConfig { path, .. })
-            | Self::Vw(VwConfig { path, .. })
-            | Self::Criteo(CriteoConfig { path, .. })
-            | Self::Ratings(RatingsConfig { path, .. }) => base_dir.join(path),
-            _ => PathBuf::new(),
-        };
-        let all = SparseDataset::new(read(&path)?)?;
-        let (train, test) = match held_out {
-            (Some(_), Some(_), _) => {
+        if let Self::Clicks(stream) = self {
+            return stream.load();
+        }
+        let source = self.source()?;
+        let hashing = source.hash_bits.map(Hashing::new).transpose()?;
+        let read = |path: &Path| SparseDataset::new(self.read(&base_dir.join(path))?);
+        let (train, test) = match (source.test_path, source.test_fraction) {
+            (Some(_), Some(_)) => {
                 let why = "test_path names the held-out samples already; take one of them out".into();
                 return Err(DataError::Option { key: "test_fraction", why });
             }
-            (Some(test), None, _) => (all, SparseDataset::new(read(&base_dir.join(test))?)?),
-            (None, fraction, seed) => all.split(fraction.unwrap_or(HELD_OUT), seed)?,
+            (Some(test), None) => (read(source.path)?, read(test)?),
+            (None, fraction) => read(source.path)?.split(fraction.unwrap_or(HELD_OUT), source.split_seed)?,
         };
         Ok(SparseSplit { train, test, classes: self.has_two_classes(), hashing })
+    }
+
+    fn source(&self) -> Result<Source<'_>, DataError> {
+        Ok(match self {
+            Self::Libsvm(o) => Source {
+                path: &o.path,
+                test_path: o.test_path.as_deref(),
+                test_fraction: o.test_fraction,
+                split_seed: o.split_seed,
+                hash_bits: o.hash_bits,
+            },
+            Self::Vw(o) => Source {
+                path: &o.path,
+                test_path: o.test_path.as_deref(),
+                test_fraction: o.test_fraction,
+                split_seed: o.split_seed,
+                hash_bits: None,
+            },
+            Self::Criteo(o) => Source {
+                path: &o.path,
+                test_path: o.test_path.as_deref(),
+                test_fraction: o.test_fraction,
+                split_seed: o.split_seed,
+                hash_bits: Some(o.hash_bits),
+            },
+            Self::Ratings(o) => Source {
+                path: &o.path,
+                test_path: o.test_path.as_deref(),
+                test_fraction: o.test_fraction,
+                split_seed: o.split_seed,
+                hash_bits: None,
+            },
+            _ => return Err(self.not_sparse()),
+        })
+    }
+
+    fn read(&self, path: &Path) -> Result<SparseBatch, DataError> {
+        match self {
+            Self::Libsvm(o) => read_libsvm(path, o.task),
+            Self::Vw(VwConfig { bits, hash, constant, task, .. }) => {
+                let (bits, hash, constant, task) = (*bits, *hash, *constant, *task);
+                read_vowpal(path, &VowpalOptions { bits, hash, constant, task })
+            }
+            Self::Criteo(_) => read_criteo(path),
+            Self::Ratings(o) => read_ratings(path, o.ids),
+            _ => Err(self.not_sparse()),
+        }
+    }
+
+    fn not_sparse(&self) -> DataError {
+        let why =
+            format!("`{}` has no ids for tables: use libsvm, vw, criteo, ratings or clicks", self.name());
+        DataError::Option { key: "kind", why }
     }
 }
 

@@ -17,65 +17,65 @@ use std::{
 pub type Metrics = BTreeMap<String, f64>;
 
 /// The samples of an evaluation.
-pub enum Measured {
-    Clicks { metrics: Box<ClassMetrics>, correct: u64, count: u64 },
-    Numbers { metrics: NumberMetrics, count: u64 },
-    Pairs { loss: f64, count: u64 },
+pub struct Measured {
+    sums: Sums,
+    correct: u64,
+    count: u64,
+}
+
+enum Sums {
+    Clicks(Box<ClassMetrics>),
+    Numbers(Box<NumberMetrics>),
+    /// The sum of the losses.
+    Pairs(f64),
 }
 
 impl Measured {
     pub fn new(predicts: Predicts) -> Self {
-        match predicts {
-            Predicts::Clicks => Self::Clicks { metrics: Box::default(), correct: 0, count: 0 },
-            Predicts::Numbers => Self::Numbers { metrics: NumberMetrics::default(), count: 0 },
-            Predicts::Pairs => Self::Pairs { loss: 0.0, count: 0 },
-        }
+        let sums = match predicts {
+            Predicts::Clicks => Sums::Clicks(Box::default()),
+            Predicts::Numbers => Sums::Numbers(Box::default()),
+            Predicts::Pairs => Sums::Pairs(0.0),
+        };
+        Self { sums, correct: 0, count: 0 }
     }
 
+    /// Adds samples, each with the model's score.
     pub fn add(&mut self, scores: &[f32], labels: &[f32]) {
         for (score, label) in scores.iter().zip(labels) {
-            match self {
-                Self::Clicks { metrics, correct, count } => {
+            self.count += 1;
+            match &mut self.sums {
+                Sums::Clicks(metrics) => {
                     metrics.add(*score, *label);
-                    *correct += u64::from((*score > 0.0) == (*label > 0.5));
-                    *count += 1;
+                    self.correct += u64::from((*score > 0.0) == (*label > 0.5));
                 }
-                Self::Numbers { metrics, count } => {
-                    metrics.add(*score, *label);
-                    *count += 1;
-                }
-                Self::Pairs { loss, count } => {
-                    *loss += f64::from(*score);
-                    *count += 1;
-                }
+                Sums::Numbers(metrics) => metrics.add(*score, *label),
+                Sums::Pairs(loss) => *loss += f64::from(*score),
             }
         }
     }
 
     /// Loss and accuracy, and what else there is.
     pub fn result(&self) -> (Evaluation, Metrics) {
-        let metric =
-            |name: &str, value: Option<f64>| value.filter(|v| v.is_finite()).map(|v| (name.to_string(), v));
-        match self {
-            Self::Clicks { metrics, correct, count } => {
-                let loss_sum = metrics.log_loss().unwrap_or(0.0) * *count as f64;
-                let all = [
-                    metric("auc", metrics.auc().map(|area| area.value)),
-                    metric("normalized_entropy", metrics.normalized_entropy()),
-                ];
-                let e = Evaluation { loss_sum, correct: *correct, count: *count };
-                (e, all.into_iter().flatten().collect())
+        let n = self.count as f64;
+        let (loss_sum, all) = match &self.sums {
+            Sums::Clicks(metrics) => {
+                let auc = ("auc", metrics.auc().map(|area| area.value));
+                let entropy = ("normalized_entropy", metrics.normalized_entropy());
+                (metrics.log_loss().map(|loss| loss * n), vec![auc, entropy])
             }
-            Self::Numbers { metrics, count } => {
+            Sums::Numbers(metrics) => {
                 let rmse = metrics.rmse();
-                let loss_sum = rmse.map_or(0.0, |r| r * r) * *count as f64;
-                let e = Evaluation { loss_sum, correct: 0, count: *count };
-                (e, metric("rmse", rmse).into_iter().collect())
+                (rmse.map(|r| r * r * n), vec![("rmse", rmse)])
             }
-            Self::Pairs { loss, count } => {
-                (Evaluation { loss_sum: *loss, correct: 0, count: *count }, Metrics::new())
-            }
-        }
+            Sums::Pairs(loss) => (Some(*loss), Vec::new()),
+        };
+        let metric = |(name, value): (&str, Option<f64>)| {
+            value.filter(|v| v.is_finite()).map(|v| (name.to_string(), v))
+        };
+        let metrics = all.into_iter().filter_map(metric).collect();
+        let loss_sum = loss_sum.unwrap_or(0.0);
+        (Evaluation { loss_sum, correct: self.correct, count: self.count }, metrics)
     }
 }
 
