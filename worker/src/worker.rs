@@ -61,6 +61,10 @@ pub fn run(
     model: &mut dyn Model,
     data: Split,
 ) -> Result<WorkerReport, WorkerError> {
+    if job.is_sparse() {
+        let why = "a model of sparse tables is trained by run_sparse";
+        return Err(WorkerError::Misuse(why.into()));
+    }
     let world = job.ranks();
     if options.rank >= world {
         let who = match job.ranks_of_worker() {

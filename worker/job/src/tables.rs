@@ -63,15 +63,12 @@ pub(crate) fn check(job: &Job) -> Check {
             return bad(key(), format!("two tables are named `{}`", table.name), "take one out");
         }
     }
-    let Some(model) = &job.model else {
-        return match job.tables.first() {
-            None => Ok(()),
-            Some(t) => {
-                let why = format!("table `{}`: only a built-in model takes tables of the job file", t.name);
-                bad(TABLE, why, "name the tables in the program or script that has the model")
-            }
-        };
-    };
+    let own = job.model.is_none() || job.cluster.own_program();
+    if let Some(table) = job.tables.first().filter(|_| own) {
+        let why = format!("table `{}`: only a built-in model takes tables of the job file", table.name);
+        return bad(TABLE, why, "name the tables in the program or script that has the model");
+    }
+    let Some(model) = job.model.as_ref().filter(|_| !own) else { return Ok(()) };
     check_tables(model, &job.tables).or_else(|why| bad(TABLE, why, SEE))?;
     if let Some(data) = &job.data
         && data.is_sparse() != model.is_sparse()

@@ -120,4 +120,6 @@ fn what_does_not_go_with_tables_is_refused() {
     );
     assert!(said.expect_err("sparse data").contains("model.kind: mlp has no tables"));
     assert!(parse(TABLES, &[]).expect_err("no model").contains("only a built-in model"));
+    let script = "cluster.script=[\"python3\",\"a.py\"]";
+    assert!(parse(&whole, &[script]).expect_err("a script").contains("only a built-in model"));
 }
