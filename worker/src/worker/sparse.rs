@@ -26,7 +26,7 @@ use paraft_client::{ClientError, Pulled};
 use paraft_common::{Step, TableSpec, TensorKind};
 use paraft_data::{SparseDataset, SparseSplit, chunk_of};
 use paraft_models::{Evaluation, SparseModel, SparseTable};
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
 
 /// Trains the job's built-in model of tables until the job is done. Blocks; the calling thread computes.
 ///
@@ -54,6 +54,8 @@ pub fn run_sparse(job: &Job, options: &WorkerOptions) -> Result<WorkerReport, Wo
     driver.has_steps(start)?;
     driver.measured = Some(Default::default());
     let values = driver.layout.len();
+    let of_tensors = driver.layout.buckets().iter().filter(|b| b.kind != TensorKind::Rows);
+    let buckets = of_tensors.map(|b| b.range()).collect();
     let takes = job.model.as_ref().map_or(&[][..], |m| m.tables());
     let mut training = Training {
         job,
@@ -68,6 +70,7 @@ pub fn run_sparse(job: &Job, options: &WorkerOptions) -> Result<WorkerReport, Wo
         tables,
         weights: vec![0.0; values],
         grads: vec![0.0; values],
+        buckets,
         minibatches: plan.minibatches(job, options.rank, driver.done()),
         after: driver.done(),
         chunk: plan.leased.map(|_| VecDeque::new()),
@@ -99,6 +102,8 @@ struct Training<'a> {
     /// The tensors of the last pull, and their gradient.
     weights: Vec<f32>,
     grads: Vec<f32>,
+    /// The buckets of the tensors; those of the tables follow them.
+    buckets: Vec<Range<usize>>,
     /// The static sampler, and the step before its next minibatch.
     minibatches: Minibatches,
     after: Step,
@@ -172,7 +177,7 @@ impl Training<'_> {
             self.after = Step(u64::MAX);
             return Ok(());
         }
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         for (grads, rows) in self.row_grads.iter_mut().zip(&self.rows) {
             grads.clear();
             grads.resize(rows.len(), 0.0);
@@ -185,12 +190,9 @@ impl Training<'_> {
         if ask_ahead {
             self.driver.client.ask_ahead(step);
         }
-        let dense = |b: &paraft_common::BucketSpec| b.kind != TensorKind::Rows;
-        let buckets: Vec<_> =
-            self.driver.layout.buckets().iter().filter(|b| dense(b)).map(|b| b.range()).collect();
         let mut push = PushParts::new(&mut self.driver.client, step, n);
-        for (i, range) in buckets.into_iter().enumerate().rev() {
-            push.values(i, &self.grads[range]);
+        for (i, range) in self.buckets.iter().enumerate().rev() {
+            push.values(i, &self.grads[range.clone()]);
         }
         for (t, (takes, spec)) in self.takes.iter().zip(&self.tables).enumerate() {
             let gradients = (self.batch.ids(takes), &self.row_grads[t][..]);
