@@ -16,7 +16,8 @@ fn number(at: usize) -> f32 {
 
 /// Four samples of two fields with one id or several, some twice.
 fn bags(classes: bool) -> SparseInput {
-    let label = |i: usize| if classes { f32::from(u8::from(i % 2 == 0)) } else { number(i + 77) * 3.0 };
+    let label =
+        |i: usize| if classes { f32::from(u8::from(i.is_multiple_of(2))) } else { number(i + 77) * 3.0 };
     SparseInput {
         labels: (0..4).map(label).collect(),
         importance: vec![1.0, 2.0, 0.5, 1.0],
@@ -154,8 +155,8 @@ fn a_batch_is_the_mean_of_its_samples() {
         }
         assert!((score - by_hand).abs() < 1e-6, "sample {i}: {score}, by hand {by_hand}");
     }
-    let by_hand = (0..4).map(|i| {
-        let against = f64::from(if i % 2 == 0 { -scores[i] } else { scores[i] });
+    let by_hand = (0..4usize).map(|i| {
+        let against = f64::from(if i.is_multiple_of(2) { -scores[i] } else { scores[i] });
         (1.0 + against.exp()).ln() * f64::from(whole.input.importance[i]) / 4.0
     });
     assert!((f64::from(loss) - by_hand.sum::<f64>()).abs() < 1e-6);
