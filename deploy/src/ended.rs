@@ -66,6 +66,10 @@ fn result(run: &EndedRun) -> Option<String> {
     let all = [
         s.final_loss.map(|loss| format!("loss {loss:.4}")),
         s.final_accuracy.map(|accuracy| format!("accuracy {:.2}%", accuracy * 100.0)),
+        (!s.final_metrics.is_empty()).then(|| {
+            let all = s.final_metrics.iter().map(|(name, x)| format!("{} {x:.4}", name.replace('_', " ")));
+            all.collect::<Vec<_>>().join(", ")
+        }),
         (s.samples > 0).then(|| format!("{} samples in {:.1} s of training", s.samples, s.seconds)),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();

@@ -4,7 +4,7 @@ use crate::short::toml;
 use clap::Args;
 use paraft_common::{Mode, config::check_name, kind::Kinds};
 use paraft_fleet::{failure::Failure, out};
-use paraft_worker::{Job, ModelConfig, cli, exit};
+use paraft_worker::{Job, ModelConfig, SPARSE_KINDS, cli, exit};
 use std::{
     fs::File,
     io::{self, BufRead, Write},
@@ -51,8 +51,10 @@ fn job_of(answers: &mut dyn BufRead, file: &Path) -> Result<String, Failure> {
     let model = DATA.iter().find(|(kind, _)| *kind == data).map_or("mlp", |(_, model)| model);
     let path = if data == "digits" { None } else { Some(ask_path(answers, &data)?) };
     let task = if data == "csv" { ask_task(answers)? } else { "" };
-    let models = ModelConfig::KINDS;
-    let model = ask(answers, &format!("Model: {}?", models.join(", ")), model, one_of(models))?;
+    // Models of sparse tables take other data.
+    let models: Vec<&str> =
+        ModelConfig::KINDS.iter().copied().filter(|k| !SPARSE_KINDS.contains(k)).collect();
+    let model = ask(answers, &format!("Model: {}?", models.join(", ")), model, one_of(&models))?;
     let workers = ask(answers, "Workers, each of them a process?", "2", number)?;
     let mode = "Mode: bsp (workers wait for each other at each step), ssp:4 (up to 4 steps apart), asp (they never wait)?";
     let mode = ask(answers, mode, "bsp", |mode| {

@@ -258,8 +258,8 @@ fn named(args: &ReplayArgs) -> Result<Option<Layout>, Failure> {
         args.data.iter().flat_map(|d| [d.join(JOB_FILE), d.with_file_name(JOB_FILE)]).find(|p| p.exists());
     let Some(path) = args.job.clone().or(beside) else { return Ok(None) };
     let job = Job::load(&path, &[])?;
-    if job.cluster.own_program() {
-        return Ok(None); // only its own binary knows the model
+    if job.cluster.own_program() || job.is_sparse() {
+        return Ok(None); // only its own binary knows the model, or rows are no tensors
     }
     let (model, _) = cli::built_in(&job)?;
     Ok(Some(job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?))

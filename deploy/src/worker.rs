@@ -11,7 +11,7 @@ use paraft_worker::cli::{self, WorkerArgs};
 pub fn run(args: &WorkerArgs) -> i32 {
     let servers = |fleet: &str| Ok::<_, Failure>(FleetName::read(fleet)?.servers_for(As::Worker)?.join(","));
     match args.fleet.as_deref().map(servers).transpose() {
-        Ok(fleet) => cli::train(&WorkerArgs { fleet, ..args.clone() }, cli::on_device),
+        Ok(fleet) => cli::train_built_in(&WorkerArgs { fleet, ..args.clone() }),
         Err(e) => failure::report(Err(e)),
     }
 }

@@ -7,12 +7,12 @@ use crate::{
     job::Job,
     samples::shape_of,
     slow::{Slowness, Straggle},
-    worker::{WorkerError, WorkerOptions, run},
+    worker::{WorkerError, WorkerOptions, run, run_sparse},
 };
 use clap::{Args, Parser, builder::FalseyValueParser};
 use paraft_common::{TableSpec, check_address, group::MAX_RANKS, optim::OptimizerConfig};
-use paraft_data::Split;
-use paraft_models::{Keep, Layer, Model};
+use paraft_data::{SparseDataset, SparseSplit, Split};
+use paraft_models::{Keep, Layer, Model, SparseModel, SparseShape};
 use paraft_record::begin::make_folder;
 use paraft_tls::{
     Access,
@@ -161,18 +161,40 @@ pub fn main_of_loop(own: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerE
 
 /// Runs a worker; errors go to standard error as "error: ..." and into the exit code.
 pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
-    under_flags(args, |job, options| {
-        let mut job = job.clone();
-        if let Some(device) = args.device {
-            job.compute_on(device).map_err(WorkerError::Job)?;
+    under_flags(args, |job, options| train_on(args, job, options, factory))
+}
+
+fn train_on(
+    args: &WorkerArgs,
+    job: &Job,
+    options: &WorkerOptions,
+    factory: Factory,
+) -> Result<(), WorkerError> {
+    let mut job = job.clone();
+    if let Some(device) = args.device {
+        job.compute_on(device).map_err(WorkerError::Job)?;
+    }
+    let asked = job.device();
+    let gpu = device::choose_for(asked, job.train.precision, args.rank, job.ranks_that_reduce())
+        .map_err(|why| WorkerError::Device { asked: asked.to_string(), why: why.to_string() })?;
+    job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
+    tracing::info!(device = %job.train.device, "this worker computes on");
+    let (mut model, data) = factory(&job)?;
+    run(&job, options, model.as_mut(), data).map(drop)
+}
+
+/// Runs a worker with the job's built-in model, likewise.
+pub fn train_built_in(args: &WorkerArgs) -> i32 {
+    under_flags(args, |job, options| match job.is_sparse() {
+        true => {
+            let mut job = job.clone();
+            if let Some(device) = args.device {
+                job.compute_on(device).map_err(WorkerError::Job)?;
+            }
+            job.train.device = DeviceConfig::Cpu;
+            run_sparse(&job, options).map(drop)
         }
-        let asked = job.device();
-        let gpu = device::choose_for(asked, job.train.precision, args.rank, job.ranks_that_reduce())
-            .map_err(|why| WorkerError::Device { asked: asked.to_string(), why: why.to_string() })?;
-        job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
-        tracing::info!(device = %job.train.device, "this worker computes on");
-        let (mut model, data) = factory(&job)?;
-        run(&job, options, model.as_mut(), data).map(drop)
+        false => train_on(args, job, options, on_device),
     })
 }
 
@@ -274,7 +296,10 @@ pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
 /// The name of the job's data, if any. Workers with their own loops on the same data belong to the same job.
 pub fn data_name(job: &Job) -> Result<Option<String>, WorkerError> {
     let Some(config) = &job.data else { return Ok(None) };
-    Ok(Some(config.load(&job.base_dir)?.digest()?.to_string()))
+    Ok(Some(match config.is_sparse() {
+        true => config.load_sparse(&job.base_dir)?.digest().to_string(),
+        false => config.load(&job.base_dir)?.digest()?.to_string(),
+    }))
 }
 
 /// An optimizer from an `[optimizer]` table, for a group of parameters.
@@ -301,13 +326,58 @@ pub fn table(entry: &str) -> Result<TableSpec, String> {
     Ok(table)
 }
 
-/// The job's built-in model, on the device that the job names, and its data.
-pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
-    let missing = |what: &str| {
-        WorkerError::Job(format!(
-            "the job names no [{what}]; only a binary with a model of its own can run it"
-        ))
+fn missing(what: &str) -> WorkerError {
+    WorkerError::Job(format!("the job names no [{what}]; only a binary with a model of its own can run it"))
+}
+
+/// The job's built-in model of tables, and its data.
+///
+/// # Errors
+/// The model does not fit the data, which cannot be read, or has no tables.
+pub fn sparse_built_in(job: &Job) -> Result<(Box<dyn SparseModel>, SparseSplit), WorkerError> {
+    let data = job.data.as_ref().ok_or_else(|| missing("data"))?.load_sparse(&job.base_dir)?;
+    let config = job.model.as_ref().ok_or_else(|| missing("model"))?;
+    let shape = SparseShape {
+        fields: data.train.fields(),
+        dense: data.train.dense(),
+        classes: data.classes,
+        mean: data.train.mean_label().filter(|_| !data.classes).unwrap_or(0.0) as f32,
     };
+    let fits = |test: &SparseDataset| (test.fields(), test.dense()) == (shape.fields, shape.dense);
+    if !data.test.is_empty() && !fits(&data.test) {
+        return Err(WorkerError::Job(
+            "[data] test_path: its samples have other fields than those of path".into(),
+        ));
+    }
+    let model = config.build_sparse(job.train.threads, shape, &job.tables_of_model());
+    let model = model.map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;
+    Ok((model, data))
+}
+
+/// The number of the job's training samples.
+///
+/// # Errors
+/// The job names no data, or it cannot be read.
+pub fn training_samples(job: &Job) -> Result<usize, WorkerError> {
+    let data = job.data.as_ref().ok_or_else(|| missing("data"))?;
+    Ok(match data.is_sparse() {
+        true => data.load_sparse(&job.base_dir)?.train.len(),
+        false => data.load(&job.base_dir)?.train.len(),
+    })
+}
+
+/// The job's built-in model, on the device that the job names, and its data.
+///
+/// # Errors
+/// A device is missing, the model does not fit the data, which cannot be read; or the model is one of sparse tables.
+pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
+    if job.is_sparse() {
+        let model = job.model.as_ref().map_or("", |m| m.name());
+        return Err(WorkerError::Job(format!(
+            "the rows of {model} are in sparse tables on the servers: `paraft train` trains it, and its record has the \
+             evaluations"
+        )));
+    }
     let data = job.data.as_ref().ok_or_else(|| missing("data"))?.load(&job.base_dir)?;
     let config = job.model.as_ref().ok_or_else(|| missing("model"))?;
     let gpu = device::choose(job.train.device, job.train.precision, 0)

@@ -40,9 +40,9 @@ pub use paraft_common::{Layout, ParamGroup, optim::Overrides};
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{self as data, DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
-pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, Stages};
+pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError, SPARSE_KINDS, Stages};
 pub use recorder::described;
 pub use worker::{
     ErrorKind, LoopAction, Minibatch, OpenRun, OptimizerState, Run, Setup, StepOutcome, WeightBuffer,
-    WorkerError, WorkerOptions, WorkerReport, run,
+    WorkerError, WorkerOptions, WorkerReport, run, run_sparse,
 };

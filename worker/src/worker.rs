@@ -2,7 +2,7 @@
 //!
 //! `paraft_trainer` decides a worker's next action; `training` performs it. If a group of ranks acts as one worker,
 //! its leader runs that loop, and the other ranks follow its messages (`follower`). If ranks apply the gradients
-//! themselves, the loop is in `reduce`.
+//! themselves, the loop is in `reduce`. Models of sparse tables have theirs in `sparse`.
 //!
 //! A worker holds no durable state: weights, optimizer state and clocks are on the servers.
 
@@ -19,8 +19,10 @@ mod plan;
 mod pushes;
 mod records;
 mod reduce;
+mod rows;
 mod setup;
 mod shared;
+mod sparse;
 mod training;
 
 pub use driver::WeightBuffer;
@@ -30,6 +32,7 @@ pub use options::{WorkerOptions, WorkerReport};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
 pub use setup::{LoopAction, Minibatch, OptimizerState, Setup};
+pub use sparse::run_sparse;
 
 use self::{
     join::{JoinedWorker, Staged, join, transport},
@@ -58,6 +61,10 @@ pub fn run(
     model: &mut dyn Model,
     data: Split,
 ) -> Result<WorkerReport, WorkerError> {
+    if job.is_sparse() {
+        let why = "a model of sparse tables is trained by run_sparse";
+        return Err(WorkerError::Misuse(why.into()));
+    }
     let world = job.ranks();
     if options.rank >= world {
         let who = match job.ranks_of_worker() {

@@ -207,6 +207,9 @@ pub struct Eval {
     pub accuracy: Option<f64>,
     /// Held-out samples.
     pub count: u64,
+    /// Further metrics by name: `auc` and `normalized_entropy` of clicks, `rmse` of numbers to predict.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
     /// Whether this evaluation follows the last push of the fleet.
     #[serde(rename = "final", default)]
     pub is_final: bool,

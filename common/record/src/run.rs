@@ -253,6 +253,7 @@ impl RunRecord {
             samples_per_s: if seconds > 0.0 { samples as f64 / seconds } else { 0.0 },
             final_loss: end.map(|e| e.loss).or_else(|| self.last_train_loss()),
             final_accuracy: end.and_then(|e| e.accuracy),
+            final_metrics: end.map(|e| e.metrics.clone()).unwrap_or_default(),
             target_accuracy: self.target_accuracy,
             seconds_to_target: hit.map(|e| e.seconds),
             samples_to_target: hit.map(|e| e.samples),

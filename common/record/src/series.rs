@@ -144,11 +144,12 @@ impl Series {
                 let same = |(at, loss): (u64, f64)| at == step && loss.to_bits() == e.loss.to_bits();
                 if !self.last_eval.is_some_and(same) {
                     self.last_eval = Some((step, e.loss));
-                    let mut point = |tag: &'static str, x| {
-                        points.push(Point { tag: tag.into(), value: Value::Number(x), step, wall: now });
+                    let mut point = |tag: Cow<'static, str>, x| {
+                        points.push(Point { tag, value: Value::Number(x), step, wall: now });
                     };
-                    point("eval/loss", e.loss);
-                    e.accuracy.into_iter().for_each(|a| point("eval/accuracy", a));
+                    point("eval/loss".into(), e.loss);
+                    e.accuracy.into_iter().for_each(|a| point("eval/accuracy".into(), a));
+                    e.metrics.into_iter().for_each(|(name, x)| point(format!("eval/{name}").into(), x));
                 }
             }
             Event::Shard(s) => _ = self.shards.insert((s.shard, s.server), s),

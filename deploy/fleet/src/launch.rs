@@ -348,7 +348,18 @@ fn say_cut(job: &Job, stages: &Stages, steps: usize) {
 /// starts. Reduces the job's shards to those with buckets.
 pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
-    let (parameters, budget, done, left_out) = if !job.cluster.own_program() {
+    let (parameters, budget, done, left_out) = if job.is_sparse() && !job.cluster.own_program() {
+        let (model, data) = cli::sparse_built_in(job)?;
+        let tables = job.tables_of_model();
+        let layout = job.layout(model.tensors()).and_then(|l| l.with_tables(&tables));
+        let layout = layout.map_err(|e| Failure::new(exit::CONFIG, e))?;
+        job.only_shards_with_buckets(&layout);
+        let plan = Plan::of(job, data.train.len())?.resuming_from(job, resume)?;
+        let beginning =
+            start::begin(job, resume, None, (&layout, &[], &tables), &plan, &std::env::temp_dir())?;
+        let budget = plan.budget(job, beginning.start.as_ref());
+        (layout.params_len() as u64, budget, beginning.step(), plan.left_out)
+    } else if !job.cluster.own_program() {
         let (model, data) = cli::built_in(job)?;
         let stages = match job.parallel.is_cut() {
             false => Vec::new(),

@@ -6,7 +6,7 @@ use paraft_common::need::Bytes;
 use paraft_record::{Comparison, RunEnd, RunRecord, Summary, comparison::Spread};
 use paraft_worker::exit;
 use serde::Serialize;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 /// A run as one object, for programs.
 #[derive(Serialize)]
@@ -59,6 +59,7 @@ pub fn modes(summaries: &[Summary]) -> String {
     let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
     let measured = summaries.iter().any(|s| s.final_accuracy.or(s.target_accuracy).is_some());
     let accuracy = |shown: String| measured.then_some(shown);
+    let metrics: BTreeSet<&String> = summaries.iter().flat_map(|s| s.final_metrics.keys()).collect();
     let header = [
         Some("mode".to_string()),
         accuracy(time_to),
@@ -71,7 +72,8 @@ pub fn modes(summaries: &[Summary]) -> String {
         Some("pulled".into()),
         Some("lost".into()),
     ];
-    let mut table = plain(header.into_iter().flatten());
+    let names = metrics.iter().map(|name| name.replace('_', " "));
+    let mut table = plain(header.into_iter().flatten().chain(names));
     for s in summaries {
         let delay = match (s.delay_p50, s.delay_p99) {
             (Some(a), Some(b)) => format!("{a} / {b}"),
@@ -91,7 +93,8 @@ pub fn modes(summaries: &[Summary]) -> String {
             Some(sent(s.bytes_pulled)),
             Some(lost(s)),
         ];
-        table.add_row(row.into_iter().flatten());
+        let metric = |name: &&String| s.final_metrics.get(*name).map_or("-".into(), |x| format!("{x:.4}"));
+        table.add_row(row.into_iter().flatten().chain(metrics.iter().map(metric)));
     }
     align_right(&mut table, 1);
     let mut text = table.to_string();

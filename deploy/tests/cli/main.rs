@@ -25,6 +25,7 @@ mod operator;
 mod orders;
 mod paths;
 mod plan;
+mod recommend;
 mod running;
 mod scarcity;
 mod second_client;

@@ -115,6 +115,7 @@ impl Recording {
             loss: e.loss_sum / n,
             accuracy: e.classifies.then_some(e.correct as f64 / n),
             count: e.count,
+            metrics: Default::default(),
             is_final,
         }))
     }

@@ -8,11 +8,10 @@
 //! one such step.
 
 use paraft_common::{Encoding, ModeChoice, algorithm::AlgorithmConfig};
-use paraft_data::Dataset;
 use paraft_fleet::failure::Failure;
 use paraft_record::LeftOut;
 use paraft_worker::{
-    Job, JobError, exit,
+    Job, JobError, cli, exit,
     job::{Exchange, SamplerKind},
     worker::Plan,
 };
@@ -274,7 +273,8 @@ fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64
 struct Budget<'a> {
     base: &'a Job,
     /// The training samples, loaded on demand.
-    train: Option<Dataset>,
+    /// Training samples, once counted.
+    train: Option<usize>,
 }
 
 impl Budget<'_> {
@@ -293,22 +293,18 @@ impl Budget<'_> {
         if job.train.exchange == Exchange::AllReduce {
             return Err("all ranks of an all-reduce job are one worker".into());
         }
-        let train = match &self.train {
+        let train = match self.train {
             Some(train) => train,
-            None => {
-                let data = self.base.data.as_ref().ok_or("the job names no [data]")?;
-                let split = data.load(&self.base.base_dir).map_err(|e| e.to_string())?;
-                self.train.insert(split.train)
-            }
+            None => *self.train.insert(cli::training_samples(self.base).map_err(|e| e.to_string())?),
         };
-        let all = Plan::new(self.base, train).map_err(|e| e.to_string())?.budget(self.base, None);
+        let all = Plan::of(self.base, train).map_err(|e| e.to_string())?.budget(self.base, None);
         let step = job.train.batch as u64 * u64::from(job.shares());
         let steps = all / step;
         if steps == 0 {
             return Err(format!("one step of its workers is {step} samples, and the job has {all}"));
         }
         job.train.max_steps = None;
-        let per_epoch = Plan::new(job, train).map_err(|e| e.to_string())?.per_epoch;
+        let per_epoch = Plan::of(job, train).map_err(|e| e.to_string())?.per_epoch;
         job.train.epochs = steps.div_ceil(per_epoch);
         job.train.max_steps = (steps < job.train.epochs * per_epoch).then_some(steps);
         Ok(())

@@ -87,7 +87,7 @@ impl Sweep<'_> {
     fn shown(&self, value: f64) -> String {
         match self.space.metric {
             space::Metric::Accuracy => format!("{:6.2} %", 100.0 * value),
-            space::Metric::Loss => format!("{value:.4}"),
+            space::Metric::Loss | space::Metric::Auc => format!("{value:.4}"),
         }
     }
 

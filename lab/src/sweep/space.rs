@@ -1,7 +1,7 @@
 //! The space file: which keys of a job vary, their values, and the metric.
 //!
 //! ```toml
-//! metric = "accuracy"                                      # or "loss"; of the held-out samples
+//! metric = "accuracy"                                      # or "loss", "auc"; of the held-out samples
 //! [space]
 //! "optimizer.lr" = { min = 0.001, max = 1.0, log = true }  # a range; for a grid with points = 4
 //! "train.batch" = [32, 64, 128]                            # one of these
@@ -23,6 +23,8 @@ pub enum Metric {
     Accuracy,
     /// The mean held-out loss; lower is better.
     Loss,
+    /// The area under the ROC curve, of models that predict clicks; higher is better.
+    Auc,
 }
 
 impl Metric {
@@ -31,13 +33,14 @@ impl Metric {
         match self {
             Self::Accuracy => "accuracy",
             Self::Loss => "loss",
+            Self::Auc => "auc",
         }
     }
 
-    /// A score of the metric: higher is better for both.
+    /// A score of the metric: higher is better for all.
     pub fn score(self, value: f64) -> f64 {
         match self {
-            Self::Accuracy => value,
+            Self::Accuracy | Self::Auc => value,
             Self::Loss => -value,
         }
     }
@@ -103,7 +106,10 @@ impl Space {
             None => Metric::Accuracy,
             Some(Value::String(s)) if s == "accuracy" => Metric::Accuracy,
             Some(Value::String(s)) if s == "loss" => Metric::Loss,
-            Some(other) => return Err(format!("metric = {other}: it is \"accuracy\" or \"loss\"")),
+            Some(Value::String(s)) if s == "auc" => Metric::Auc,
+            Some(other) => {
+                return Err(format!("metric = {other}: it is \"accuracy\", \"loss\" or \"auc\""));
+            }
         };
         let Some(Value::Table(space)) = file.remove("space") else { return Err("it has no [space]".into()) };
         if let Some(key) = file.keys().next() {

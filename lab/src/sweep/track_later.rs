@@ -26,6 +26,7 @@ pub(super) fn best(
     let key = match metric {
         Metric::Accuracy => "eval/accuracy",
         Metric::Loss => "eval/loss",
+        Metric::Auc => "eval/auc",
     };
     Some(Best { key, value: ended.value?, wall: ended.ended_ms as f64 / 1e3, set })
 }
@@ -73,8 +74,9 @@ impl SweepFiles {
     fn of(said: &LogContent) -> Option<Self> {
         let rungs: Vec<u64> = said.sweep["epochs"].as_array()?.iter().filter_map(|e| e.as_u64()).collect();
         let points = said.sweep["points"].as_array()?.len();
-        let metric =
-            [Metric::Accuracy, Metric::Loss].into_iter().find(|m| said.sweep["metric"] == m.name())?;
+        let metric = [Metric::Accuracy, Metric::Loss, Metric::Auc]
+            .into_iter()
+            .find(|m| said.sweep["metric"] == m.name())?;
         let rule = Kind::from_str(said.sweep["search"].as_str()?, false).ok()?.rule();
         let mut search = Search::new(rule, points, rungs.len(), said.sweep["eta"].as_u64()? as usize);
         said.tell(&mut search, |e| e.value.map(|v| metric.score(v)));

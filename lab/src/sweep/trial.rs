@@ -82,6 +82,7 @@ impl Sweep<'_> {
         ended.value = match self.space.metric {
             space::Metric::Accuracy => summary.final_accuracy,
             space::Metric::Loss => summary.final_loss,
+            space::Metric::Auc => summary.final_metrics.get("auc").copied(),
         };
         ended.start_seconds = summary.first_step_seconds;
         if ended.value.is_none() {

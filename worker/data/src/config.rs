@@ -1,6 +1,7 @@
 //! The `[data]` table of a job.
 
 use crate::csv_file::{self, Column, CsvOptions, LabelColumn, Task};
+use crate::sparse::config::{ClicksConfig, CriteoConfig, LibsvmConfig, RatingsConfig, VwConfig};
 use crate::text::TextCorpus;
 use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
 use paraft_common::kind::NoOptions;
@@ -55,6 +56,16 @@ pub enum DataConfig {
         /// Part of the text held out, from its end; above 0 and below 1. Default 0.1.
         test_fraction: f64,
     },
+    /// Samples of one field, see [`crate::read_libsvm`].
+    Libsvm(LibsvmConfig),
+    /// Samples of one field, see [`crate::read_vowpal`].
+    Vw(VwConfig),
+    /// Clicks with 13 plain values and 26 fields, see [`crate::read_criteo`].
+    Criteo(CriteoConfig),
+    /// Users, items and ratings, see [`crate::read_ratings`].
+    Ratings(RatingsConfig),
+    /// Computed clicks with Criteo's cardinalities, see [`crate::Clicks`].
+    Clicks(ClicksConfig),
 }
 
 #[derive(Deserialize)]
@@ -102,6 +113,11 @@ paraft_common::kinds!(DataConfig {
         let Text { path, context, test_fraction } = o;
         Self::Text { path, context, test_fraction }
     },
+    "libsvm" => Self::Libsvm,
+    "vw" => Self::Vw,
+    "criteo" => Self::Criteo,
+    "ratings" => Self::Ratings,
+    "clicks" => Self::Clicks,
 });
 
 fn one() -> f64 {
@@ -131,6 +147,11 @@ impl DataConfig {
             Self::Idx { .. } => "idx",
             Self::Csv { .. } => "csv",
             Self::Text { .. } => "text",
+            Self::Libsvm(_) => "libsvm",
+            Self::Vw(_) => "vw",
+            Self::Criteo(_) => "criteo",
+            Self::Ratings(_) => "ratings",
+            Self::Clicks(_) => "clicks",
         }
     }
 
@@ -139,12 +160,17 @@ impl DataConfig {
         match self {
             Self::Digits {} => {}
             Self::Idx { path } | Self::Text { path, .. } => *path = base.join(&*path),
-            Self::Csv { path, test_path, .. } => {
+            Self::Csv { path, test_path, .. }
+            | Self::Libsvm(LibsvmConfig { path, test_path, .. })
+            | Self::Vw(VwConfig { path, test_path, .. })
+            | Self::Criteo(CriteoConfig { path, test_path, .. })
+            | Self::Ratings(RatingsConfig { path, test_path, .. }) => {
                 *path = base.join(&*path);
                 if let Some(t) = test_path {
                     *t = base.join(&*t);
                 }
             }
+            Self::Clicks(_) => {}
         }
     }
 
@@ -189,6 +215,10 @@ impl DataConfig {
                     let (train, test) = TextCorpus::read(&path, *context)?.split(*test_fraction)?;
                     Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? })
                 })
+            }
+            Self::Libsvm(_) | Self::Vw(_) | Self::Criteo(_) | Self::Ratings(_) | Self::Clicks(_) => {
+                let why = format!("`{}` is sparse: it is for models with [[table]] entries", self.name());
+                Err(DataError::Option { key: "kind", why })
             }
         }
     }

@@ -4,7 +4,7 @@
 //! detects mistakes (an older file on one host, another option of the reader), not deception.
 
 use crate::values::{FileValues, ValueFormat, words};
-use crate::{DataError, Dataset, Samples, Split};
+use crate::{DataError, Dataset, Samples, SparseSplit, Split};
 use std::fmt;
 
 /// The digest that the workers of a job compare.
@@ -43,6 +43,23 @@ impl Split {
             classes: self.train.classes(),
             content: hash.0,
         })
+    }
+}
+
+impl SparseSplit {
+    /// The digest of all labels, values and ids, and of how many bits they are hashed to.
+    pub fn digest(&self) -> DataDigest {
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        hash.word(u64::from(self.hashing.map_or(0, |h| h.bits())));
+        self.train.words(|w| hash.word(w));
+        self.test.words(|w| hash.word(w));
+        DataDigest {
+            train: self.train.len(),
+            test: self.test.len(),
+            shape: vec![self.train.fields(), self.train.dense()],
+            classes: self.classes.then_some(2),
+            content: hash.0,
+        }
     }
 }
 

@@ -38,6 +38,7 @@ pub use error::{DataError, Place};
 pub use idx::{read_idx_folder, read_idx_pair};
 pub use prefetch::{Minibatch, Prefetcher};
 pub use sampler::{Batches, Sampler, chunk_of};
+pub use sparse::config::SparseSplit;
 pub use sparse::{Field, SparseBatch, SparseDataset};
 pub use sparse::{clicks::Clicks, clicks::ClicksOptions, criteo::read_criteo, hashing::Hashing};
 pub use sparse::{libsvm::read_libsvm, ratings::Ids, ratings::read_ratings};

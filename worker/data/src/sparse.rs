@@ -11,6 +11,7 @@
 //! field after [`Hashing`]); both count.
 
 pub(crate) mod clicks;
+pub(crate) mod config;
 pub(crate) mod criteo;
 pub(crate) mod hashing;
 mod law;
@@ -221,6 +222,41 @@ impl SparseDataset {
         match &self.0 {
             Source::Rows(rows) => rows.dense.len() / rows.len().max(1),
             Source::Clicks(_) => clicks::DENSE,
+        }
+    }
+
+    /// The mean of the labels of a file; of a stream, whose labels are clicks, None.
+    pub fn mean_label(&self) -> Option<f64> {
+        match &self.0 {
+            Source::Rows(rows) => {
+                let sum: f64 = rows.labels.iter().map(|l| f64::from(*l)).sum();
+                (!rows.is_empty()).then(|| sum / rows.len() as f64)
+            }
+            Source::Clicks(_) => None,
+        }
+    }
+
+    /// All content as words, for a digest; of a stream what determines it.
+    pub(crate) fn words(&self, mut word: impl FnMut(u64)) {
+        let rows = match &self.0 {
+            Source::Clicks(clicks) => {
+                let o = clicks.options();
+                let all = [o.seed, o.first, u64::from(o.samples), o.max_categories, o.day, o.drift.to_bits()];
+                return all.into_iter().for_each(word);
+            }
+            Source::Rows(rows) => rows,
+        };
+        let mut floats = |values: &[f32]| {
+            word(values.len() as u64);
+            values.iter().for_each(|v| word(u64::from(v.to_bits())));
+        };
+        floats(&rows.labels);
+        floats(&rows.importance);
+        floats(&rows.dense);
+        rows.fields.iter().for_each(|f| floats(&f.weights));
+        for field in &rows.fields {
+            field.offsets.iter().for_each(|o| word(u64::from(*o)));
+            field.ids.iter().for_each(|id| word(*id));
         }
     }
 

@@ -57,7 +57,7 @@ impl CheckpointConfig {
         let keys =
             [("checkpoint.every_steps", self.every_steps), ("checkpoint.every_epochs", self.every_epochs)];
         if let Some((key, _)) = keys.iter().find(|(_, every)| *every == Some(0)) {
-            return bad(key, "every 0", "use 1 or more, or leave it out");
+            return bad(*key, "every 0", "use 1 or more, or leave it out");
         }
         Ok(())
     }

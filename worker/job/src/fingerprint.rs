@@ -44,7 +44,9 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         format!("pipeline {} with {} micro-batches, {}", p.pipeline, job.micro_batches(), p.schedule.name())
     });
     let within_epochs = job.eval.every_steps.map(|n| format!("evaluated every {n} steps"));
-    let sometimes = [within_epochs, pipeline].into_iter().flatten();
+    let tables = job.tables_of_model();
+    let tables = (!tables.is_empty()).then(|| format!("[[table]] {:016x}", hash(&format!("{tables:?}"))));
+    let sometimes = [within_epochs, pipeline, tables].into_iter().flatten();
     facts.into_iter().chain(sometimes).chain(listed(tensors)).collect::<Vec<_>>().join(", ")
 }
 

@@ -4,9 +4,10 @@ use crate::{
     CheckpointConfig, ClusterConfig, Constraints, DeviceConfig, EvalConfig, MemoryConfig, ParallelConfig,
     TrackConfig, TrainConfig,
     check::{Check, Unfit, bad},
-    constraints, is_default, sections,
+    constraints, is_default, sections, tables,
 };
 use paraft_common::{
+    TableSpec,
     algorithm::AlgorithmConfig,
     config::check_name,
     local::LocalConfig,
@@ -33,6 +34,9 @@ pub struct Job {
     /// The data; likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataConfig>,
+    /// The sparse tables of a built-in model.
+    #[serde(default, rename = "table", skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSpec>,
     /// Length, steps and consistency of training.
     #[serde(default)]
     pub train: TrainConfig,
@@ -93,6 +97,7 @@ impl Job {
         }
         sections::model(self)?;
         sections::data(self)?;
+        tables::check(self)?;
         self.train.check(self)?;
         self.eval.check(self)?;
         self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
@@ -110,6 +115,10 @@ impl Job {
 
     /// Whether its model classifies, if the data has classes.
     pub fn classifies(&self) -> bool {
+        if self.is_sparse() {
+            let pairs = matches!(self.model, Some(ModelConfig::TwoTower { .. }));
+            return !pairs && self.data.as_ref().is_some_and(DataConfig::has_two_classes);
+        }
         let predicts_numbers = matches!(self.data, Some(DataConfig::Csv { task: Task::Regression, .. }));
         !predicts_numbers && !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
     }
@@ -134,6 +143,7 @@ impl Job {
             DeviceConfig::Auto if self.by_layers() && self.train.precision == Precision::F16 => {
                 DeviceConfig::Cpu
             }
+            DeviceConfig::Auto if self.is_sparse() => DeviceConfig::Cpu,
             device => device,
         }
     }

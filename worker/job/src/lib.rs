@@ -36,6 +36,7 @@ mod refused;
 mod sections;
 mod servers;
 mod set;
+mod tables;
 pub mod track;
 pub mod train;
 mod ways;

@@ -2,8 +2,8 @@
 
 use toml::de::{DeTable, DeValue};
 
-/// The line, from 1, of the key `a.b` in a TOML text, or of the header of that table. `None` if the text has no
-/// such key, or is not TOML.
+/// The line, from 1, of the key `a.b` in a TOML text, or of the header of that table; `a.2.b` is a key of the third entry of
+/// the list `a`. `None` if the text has no such key, or is not TOML.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let table = DeTable::parse(text).ok()?;
     let mut parts = key.split('.').peekable();
@@ -12,6 +12,13 @@ pub fn line_of(text: &str, key: &str) -> Option<usize> {
         let (found, value) = at.iter().find(|(k, _)| k.get_ref() == part)?;
         if parts.peek().is_none() {
             return Some(line_at(text, found.span().start));
+        }
+        let mut value = value;
+        if let DeValue::Array(entries) = value.get_ref() {
+            value = entries.get(parts.next()?.parse::<usize>().ok()?)?;
+            if parts.peek().is_none() {
+                return Some(line_at(text, value.span().start));
+            }
         }
         let DeValue::Table(inner) = value.get_ref() else { return None };
         at = inner;

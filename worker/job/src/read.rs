@@ -7,7 +7,7 @@ use crate::{
     job::default_optimizer,
     place,
     refused::{Refused, job_of},
-    set,
+    set, tables,
 };
 use std::path::{Path, PathBuf};
 use toml::Table;
@@ -79,10 +79,12 @@ impl Job {
             optimizer.insert("kind".into(), "sgd".into());
             optimizer.entry("lr").or_insert(default_optimizer().lr().into());
         }
+        let names = tables::names(&table);
         let mut job = job_of(table).map_err(|e| {
-            let Problem { key, message, remedy } = explain::explain(e.path(), e.inner());
+            let Problem { key, message, remedy } = explain::explain(e.path(), e.inner(), &names);
             let unknown_key = matches!(e.inner(), Refused::Key { .. });
-            let why = match set.iter().rev().find(|s| set::is_of(s, &key)) {
+            let named = tables::named(&key, &names);
+            let why = match set.iter().rev().find(|s| set::is_of(s, &key) || set::is_of(s, &named)) {
                 Some(s) => error(None, format!("--set {s}: {message}"), remedy),
                 None => error(place::nearest(text, &key), message, remedy),
             };
@@ -93,9 +95,10 @@ impl Job {
         }
         job.base_dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
         job.check().map_err(|Unfit { key, message, remedy }| {
-            let from_set = set.iter().any(|s| set::is_of(s, key));
-            let line = place::line_of(text, key).filter(|_| !from_set);
-            error(line, format!("{key}: {message}"), Some(remedy))
+            let named = tables::named(&key, &names);
+            let from_set = set.iter().any(|s| set::is_of(s, &key) || set::is_of(s, &named));
+            let line = place::line_of(text, &key).filter(|_| !from_set);
+            error(line, format!("{}: {message}", tables::shown(&key)), Some(remedy))
         })?;
         Ok(job)
     }

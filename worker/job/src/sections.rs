@@ -21,7 +21,30 @@ pub(crate) fn model(job: &Job) -> Check {
             let remedy = "use at most 1024 layers: each costs a step of every pass";
             bad("model.hidden", format!("{} layers", hidden.len()), remedy)
         }
+        Some(ModelConfig::WideDeep { hidden }) => widths("model.hidden", hidden),
+        Some(ModelConfig::Dlrm { bottom, top }) => {
+            widths("model.bottom", bottom)?;
+            widths("model.top", top)
+        }
+        Some(ModelConfig::Mf { l2 } | ModelConfig::Fm { l2 }) if !(l2.is_finite() && *l2 >= 0.0) => {
+            bad("model.l2", format!("{l2}"), "use a number from 0")
+        }
+        Some(ModelConfig::TwoTower { scale }) if !(scale.is_finite() && *scale > 0.0) => {
+            bad("model.scale", format!("{scale}"), "use a number above 0")
+        }
         _ => Ok(()),
+    }
+}
+
+/// Widths of hidden layers of a model of tables.
+fn widths(key: &'static str, widths: &[usize]) -> Check {
+    let most = 1 << 16;
+    match widths.iter().find(|w| !(1..=most).contains(*w)) {
+        Some(width) => bad(key, format!("a layer of {width}"), "use widths from 1 to 65536"),
+        None if widths.len() > MAX_LAYERS => {
+            bad(key, format!("{} layers", widths.len()), "use at most 1024 layers")
+        }
+        None => Ok(()),
     }
 }
 

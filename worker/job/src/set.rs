@@ -14,7 +14,8 @@ pub struct SetError {
 }
 
 /// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); anything else is text,
-/// so `train.mode=ssp:4` needs no quotes. Missing tables are created. Relative paths start in the working directory.
+/// so `train.mode=ssp:4` needs no quotes. Missing tables are created. An entry of a list of tables goes by its name:
+/// `table.items.dim=8`. Relative paths start in the working directory.
 pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     let bad = |why: &str| SetError { assignment: assignment.into(), why: why.into() };
     let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
@@ -23,9 +24,15 @@ pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
     let mut value = value(text.trim());
     paths::from_shell(&keys, &mut value).map_err(|why| bad(&why))?;
     let last = keys.pop().ok_or_else(|| bad("there is no key"))?;
-    let mut at = table;
-    for key in keys {
-        let next = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
+    let (mut at, mut keys) = (table, keys.into_iter());
+    while let Some(key) = keys.next() {
+        let mut next = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Array(entries) = next {
+            let name = keys.next().ok_or_else(|| bad(&format!("name the entry: {key}.NAME.{last}")))?;
+            let mut named =
+                entries.iter_mut().filter(|e| e.get("name").and_then(Value::as_str) == Some(name));
+            next = named.next().ok_or_else(|| bad(&format!("no entry of `{key}` is named `{name}`")))?;
+        }
         at = next.as_table_mut().ok_or_else(|| bad(&format!("`{key}` is a value, not a table")))?;
     }
     at.insert(last.to_string(), value);

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// let model = mlp.build(DataShape { sample: Sample::Values(784), classes: Some(10) }).unwrap();
 /// assert_eq!(model.tensors().len(), 6);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum ModelConfig {
     /// One linear layer and softmax cross-entropy.
@@ -47,6 +47,57 @@ pub enum ModelConfig {
         /// Keep only the inputs of blocks, and recompute each block in the backward pass. Default false.
         checkpoint_activations: bool,
     },
+    /// A weight for each id of a sparse table, and a bias; two classes.
+    Logistic,
+    /// Matrix factorisation with biases; for ratings.
+    Mf {
+        /// The factor of the rows' squares in the loss, from 0. Default 0.
+        l2: f32,
+    },
+    /// A factorisation machine of degree 2 over all ids.
+    Fm {
+        /// The factor of the squares of each used weight and factor in the loss, from 0. Default 0.
+        l2: f32,
+    },
+    /// Products of user and item rows, softmax cross-entropy among the items of a minibatch; for ratings.
+    TwoTower {
+        /// The first factor of the products, above 0. It is learned. Default 1.
+        scale: f32,
+    },
+    /// A weight for each id, and layers over the fields' rows; two classes.
+    WideDeep {
+        /// Widths of the hidden layers.
+        hidden: Vec<usize>,
+    },
+    /// Layers over the plain values, products of the fields' rows, layers over these; two classes.
+    Dlrm {
+        /// Widths of the hidden layers over the plain values.
+        bottom: Vec<usize>,
+        /// Widths of the hidden layers over the products.
+        top: Vec<usize>,
+    },
+}
+
+/// Options of models with a penalty.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Penalty {
+    #[serde(default)]
+    l2: f32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfTowers {
+    #[serde(default = "one")]
+    scale: f32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfDlrm {
+    bottom: Vec<usize>,
+    top: Vec<usize>,
 }
 
 /// Options of models that are a list of widths.
@@ -79,7 +130,17 @@ paraft_common::kinds!(ModelConfig {
         let OfTransformer { layers, heads, width, checkpoint_activations } = o;
         Self::Transformer { layers, heads, width, checkpoint_activations }
     },
+    "logistic" => |_: NoOptions| Self::Logistic,
+    "mf" => |o: Penalty| Self::Mf { l2: o.l2 },
+    "fm" => |o: Penalty| Self::Fm { l2: o.l2 },
+    "two-tower" => |o: OfTowers| Self::TwoTower { scale: o.scale },
+    "wide-deep" => |o: Widths| Self::WideDeep { hidden: o.hidden },
+    "dlrm" => |o: OfDlrm| Self::Dlrm { bottom: o.bottom, top: o.top },
 });
+
+fn one() -> f32 {
+    1.0
+}
 
 fn four() -> usize {
     4
@@ -107,6 +168,12 @@ impl ModelConfig {
             Self::Autoencoder { .. } => "autoencoder",
             Self::Convnet => "convnet",
             Self::Transformer { .. } => "transformer",
+            Self::Logistic => "logistic",
+            Self::Mf { .. } => "mf",
+            Self::Fm { .. } => "fm",
+            Self::TwoTower { .. } => "two-tower",
+            Self::WideDeep { .. } => "wide-deep",
+            Self::Dlrm { .. } => "dlrm",
         }
     }
 
@@ -180,6 +247,14 @@ impl ModelConfig {
                 let checkpoint_activations = *checkpoint_activations;
                 let shape = TransformerShape { time, vocab, layers, heads, width, checkpoint_activations };
                 Box::new(Transformer::new(shape)?)
+            }
+            Self::Logistic
+            | Self::Mf { .. }
+            | Self::Fm { .. }
+            | Self::TwoTower { .. }
+            | Self::WideDeep { .. }
+            | Self::Dlrm { .. } => {
+                return Err(ModelError::new("its rows are in sparse tables, on the servers of its job"));
             }
         })
     }

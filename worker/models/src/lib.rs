@@ -16,6 +16,8 @@
 //! written once over the operators of [`paraft_compute::Device`], for all devices. [`OnCpu`], [`OnCuda`] and
 //! [`Layered`] turn a net into a [`Model`]. They keep their workspaces: after the first step of a batch size they
 //! allocate nothing.
+//!
+//! Recommenders have rows of sparse tables beside their tensors: [`SparseModel`].
 
 mod batch;
 mod classifier;
@@ -30,6 +32,7 @@ mod replay;
 mod resident;
 pub mod selftest;
 mod slice;
+mod sparse;
 mod stack;
 mod stages;
 mod transformer;
@@ -47,6 +50,9 @@ pub use paraft_compute::{CpuDevice, DeviceError};
 pub use regressor::Regressor;
 pub use resident::{Part, Resident};
 pub use slice::{NetSlice, Run, Slice, SliceRanks, Sliced, layers_of_slice};
+pub use sparse::{
+    Lookups, Predicts, SPARSE_KINDS, SparseInput, SparseModel, SparseShape, SparseTable, check_tables,
+};
 pub use stages::{Loan, Stages};
 pub use transformer::{Transformer, TransformerShape};
 

@@ -84,6 +84,8 @@ pub(crate) struct Driver {
     pub(super) most: u64,
     /// The last complete evaluation.
     pub(super) reported: Option<Reported>,
+    /// Metrics of the evaluations that this worker made alone, by their number. Some: it records only those.
+    pub(super) measured: Option<BTreeMap<u64, BTreeMap<String, f64>>>,
     /// How the servers apply gradients, if the worker pushes them.
     pub(super) descent: Option<Descent>,
     /// The learning rate that the user's loop has set instead.
@@ -147,6 +149,7 @@ impl Driver {
             trains: false,
             most: 0,
             reported: None,
+            measured: None,
             descent: None,
             rate: None,
             norm: None,

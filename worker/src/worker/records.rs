@@ -165,6 +165,13 @@ impl Driver {
         let n = e.count.max(1) as f64;
         let Scores { workers, samples, classifies, .. } = self.scores;
         let (epoch, step) = self.place_of(e.epoch);
+        let metrics = match &self.measured {
+            None => Default::default(),
+            Some(of) => match of.get(&e.epoch) {
+                Some(metrics) => metrics.clone(),
+                None => return Ok(()),
+            },
+        };
         let event = event::Eval {
             wall: wall(),
             epoch,
@@ -177,6 +184,7 @@ impl Driver {
             loss: e.loss_sum / n,
             accuracy: classifies.then(|| e.correct as f64 / n),
             count: e.count,
+            metrics,
             is_final,
         };
         Ok(self.recorder.write(&Event::Eval(event))?)

@@ -258,6 +258,7 @@ impl<'a> LeaderState<'a> {
             loss: e.loss_sum / n,
             accuracy: test.classes().filter(|_| self.job.classifies()).map(|_| e.correct as f64 / n),
             count: e.count,
+            metrics: Default::default(),
             is_final,
         };
         if let Some(c) = &self.checkpoints {

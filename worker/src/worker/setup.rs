@@ -116,6 +116,11 @@ impl Setup<'_> {
                 workers - 1
             )));
         }
+        if !job.tables.is_empty() && self.tables != job.tables_of_model() {
+            let why = "the [[table]] entries of the job file are for its built-in model; name a loop's tables in its Setup, and take \
+                       them out of the job file";
+            return Err(WorkerError::Job(why.into()));
+        }
         for (i, t) in tensors.iter().enumerate() {
             if t.is_empty() || tensors[..i].iter().any(|other| other.name == t.name) {
                 let name = &t.name;

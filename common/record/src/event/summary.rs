@@ -1,6 +1,7 @@
 //! The totals of a whole run.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The numbers of a whole run, computed by [`RunRecord::summarize`](crate::RunRecord::summarize).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,9 @@ pub struct Summary {
     pub final_loss: Option<f64>,
     /// Held-out accuracy at the end, 0 to 1.
     pub final_accuracy: Option<f64>,
+    /// Further metrics of the final evaluation, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub final_metrics: BTreeMap<String, f64>,
     /// The target of the next two fields.
     pub target_accuracy: Option<f64>,
     /// Training clock at the first evaluation at or above the target; `None` when there was none.

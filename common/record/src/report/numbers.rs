@@ -4,7 +4,7 @@
 use super::Entry;
 use super::text::{bytes, count, escape, measured, moment, number, percent, seconds};
 use crate::{Run, Summary};
-use std::fmt::Write;
+use std::{collections::BTreeSet, fmt::Write};
 
 /// The table and what its reader must know.
 pub(super) struct Table {
@@ -151,6 +151,12 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
     }
     if any(|s| s.final_accuracy.is_some()) {
         rows.push(row("Final accuracy", Best::High, &|s| s.final_accuracy.map(|a| (percent(a), a))));
+    }
+    let metrics: BTreeSet<&String> = entries.iter().flat_map(|e| e.summary.final_metrics.keys()).collect();
+    for name in metrics {
+        let best = if name == "auc" { Best::High } else { Best::Low };
+        let of = |s: &Summary| s.final_metrics.get(name).map(|x| (measured(*x), *x));
+        rows.push(row(&format!("Final {}", name.replace('_', " ")), best, &of));
     }
     let evaluated = entries.iter().all(|e| e.record.final_eval().is_some());
     let loss = if evaluated { "Final held-out loss" } else { "Final loss" };

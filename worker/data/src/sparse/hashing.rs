@@ -33,6 +33,11 @@ impl Hashing {
         Err(DataError::Option { key: "hash_bits", why: format!("{bits} is not from 1 to 64") })
     }
 
+    /// Of how many bits ids are.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
     /// The id in the common space.
     pub fn id(&self, field: usize, id: u64) -> u64 {
         // `draw` is a permutation for each seed.

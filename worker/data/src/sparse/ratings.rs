@@ -6,11 +6,13 @@
 use super::SparseBatch;
 use super::lines::{Fault, fault, number, read_samples, shown, whole};
 use crate::DataError;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a file's ids are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Ids {
     /// Whole numbers, which stay what they are.
     #[default]

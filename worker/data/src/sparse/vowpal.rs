@@ -15,6 +15,7 @@ use super::lines::{Fault, cut_at_colon, fault, number, read_samples, shown};
 use super::murmur::murmur3;
 use super::targets::{Targets, importance};
 use crate::{DataError, Task};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Vowpal Wabbit's constant feature, before it is cut to `bits`.
@@ -41,9 +42,11 @@ impl Default for VowpalOptions {
 }
 
 /// Which names are hashed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum VowpalHash {
     /// A name of digits alone is its number, added to the seed; other names are hashed.
+    #[default]
     Strings,
     /// All.
     All,

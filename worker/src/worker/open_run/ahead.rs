@@ -1,15 +1,12 @@
 //! Rows that a loop will read soon: they are pulled while it does something else.
 
 use super::{NextAction, OpenRun, misuse};
-use crate::worker::WorkerError;
-use paraft_common::{
-    BucketId, Step, TableSpec,
-    table::{MAX_PULLED_IDS, MAX_PUSH_BYTES},
+use crate::worker::{
+    WorkerError,
+    rows::{Wanted, most_per_partition},
 };
+use paraft_common::{BucketId, Step, table::MAX_PULLED_IDS};
 use std::collections::{BTreeMap, HashMap};
-
-/// Rows of partitions: for each bucket, rising, the ids.
-pub(super) type Wanted = Vec<(BucketId, Vec<u64>)>;
 
 /// A pull of rows that was asked for and is not complete.
 #[derive(Debug)]
@@ -75,12 +72,6 @@ impl Ahead {
         }
         missing
     }
-}
-
-/// The most rows of one partition in a pull of all partitions of a table.
-pub(super) fn most_per_partition(spec: &TableSpec) -> usize {
-    let most = MAX_PULLED_IDS.min(MAX_PUSH_BYTES / (4 * spec.dim)) / (spec.partitions as usize).max(1);
-    most.max(1)
 }
 
 impl OpenRun {

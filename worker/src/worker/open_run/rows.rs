@@ -1,17 +1,9 @@
 //! Rows of sparse tables: a loop pulls those that a minibatch names, and adds their gradients to the step.
 
-use super::{
-    NextAction, OpenRun,
-    ahead::{Wanted, most_per_partition},
-    misuse,
-};
-use crate::worker::{Job, WorkerError};
+use super::{NextAction, OpenRun, misuse};
+use crate::worker::{Job, WorkerError, rows};
 use paraft_client::Pulled;
-use paraft_common::{
-    BucketId, Step, TableSpec,
-    table::{ID_BYTES, MAX_PUSH_BYTES},
-};
-use std::collections::BTreeMap;
+use paraft_common::{Step, TableSpec};
 
 /// The tables of a loop, and the gradients of the current step.
 #[derive(Debug, Default)]
@@ -106,42 +98,18 @@ impl OpenRun {
         if missing.is_empty() {
             return self.ask_ahead();
         }
-        let partitions = self.driver.layout.partitions(table);
-        // For each partition the ids, and their places in `ids`.
-        let mut by_partition: BTreeMap<u32, (Vec<u64>, Vec<u32>)> = BTreeMap::new();
-        for at in missing {
-            let id = ids[at as usize];
-            let of = by_partition.entry(spec.partition_of(id)).or_default();
-            of.0.push(id);
-            of.1.push(at);
-        }
-        let most = most_per_partition(&spec);
-        let mut from = 0;
-        while by_partition.values().any(|(ids, _)| ids.len() > from) {
-            let part = |ids: &[u64]| ids.iter().skip(from).take(most).copied().collect::<Vec<_>>();
-            let wanted = by_partition.iter().map(|(p, (ids, places))| (*p, part(ids), places));
-            let wanted: Vec<_> = wanted.filter(|(_, ids, _)| !ids.is_empty()).collect();
-            let places: Vec<&[u32]> = wanted.iter().map(|(_, _, places)| &places[from..]).collect();
-            let asked: Wanted =
-                wanted.iter().map(|(p, ids, _)| (BucketId(partitions.start + p), ids.clone())).collect();
-            let done = self.driver.done();
-            let take = |place: usize, rows: &[f32]| {
-                for (at, row) in places[place].iter().zip(rows.chunks_exact(dim)) {
-                    values[*at as usize * dim..][..dim].copy_from_slice(row);
-                }
-            };
-            let pulled = self.driver.client.pull_rows(done, asked.clone(), self.into.buffer()?, take);
-            // The same pull would bring only the rest, and this caller's values are gone.
-            let pulled = pulled.inspect_err(|_| self.ahead.cut_off(asked))?;
-            if !pulled.rejoined {
-                from += most;
-                continue;
-            }
-            // All weights have come, and no row: read from the beginning, at the step from which it continues.
-            self.landed_elsewhere(pulled)?;
-            return self.rows(table, ids, values);
-        }
-        self.ask_ahead()
+        let into = self.into.buffer()?;
+        // The same pull would bring only the rest, and this caller's values are gone.
+        let pulled = rows::pull(&mut self.driver, (table, &spec), (ids, missing), values, into).map_err(
+            |(why, asked)| {
+                self.ahead.cut_off(asked);
+                why
+            },
+        )?;
+        let Some(pulled) = pulled else { return self.ask_ahead() };
+        // All weights have come: read from the beginning, at the step from which it continues.
+        self.landed_elsewhere(pulled)?;
+        self.rows(table, ids, values)
     }
 
     /// This worker had been taken out: all weights have come, and it continues from another step.
@@ -172,16 +140,7 @@ impl OpenRun {
         }
         let all = ([&given.0, ids].concat(), [&given.1, gradients].concat());
         let summed = summed(&all.0, &all.1, spec.dim);
-        let most = MAX_PUSH_BYTES / (ID_BYTES + 4 * spec.dim);
-        let mut counts = vec![0; spec.partitions as usize];
-        summed.0.iter().for_each(|id| counts[spec.partition_of(*id) as usize] += 1);
-        if let Some(rows) = counts.into_iter().find(|rows| *rows > most) {
-            return Err(misuse(format!(
-                "a step with {rows} rows for one partition of table `{}`, and a push holds {most}: give the table more \
-                 partitions, or make the minibatch smaller",
-                spec.name
-            )));
-        }
+        rows::check(spec, &summed.0)?;
         *given = summed;
         Ok(())
     }
@@ -199,15 +158,7 @@ impl OpenRun {
         }
         for (table, spec) in self.tables.specs.iter().enumerate() {
             let (ids, values) = std::mem::take(&mut self.tables.given[table]);
-            let mut parts = vec![(Vec::new(), Vec::new()); spec.partitions as usize];
-            for (id, grad) in ids.iter().zip(values.chunks_exact(spec.dim)) {
-                let part = &mut parts[spec.partition_of(*id) as usize];
-                part.0.push(*id);
-                part.1.extend_from_slice(grad);
-            }
-            for (bucket, (ids, values)) in self.driver.layout.partitions(table).zip(parts) {
-                self.driver.client.push_rows(BucketId(bucket), step, &ids, &values);
-            }
+            rows::push(&mut self.driver, (table, spec), step, (&ids, &values));
         }
     }
 }
