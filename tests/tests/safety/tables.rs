@@ -55,9 +55,6 @@ fn step(run: &mut OpenRun, rank: u32, step: u64) -> Result<()> {
     run.rows(0, &ids, &mut rows)?;
     let gradients: Vec<f32> = rows.chunks(DIM).flat_map(|row| gradient(row, step)).collect();
     run.add_rows(0, &ids, &gradients)?;
-    if step % 2 == 0 {
-        run.prefetch(0, &named(rank, step + 1))?;
-    }
     run.ready(0, &[0.1, 0.2])?;
     run.step(0.0, 1)?;
     Ok(())
