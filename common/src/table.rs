@@ -57,7 +57,7 @@ pub struct TableSpec {
     /// The values of a row before its first update.
     #[serde(default)]
     pub init: RowInit,
-    /// Seeds `init`. Default 0.
+    /// Seeds `init`, together with the name. Default 0.
     #[serde(default)]
     pub seed: u64,
     /// How a row's gradient changes it.
@@ -241,7 +241,9 @@ impl TableSpec {
     /// If `values` is not `dim` long.
     pub fn initial(&self, id: u64, values: &mut [f32]) {
         assert_eq!(values.len(), self.dim);
-        self.init.fill(self.seed, id, values);
+        // Of two tables, equal ids begin with different values.
+        let name = self.name.bytes().fold(self.seed, |key, byte| hash_id(key ^ u64::from(byte)));
+        self.init.fill(name, id, values);
         self.dtype.nearest(values);
     }
 }

@@ -62,7 +62,7 @@ fn sum_adds_rows_of_one_id_in_the_pushes_order() {
 }
 
 #[test]
-fn initial_values_depend_on_seed_and_id_alone() {
+fn initial_values_depend_on_seed_table_and_id_alone() {
     let kinds = [RowInit::Uniform { range: 0.5 }, RowInit::Normal { std: 2.0 }];
     for init in kinds {
         let row = |seed, id| {
@@ -72,6 +72,11 @@ fn initial_values_depend_on_seed_and_id_alone() {
         };
         assert_eq!(row(1, 7), row(1, 7));
         assert!(row(1, 7) != row(2, 7) && row(1, 7) != row(1, 8));
+        let (mut here, mut there) = ([0f32; 8], [0f32; 8]);
+        let other = TableSpec { name: "other".into(), init, ..table(8) };
+        TableSpec { init, ..table(8) }.initial(7, &mut here);
+        other.initial(7, &mut there);
+        assert!(here != there, "the table counts");
         let all: Vec<f64> = (0..20_000).flat_map(|id| row(3, id)).map(f64::from).collect();
         let n = all.len() as f64;
         let mean = all.iter().sum::<f64>() / n;
