@@ -50,14 +50,14 @@ fn rows_are_read_as_written_and_others_refused() {
 #[test]
 fn sum_adds_rows_of_one_id_in_the_pushes_order() {
     let push = |ids: &[u64], values: &[f32]| Rows::of(&put_rows(ids, values, 1), 1).expect("rows");
-    // Not associative in f32: (1e8 + 1) - 1e8 is 0, 1e8 - 1e8 + 1 is 1.
+    // Not associative in f32: 1e8 - 1e8 + 1 is 1, and 1 - 1e8 + 1e8 is 0.
     let sum = Rows::sum(&[
         push(&[1, 5], &[1e8, 7.0]),
         push(&[5], &[1.0]),
-        push(&[1, 9], &[1.0, 3.0]),
-        push(&[1], &[-1e8]),
+        push(&[1, 9], &[-1e8, 3.0]),
+        push(&[1], &[1.0]),
     ]);
-    assert_eq!(sum, put_rows(&[1, 5, 9], &[0.0, 8.0, 3.0], 1));
+    assert_eq!(sum, put_rows(&[1, 5, 9], &[1.0, 8.0, 3.0], 1));
     assert_eq!(Rows::sum(&[]), Payload::EMPTY);
 }
 
