@@ -41,8 +41,8 @@ pub struct TableSpec {
     /// Parts that are pushed, applied and stored by themselves, 1 to [`MAX_PARTITIONS`]. Default 16.
     #[serde(default = "default_partitions")]
     pub partitions: u32,
-    /// Upper bound on rows, and the memory that servers reserve. Rows are spread evenly over partitions, each of which
-    /// holds its share and a few more.
+    /// Rows for which servers reserve memory. A hash spreads rows over partitions; each has room for its even share `s` and
+    /// `6 * sqrt(s) + 8` more, the hash's deviations.
     pub max_rows: u64,
     /// What happens when a new id comes to a full partition.
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct TableSpec {
     /// An id becomes a row at this many updates that name it, 1 to 255; the gradients of those before are dropped and
     /// counted, and reading gives its initial values. Default 1.
     #[serde(default = "one")]
-    pub min_count: u8,
+    pub min_count: u32,
     /// The form of the weights in memory.
     #[serde(default)]
     pub dtype: RowType,
@@ -109,7 +109,7 @@ fn default_partitions() -> u32 {
     16
 }
 
-fn one() -> u8 {
+fn one() -> u32 {
     1
 }
 
@@ -168,8 +168,18 @@ impl TableSpec {
         if self.name.is_empty() || self.name.len() > 100 || !self.name.chars().all(fine) {
             return bad("its name is not 1 to 100 letters, digits, `_`, `-` and `.`".into());
         }
-        if self.min_count == 0 {
-            return bad("min_count 0 is not within 1 to 255".into());
+        if self.name.starts_with('.') {
+            return bad("its name begins with a dot".into());
+        }
+        if !(1..=255).contains(&self.min_count) {
+            return bad(format!("min_count {} is not within 1 to 255", self.min_count));
+        }
+        if self.dtype == RowType::F16 && self.init.size() > MAX_F16 {
+            return bad(format!(
+                "init has values up to {}, and an f16 at most {}",
+                self.init.size(),
+                MAX_F16
+            ));
         }
         if self.dtype != RowType::F32 && !self.dim.is_multiple_of(2) {
             return bad(format!("dim {} is odd; with dtype bf16 or f16 it is even", self.dim));
@@ -177,6 +187,12 @@ impl TableSpec {
         if let Some(expire) = self.expire {
             if !(1..=1 << 31).contains(&expire.after) {
                 return bad(format!("expire.after {} is not within 1 to 2^31", expire.after));
+            }
+            if expire.keep_at_least >= self.max_rows {
+                return bad(format!(
+                    "expire.keep_at_least {} is not below max_rows, {}: no row would ever expire",
+                    expire.keep_at_least, self.max_rows
+                ));
             }
             if let Some(norm) = expire.norm_below
                 && !(norm > 0.0 && norm.is_finite())
@@ -199,6 +215,11 @@ impl TableSpec {
     pub fn partition_rows(&self) -> u64 {
         let even = self.max_rows.div_ceil(u64::from(self.partitions.max(1)));
         if self.partitions <= 1 { even } else { even + 6 * even.isqrt() + 8 }
+    }
+
+    /// What its rows are, for people: `16 values, bf16, adagrad`. Rows of one kind fit tables of the same.
+    pub fn kind_of_rows(&self) -> String {
+        format!("{} values, {}, {}", self.dim, self.dtype.name(), self.optimizer.kind())
     }
 
     /// State values of a row, behind its weights.
@@ -262,6 +283,8 @@ pub const INDEX_ENTRY_BYTES: u64 = 8;
 pub const COUNTS: u64 = 4;
 /// Bytes of what a partition knows of a removed row.
 const REMOVED_BYTES: u64 = 48;
+/// The largest f16.
+const MAX_F16: f32 = 65_504.0;
 const MAX_PARTITION_ROWS: u64 = 1 << 31;
 
 /// Entries of the index of a partition of so many rows: a power of two, at most five eighths full.

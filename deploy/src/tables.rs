@@ -26,6 +26,9 @@ use std::{
 /// Rows of an import that are read at a time.
 const IMPORT_ROWS: u64 = 1 << 14;
 
+/// What to do where a server or this program cannot say what has changed.
+const ALL: &str = "export all rows: leave --since out";
+
 #[derive(Args)]
 pub struct TableArgs {
     #[command(subcommand)]
@@ -380,15 +383,17 @@ fn export(named: &Named, to: &Path, since: Option<&Path>) -> Result<i32, Failure
     let before = since.map(Export::manifest).transpose()?;
     let from = |why: &str| {
         let folder = since.unwrap_or(to).join(EXPORT_FILE);
-        Failure::new(exit::CONFIG, format!("{}: {why}", folder.display()))
-            .help("export all rows: leave --since out")
+        Failure::new(exit::CONFIG, format!("{}: {why}", folder.display())).help(ALL)
     };
     let shards = at.shards()?;
     let mut into = Exports(ExportWriter::create(to)?);
     let (mut table, mut foundings, mut versions) = (None, BTreeMap::new(), BTreeMap::new());
     for shard in shards {
         let old = before.as_ref().map(|b| b.versions.clone()).unwrap_or_default();
-        let read = at.read(shard, &[], &old.into_iter().collect(), &mut into)?;
+        let read = at.read(shard, &[], &old.into_iter().collect(), &mut into);
+        // The server may have forgotten which rows were removed since.
+        let read =
+            read.map_err(|e| if before.is_some() && e.code() == exit::CONFIG { e.help(ALL) } else { e })?;
         if let Some(before) = &before {
             let same = before.foundings.get(&shard) == Some(&read.founding);
             if before.job != named.job || before.table != read.table || !same {
@@ -424,7 +429,8 @@ fn is_export(folder: &Path) -> Result<(), Failure> {
     if fs::metadata(folder.join(EXPORT_FILE)).is_ok_and(|m| m.is_file()) {
         return Ok(());
     }
-    let why = format!("{}: is no export of a table", folder.display());
+    let what = if folder.exists() { "is no export of a table" } else { "there is no such folder" };
+    let why = format!("{}: {what}", folder.display());
     Err(Failure::new(exit::DATA, why).help("paraft table export makes one"))
 }
 
@@ -434,19 +440,10 @@ fn import(named: &Named, from: &Path) -> Result<i32, Failure> {
     let servers = named.fleet.to_change()?.servers()?;
     let at = named.at(&servers);
     let there = places(&at)?;
-    let kind = |t: &TableSpec| (t.dim, t.dtype, t.slots(), std::mem::discriminant(&t.optimizer));
     let of = &export.manifest.table;
-    if kind(of) != kind(&there.0) {
-        let why = format!(
-            "{}: has rows of {} values ({:?}) and {:?}, the table of {} ({:?}) and {:?}",
-            from.display(),
-            of.dim,
-            of.dtype,
-            of.optimizer,
-            there.0.dim,
-            there.0.dtype,
-            there.0.optimizer
-        );
+    if of.kind_of_rows() != there.0.kind_of_rows() {
+        let (here, there) = (of.kind_of_rows(), there.0.kind_of_rows());
+        let why = format!("{}: has rows of {here}, and the table rows of {there}", from.display());
         return Err(Failure::new(exit::CONFIG, why));
     }
     let gone: Vec<(u64, [u8; 8])> = export.removed.iter().map(|id| (*id, id.to_le_bytes())).collect();

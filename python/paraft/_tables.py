@@ -34,7 +34,8 @@ class Table:
         Args:
             name: unique in the job: letters, digits, ``_``, ``-`` and ``.``.
             dim: values of a row, 1 to 1024.
-            max_rows: upper bound on rows, for which the servers reserve memory.
+            max_rows: rows for which the servers reserve memory. Each partition has room for its even share ``s`` and
+                ``6 * sqrt(s) + 8`` more.
             optimizer: ``{"kind": "adagrad", "lr": 0.05}``. The kinds are ``sgd``, ``adagrad`` (``eps``),
                 ``rowwise-adagrad`` (``eps``), ``ftrl`` (``beta``, ``l1``, ``l2``; needs ``init`` ``zeros``) and ``adam``
                 (``beta1``, ``beta2``, ``eps``). Adam is lazy: a step changes the rows that it names, and a row's bias
@@ -47,7 +48,7 @@ class Table:
             min_count: an id becomes a row at this many updates that name it, 1 to 255; the gradients of those before are
                 dropped.
             expire: which rows are removed though there is room: ``{"after": 100_000}``, those that so many updates in a row
-                did not name; with ``"norm_below": 0.01`` only those whose L2 norm is below it, and with ``"keep_at_least":
+                did not name, some of them later; with ``"norm_below": 0.01`` only those whose L2 norm is below it, and with ``"keep_at_least":
                 1000`` the table keeps so many rows. None: no rows.
             dtype: the form of the weights on the servers: ``f32``, ``bf16`` or ``f16``; they are pulled as float32.
 
@@ -64,11 +65,15 @@ class Table:
             ("partitions", partitions, int, "16"),
             ("full", full, str, '"evict"'),
             ("min_count", min_count, int, "2"),
-            ("expire", expire or {}, Mapping, '{"after": 100_000}'),
+            ("expire", {} if expire is None else expire, Mapping, '{"after": 100_000}'),
             ("dtype", dtype, str, '"bf16"'),
         ):
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"table {name!r}: {what} is {value!r}; it is written like {example}")
+        numbers = {"dim": dim, "max_rows": max_rows, "seed": seed, "partitions": partitions, "min_count": min_count}
+        for what, number in numbers.items():
+            if not 0 <= number < 2**63:
+                raise ConfigError(f"table {name!r}: {what} is {number}; it is a number from 0 to 2^63 - 1")
         self.name, self.dim = name, dim
         self._lr: Optional[float] = None
         self._spec = {

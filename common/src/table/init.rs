@@ -46,6 +46,15 @@ impl RowInit {
         if fine { Ok(()) } else { Err(format!("init.{name} {size} is no finite number from 0")) }
     }
 
+    /// The largest value that a row may have.
+    pub(super) fn size(&self) -> f32 {
+        match self {
+            Self::Zeros => 0.0,
+            Self::Uniform { range } => *range,
+            Self::Normal { std } => 6.0 * std,
+        }
+    }
+
     /// Writes the values of a row.
     pub(super) fn fill(&self, seed: u64, id: u64, values: &mut [f32]) {
         let key = hash_id(hash_id(seed) ^ id);

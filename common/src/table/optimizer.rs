@@ -94,6 +94,17 @@ pub struct RowRate {
 }
 
 impl RowOptimizer {
+    /// Its name, as a job has it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "sgd",
+            Self::Adagrad { .. } => "adagrad",
+            Self::RowwiseAdagrad { .. } => "rowwise-adagrad",
+            Self::Ftrl { .. } => "ftrl",
+            Self::Adam { .. } => "adam",
+        }
+    }
+
     /// The base rate.
     pub fn lr(&self) -> f64 {
         match self {

@@ -29,11 +29,12 @@ impl RowType {
         }
     }
 
-    /// Bytes of a weight.
-    pub fn bytes(self) -> usize {
+    /// Its name, as a job has it.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
         }
     }
 

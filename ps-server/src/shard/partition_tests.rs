@@ -23,7 +23,7 @@ fn spec(max_rows: u64, full: WhenFull, optimizer: RowOptimizer) -> Arc<TableSpec
 /// As [`spec`], with the rest of what a table can be.
 fn spec_of(
     max_rows: u64,
-    (full, min_count, dtype): (WhenFull, u8, RowType),
+    (full, min_count, dtype): (WhenFull, u32, RowType),
     expire: Option<Expire>,
     optimizer: RowOptimizer,
 ) -> Arc<TableSpec> {
@@ -215,7 +215,7 @@ proptest! {
         optimizer in optimizers(),
         max in prop_oneof![Just(1u64), Just(17), Just(64), Just(100_000)],
         full in prop_oneof![Just(WhenFull::Evict), Just(WhenFull::Refuse)],
-        min_count in prop_oneof![3 => Just(1u8), 1 => 2..4u8],
+        min_count in prop_oneof![3 => Just(1u32), 1 => 2..4u32],
         dtype in prop_oneof![2 => Just(RowType::F32), 1 => Just(RowType::Bf16), 1 => Just(RowType::F16)],
         expire in expire(),
     ) {

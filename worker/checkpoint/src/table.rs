@@ -31,14 +31,15 @@ pub fn file_name(table: &str) -> String {
 
 /// Why tables of a checkpoint are not those of a job.
 pub(crate) fn differences(old: &[TableSpec], new: &[TableSpec]) -> Vec<String> {
-    let kind = |t: &TableSpec| (t.dim, t.dtype, t.slots(), std::mem::discriminant(&t.optimizer));
     let mut found = Vec::new();
     for t in new {
         match old.iter().find(|o| o.name == t.name) {
             None => found.push(format!("the job's table `{}` is not in it", t.name)),
-            Some(o) if kind(o) != kind(t) => found.push(format!(
-                "table `{}` has rows of {} values ({:?}) and {:?} in it, the job's of {} ({:?}) and {:?}",
-                t.name, o.dim, o.dtype, o.optimizer, t.dim, t.dtype, t.optimizer
+            Some(o) if o.kind_of_rows() != t.kind_of_rows() => found.push(format!(
+                "table `{}` has rows of {} in it, the job's of {}",
+                t.name,
+                o.kind_of_rows(),
+                t.kind_of_rows()
             )),
             Some(_) => {}
         }

@@ -109,7 +109,7 @@ impl History {
 
     /// Counts an id that is no row; whether it becomes one now.
     pub fn admits(&mut self, spec: &TableSpec, id: u64) -> bool {
-        self.counts.as_mut().is_none_or(|counts| counts.add(id) >= spec.min_count)
+        self.counts.as_mut().is_none_or(|counts| u32::from(counts.add(id)) >= spec.min_count)
     }
 
     /// Notes that a row was removed.
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn spec(min_count: u8) -> TableSpec {
+    fn spec(min_count: u32) -> TableSpec {
         TableSpec { partitions: 1, min_count, ..TableSpec::new("t", 1, 64) }
     }
 
@@ -230,11 +230,11 @@ mod tests {
         #[test]
         fn id_is_admitted_at_the_latest_when_it_was_named_often_enough(
             ids in prop::collection::vec(0..40u64, 0..900),
-            min_count in 2..6u8,
+            min_count in 2..6u32,
         ) {
             let spec = spec(min_count);
             let mut history = History::new(&spec).expect("memory");
-            let mut named: HashMap<u64, u8> = HashMap::new();
+            let mut named: HashMap<u64, u32> = HashMap::new();
             for id in ids {
                 let count = named.entry(id).or_default();
                 *count = count.saturating_add(1);
