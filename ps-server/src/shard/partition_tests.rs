@@ -27,6 +27,7 @@ fn spec_of(
     expire: Option<Expire>,
     optimizer: RowOptimizer,
 ) -> Arc<TableSpec> {
+    let expire = expire.filter(|expire| expire.keep_at_least < max_rows);
     let of = (*spec(max_rows, full, optimizer)).clone();
     let spec = TableSpec { min_count, dtype, expire, ..of };
     spec.check().expect("a table");
