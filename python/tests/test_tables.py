@@ -60,9 +60,10 @@ def test_lock_step_gives_the_rows_of_one_process(start_fleet: Any, run_workers: 
         assert torch.equal(first[case], again[case]) and torch.equal(last[case], other[case]), f"{case}: both workers read the same"
         should, m = tables.trained_by_torch(case, first[case], 2, STEPS)
         assert float((last[case] - first[case]).abs().max()) > 0.05, f"{case}: it trains"
-        assert all(torch.allclose(dense[case][k], v, atol=1e-6) for k, v in m.dense.state_dict().items()), case
         # Adam divides out a gradient's size, and makes much of one that is nothing but rounding.
-        within = {"sgd": 5e-7, "adam": 1e-5}.get(tables.CASES[case][1]["kind"], 1e-6)
+        within = {"sgd": 5e-7, "adam": 3e-5}.get(tables.CASES[case][1]["kind"], 1e-6)
+        off = {k: float((dense[case][k] - v).abs().max()) for k, v in m.dense.state_dict().items()}
+        assert max(off.values()) <= max(within, 1e-6), (case, off)
         apart[case] = float((last[case] - should).abs().max()) / within
     assert max(apart.values()) <= 1, apart
 
