@@ -59,6 +59,7 @@ CANNOT = [
     ("docs/operations.md", "paraft data", "needs damaged replicas: deploy/tests/cli/operator.rs"),
     ("docs/simulator.md", "paraft simulate JOB --workers 16", SHAPE),
     ("docs/slurm.md", "", "needs Slurm: tests/engines runs it"),
+    ("docs/tables.md", "paraft table ls JOB", SHAPE),
     ("docs/tables.md", "verify ledger", "kills for minutes: deploy/tests/cli/verify.rs has shorter ones"),
     ("docs/testing.md", "", "they are tests"),
     ("docs/trackers.md", "mlflow server", "needs MLflow: tests/engines runs it"),
