@@ -276,18 +276,7 @@ fn shards(of: &[&ShardStatus], digest: bool) -> Table {
 
 /// The sparse tables of a job, over all its shards; `None`: it has none.
 pub(crate) fn tables(of: &[&ShardStatus]) -> Option<Table> {
-    let mut all: BTreeMap<&str, TableStatus> = BTreeMap::new();
-    for s in of.iter().flat_map(|s| &s.tables) {
-        let sum = all.entry(&s.name).or_default();
-        sum.rows += s.rows;
-        sum.created += s.created;
-        sum.evicted += s.evicted;
-        sum.expired += s.expired;
-        sum.revived += s.revived;
-        sum.refused += s.refused + s.too_rare;
-        sum.bytes += s.bytes;
-        sum.most += s.most;
-    }
+    let all = paraft_dashboard::facts::tables(of.iter().copied());
     let mut t = table::plain(vec![
         "table",
         "rows",
@@ -299,10 +288,9 @@ pub(crate) fn tables(of: &[&ShardStatus]) -> Option<Table> {
         "gradients dropped",
         "memory",
     ]);
-    for (name, s) in &all {
-        let numbers =
-            [s.rows, s.most, s.created, s.revived, s.evicted, s.expired, s.refused].map(|n| n.to_string());
-        let row = [name.to_string()].into_iter().chain(numbers);
+    for s in &all {
+        let numbers = [s.rows, s.most, s.created, s.revived, s.evicted, s.expired, s.dropped];
+        let row = [s.name.clone()].into_iter().chain(numbers.map(|n| n.to_string()));
         t.add_row(row.chain([Bytes(s.bytes).to_string()]));
     }
     (!all.is_empty()).then_some(t)

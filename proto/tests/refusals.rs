@@ -75,7 +75,7 @@ fn each_mistake_has_a_kind_and_a_text_of_its_own() {
 }
 
 #[test]
-fn what_is_refused_of_a_partition_names_its_table_and_is_otherwise_the_same() {
+fn refusal_of_a_partition_names_its_table() {
     let of = K::NotFinite { bucket: BucketId(3), step: Step(4) };
     let named = K::OfTable { table: "items".into(), partition: 2, of: Box::new(of.clone()) };
     assert_eq!((named.wire(), named.advice()), (of.wire(), of.advice()));

@@ -39,7 +39,7 @@ def table(case: str) -> paraft.torch.Table:
     """Its table, named as the case is."""
     rule = CASES[case][1]
     init = {"kind": "zeros"} if rule["kind"] == "ftrl" else {"kind": "normal", "std": 0.3}
-    return paraft.torch.Table(case.replace(" ", "-"), DIM, max_rows=1000, optimizer=rule, init=init, partitions=3)
+    return paraft.torch.Table(case.replace(" ", "-"), DIM, max_rows=1000, optimizer=rule, init=init, seed=2, partitions=3)
 
 
 class Net(nn.Module):

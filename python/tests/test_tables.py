@@ -61,9 +61,9 @@ def test_lock_step_gives_the_rows_of_one_process(start_fleet: Any, run_workers: 
         should, m = tables.trained_by_torch(case, first[case], 2, STEPS)
         assert float((last[case] - first[case]).abs().max()) > 0.05, f"{case}: it trains"
         # Adam divides out a gradient's size, and makes much of one that is nothing but rounding.
-        within = {"sgd": 5e-7, "adam": 3e-5}.get(tables.CASES[case][1]["kind"], 1e-6)
+        within = {"sgd": 5e-7, "adam": 1e-5}.get(tables.CASES[case][1]["kind"], 1e-6)
         off = {k: float((dense[case][k] - v).abs().max()) for k, v in m.dense.state_dict().items()}
-        assert max(off.values()) <= max(within, 1e-6), (case, off)
+        assert max(off.values()) <= 1e-6, (case, off)
         apart[case] = float((last[case] - should).abs().max()) / within
     assert max(apart.values()) <= 1, apart
 

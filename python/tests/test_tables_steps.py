@@ -86,7 +86,7 @@ def test_scaled_and_clipped_steps_are_those_of_one_process(kind: str, mode: str,
     for rank in range(workers):
         first, last, dense, seen = torch.load(tmp_path / f"{rank}.pt")
         should, m, norms = by_torch(kind, first, workers)
-        assert float((last - first).abs().max()) > 0.01, "it trains"
+        assert float((last - first).abs().max()) > 0.02, "it trains"
         assert float((last - should).abs().max()) < 1e-5
         assert all(torch.allclose(dense[k], v, atol=1e-5) for k, v in m.dense.state_dict().items())
         assert seen[-1] == norms[-1]

@@ -13,7 +13,7 @@ use std::{
 
 mod job;
 
-pub use job::{Evaluated, Job, Member, Wait};
+pub use job::{Evaluated, Job, Member, Table, Wait, tables};
 
 /// A server that does not answer in this time counts as stopped or gone.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(1500);

@@ -65,7 +65,7 @@ fn naive(workers: usize) -> (f64, BTreeMap<u64, f64>) {
 }
 
 #[test]
-fn logistic_regression_has_the_rows_and_the_bias_of_a_plain_loop() {
+fn logistic_regression_equals_a_plain_loop() {
     for workers in [1, 2] {
         let scratch = tempfile::tempdir().expect("scratch");
         let body = format!("{LOGISTIC}workers = {workers}\n{CLUSTER}");
@@ -118,7 +118,7 @@ fn clicks(mode: &str) -> String {
 }
 
 #[test]
-fn a_killed_leader_a_switched_mode_and_a_killed_worker_do_not_stop_a_recommender() {
+fn recommender_survives_kills_and_a_switched_mode() {
     for mode in ["bsp", "ssp:4", "asp"] {
         let l = Launcher::training(&clicks(mode), 3);
         let dir = l.run_dir.to_str().expect("utf-8").to_string();

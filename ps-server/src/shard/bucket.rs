@@ -310,7 +310,7 @@ impl Bucket {
         if let Err(why) = rows.check_edit(put, &bytes) {
             return Ok(Err(why));
         }
-        // Whoever has read this version must see the change as a later one.
+        // A reader of this version must see the change as a later one.
         rows.edit(token, put, &bytes, data.version.0 + 1).map(Ok)
     }
 

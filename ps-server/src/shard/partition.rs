@@ -89,6 +89,12 @@ struct Store {
 }
 
 impl Store {
+    /// The images that have readers.
+    fn read_images(&mut self) -> Vec<Arc<SavedRows>> {
+        self.images.retain(|saved| saved.strong_count() > 0);
+        self.images.iter().filter_map(Weak::upgrade).collect()
+    }
+
     fn row(words: &[f32], len: usize, slot: u32) -> &[f32] {
         &words[slot as usize * len..][..len]
     }
@@ -221,16 +227,12 @@ impl Partition {
         }
         let bytes = rows.to_bytes();
         self.check_rows(&bytes)?;
-        store.images.retain(|saved| saved.strong_count() > 0);
-        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
+        let images = store.read_images();
         for row in bytes.chunks_exact(len * 4) {
             let (words, _) = row.as_chunks::<4>();
             let word = |i: usize| u64::from(u32::from_le_bytes(words[i]));
             let (id, touched) = (word(0) | word(1) << 32, word(3));
-            let inserted = self.insert(&images, store, (id, touched)).map_err(|e| e.to_string())?;
-            let Some(slot) = inserted else { continue };
-            let into = &mut store.words[slot as usize * len..][..len];
-            into.iter_mut().zip(words).for_each(|(v, bytes)| *v = f32::from_bits(u32::from_le_bytes(*bytes)));
+            self.put(&images, store, (id, None), row, touched).map_err(|e| e.to_string())?;
         }
         store.header.parts += 1;
         Ok(true)

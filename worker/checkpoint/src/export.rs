@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_export_is_refused_and_an_abandoned_one_leaves_nothing() {
+    fn damaged_export_is_refused_and_abandoned_one_removed() {
         let scratch = tempfile::tempdir().expect("scratch");
         let to = scratch.path().join("out");
         drop(ExportWriter::create(&to).expect("created"));

@@ -16,7 +16,7 @@
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
 //! - `orders`: a user's orders to one server.
-//! - `rows`: rows of tables for who does not train.
+//! - `rows`: rows of tables, for readers and operators.
 //! - `pool`: buffers for payloads.
 //! - `initial`: the state that the servers receive if they have no weights yet.
 //! - [`error`]: the errors, by cause.

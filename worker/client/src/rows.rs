@@ -1,5 +1,4 @@
-//! Rows of a table on one shard, from any server that has a replica of it: read by whoever does not train, and changed by
-//! people.
+//! Rows of a table on one shard: readers get them from any server with a replica, an operator changes them at the leader.
 
 use crate::connect::{Transport, channel, shards};
 use bytes::Bytes;

@@ -219,7 +219,8 @@ pub(super) fn job(info: &JobInfo, led: &BTreeMap<(u32, u32), &ShardStatus>) -> J
     }
 }
 
-fn tables<'a>(shards: impl Iterator<Item = &'a ShardStatus>) -> Vec<Table> {
+/// The tables of a job, over these of its shards.
+pub fn tables<'a>(shards: impl Iterator<Item = &'a ShardStatus>) -> Vec<Table> {
     let mut all: BTreeMap<&str, Table> = BTreeMap::new();
     for t in shards.flat_map(|s| &s.tables) {
         let sum = all.entry(&t.name).or_insert_with(|| Table { name: t.name.clone(), ..Table::default() });

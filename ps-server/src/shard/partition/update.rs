@@ -5,7 +5,7 @@ use crate::raft::ApplyError;
 use paraft_common::table::{
     Expire, ID_BYTES, ROW_HEAD_WORDS, RowRate, RowType, Rows, WhenFull, hash_id, rounding_key,
 };
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Slots among which a full partition finds the row to evict.
 const EVICTION_WINDOW: u32 = 8;
@@ -21,8 +21,7 @@ impl Partition {
         let len = self.row_len();
         let mut guard = self.store.write();
         let store = &mut *guard;
-        store.images.retain(|saved| saved.strong_count() > 0);
-        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
+        let images = store.read_images();
         let touched = f32::from_bits(version as u32);
         let (mut ids, mut values) = (rows.ids(), rows.values());
         let mut batch = Vec::with_capacity(BATCH);
@@ -215,8 +214,7 @@ impl Partition {
         if let Some(rows) = store.history.edited(token) {
             return Ok(rows);
         }
-        store.images.retain(|saved| saved.strong_count() > 0);
-        let images: Vec<Arc<SavedRows>> = store.images.iter().filter_map(Weak::upgrade).collect();
+        let images = store.read_images();
         let mut changed = 0;
         let size = if put { self.row_len() * 4 } else { ID_BYTES };
         for row in bytes.chunks_exact(size) {
@@ -237,7 +235,7 @@ impl Partition {
     }
 
     /// Writes a row; `false`: it has no room.
-    fn put(
+    pub(super) fn put(
         &self,
         images: &[Arc<SavedRows>],
         store: &mut Store,

@@ -17,22 +17,6 @@ impl Factors {
     pub fn new(shape: SparseShape, dim: usize, l2: f32) -> Self {
         Self { dim, l2, mean: shape.mean, scores: Vec::new() }
     }
-
-    fn forward(
-        &self,
-        params: &[f32],
-        rows: &[Vec<f32>],
-        input: &SparseInput,
-        scores: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
-        scores.clear();
-        for (user, item) in pairs(input) {
-            let (user, item) = (row(&rows[0], user?, self.dim), row(&rows[1], item?, self.dim));
-            let products: f32 = user[1..].iter().zip(&item[1..]).map(|(p, q)| p * q).sum();
-            scores.push(params[0] + user[0] + item[0] + products);
-        }
-        Ok(())
-    }
 }
 
 /// The `place`th row.
@@ -76,7 +60,7 @@ impl SparseModel for Factors {
         row_grads: &mut [Vec<f32>],
     ) -> Result<f32, ModelError> {
         let mut slopes = std::mem::take(&mut self.scores);
-        self.forward(params, rows, input, &mut slopes)?;
+        self.scores(params, rows, input, &mut slopes)?;
         let mut loss = f64::from(loss::mean(Predicts::Numbers, input, &mut slopes));
         grads[0] = slopes.iter().sum();
         let [of_users, of_items] = row_grads else {
@@ -108,6 +92,12 @@ impl SparseModel for Factors {
         input: &SparseInput,
         scores: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        self.forward(params, rows, input, scores)
+        scores.clear();
+        for (user, item) in pairs(input) {
+            let (user, item) = (row(&rows[0], user?, self.dim), row(&rows[1], item?, self.dim));
+            let products: f32 = user[1..].iter().zip(&item[1..]).map(|(p, q)| p * q).sum();
+            scores.push(params[0] + user[0] + item[0] + products);
+        }
+        Ok(())
     }
 }

@@ -29,23 +29,6 @@ impl Machine {
             sums: Vec::new(),
         }
     }
-
-    fn forward(&mut self, params: &[f32], rows: &[Vec<f32>], input: &SparseInput, scores: &mut Vec<f32>) {
-        self.linear.forward(params, &rows[0], input, scores);
-        self.sums.clear();
-        self.sums.resize(input.len() * self.dim, 0.0);
-        for (i, score) in scores.iter_mut().enumerate() {
-            let sums = &mut self.sums[i * self.dim..][..self.dim];
-            let mut squares = 0.0;
-            for (place, x) in input.fields.iter().flat_map(|f| f.of(i)) {
-                for (sum, v) in sums.iter_mut().zip(row(&rows[1], place, self.dim)) {
-                    *sum += v * x;
-                    squares += (v * x) * (v * x);
-                }
-            }
-            *score += 0.5 * (sums.iter().map(|s| s * s).sum::<f32>() - squares);
-        }
-    }
 }
 
 impl SparseModel for Machine {
@@ -71,7 +54,7 @@ impl SparseModel for Machine {
         row_grads: &mut [Vec<f32>],
     ) -> Result<f32, ModelError> {
         let mut slopes = std::mem::take(&mut self.scores);
-        self.forward(params, rows, input, &mut slopes);
+        self.scores(params, rows, input, &mut slopes)?;
         let mut loss = f64::from(loss::mean(self.predicts, input, &mut slopes));
         let [weights, factors] = row_grads else {
             return Err(ModelError::new("it takes two tables"));
@@ -104,7 +87,20 @@ impl SparseModel for Machine {
         input: &SparseInput,
         scores: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        self.forward(params, rows, input, scores);
+        self.linear.forward(params, &rows[0], input, scores);
+        self.sums.clear();
+        self.sums.resize(input.len() * self.dim, 0.0);
+        for (i, score) in scores.iter_mut().enumerate() {
+            let sums = &mut self.sums[i * self.dim..][..self.dim];
+            let mut squares = 0.0;
+            for (place, x) in input.fields.iter().flat_map(|f| f.of(i)) {
+                for (sum, v) in sums.iter_mut().zip(row(&rows[1], place, self.dim)) {
+                    *sum += v * x;
+                    squares += (v * x) * (v * x);
+                }
+            }
+            *score += 0.5 * (sums.iter().map(|s| s * s).sum::<f32>() - squares);
+        }
         Ok(())
     }
 }

@@ -24,41 +24,6 @@ impl Towers {
     pub fn new(dim: usize, scale: f32) -> Self {
         Self { dim, scale, chances: Vec::new(), places: Vec::new() }
     }
-
-    /// Computes the chances; writes each sample's loss.
-    fn forward(
-        &mut self,
-        params: &[f32],
-        rows: &[Vec<f32>],
-        input: &SparseInput,
-        losses: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
-        losses.clear();
-        self.places.clear();
-        for (user, item) in pairs(input) {
-            self.places.push((user?, item?));
-        }
-        let n = self.places.len();
-        self.chances.resize(n * n, 0.0);
-        for (i, chances) in self.chances.chunks_exact_mut(n.max(1)).enumerate() {
-            let (user, own) = self.places[i];
-            let p = row(&rows[0], user, self.dim);
-            for (j, (chance, (_, item))) in chances.iter_mut().zip(&self.places).enumerate() {
-                let q = row(&rows[1], *item, self.dim);
-                let product: f32 = p.iter().zip(q).map(|(p, q)| p * q).sum();
-                *chance = match j != i && *item == own {
-                    true => f32::NEG_INFINITY,
-                    false => params[0] * product,
-                };
-            }
-            let most = chances.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let weight = |c: f32| exp(f64::from(c - most));
-            let sum: f64 = chances.iter().map(|c| weight(*c)).sum();
-            losses.push((ln(sum) - f64::from(chances[i] - most)) as f32);
-            chances.iter_mut().for_each(|c| *c = (weight(*c) / sum) as f32);
-        }
-        Ok(())
-    }
 }
 
 impl SparseModel for Towers {
@@ -83,7 +48,7 @@ impl SparseModel for Towers {
         row_grads: &mut [Vec<f32>],
     ) -> Result<f32, ModelError> {
         let mut losses = Vec::new();
-        self.forward(params, rows, input, &mut losses)?;
+        self.scores(params, rows, input, &mut losses)?;
         let [of_users, of_items] = row_grads else {
             return Err(ModelError::new("it takes two tables"));
         };
@@ -111,6 +76,7 @@ impl SparseModel for Towers {
         Ok(loss as f32)
     }
 
+    /// Computes the chances; writes each sample's loss.
     fn scores(
         &mut self,
         params: &[f32],
@@ -118,6 +84,30 @@ impl SparseModel for Towers {
         input: &SparseInput,
         scores: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        self.forward(params, rows, input, scores)
+        scores.clear();
+        self.places.clear();
+        for (user, item) in pairs(input) {
+            self.places.push((user?, item?));
+        }
+        let n = self.places.len();
+        self.chances.resize(n * n, 0.0);
+        for (i, chances) in self.chances.chunks_exact_mut(n.max(1)).enumerate() {
+            let (user, own) = self.places[i];
+            let p = row(&rows[0], user, self.dim);
+            for (j, (chance, (_, item))) in chances.iter_mut().zip(&self.places).enumerate() {
+                let q = row(&rows[1], *item, self.dim);
+                let product: f32 = p.iter().zip(q).map(|(p, q)| p * q).sum();
+                *chance = match j != i && *item == own {
+                    true => f32::NEG_INFINITY,
+                    false => params[0] * product,
+                };
+            }
+            let most = chances.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weight = |c: f32| exp(f64::from(c - most));
+            let sum: f64 = chances.iter().map(|c| weight(*c)).sum();
+            scores.push((ln(sum) - f64::from(chances[i] - most)) as f32);
+            chances.iter_mut().for_each(|c| *c = (weight(*c) / sum) as f32);
+        }
+        Ok(())
     }
 }

@@ -29,26 +29,6 @@ impl WideDeep {
         let device = CpuDevice::with(Threads::new(Cpu::detect(), threads)?);
         Ok(Self { device, linear, deep, dense: shape.dense, dim, width, scores: Vec::new() })
     }
-
-    fn forward(
-        &mut self,
-        params: &[f32],
-        rows: &[Vec<f32>],
-        input: &SparseInput,
-        scores: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
-        self.linear.forward(params, &rows[0], input, scores);
-        let (n, place) = (input.len(), (self.width, self.dense));
-        let values = self.deep.input();
-        values.resize(n * self.width, 0.0);
-        for (to, from) in values.chunks_exact_mut(self.width).zip(input.dense.chunks(self.dense.max(1))) {
-            to[..self.dense].copy_from_slice(from);
-        }
-        bags(&rows[1], self.dim, input, place, values);
-        let deep = self.deep.forward(&mut self.device, params, n)?;
-        scores.iter_mut().zip(deep).for_each(|(score, deep)| *score += deep);
-        Ok(())
-    }
 }
 
 impl SparseModel for WideDeep {
@@ -74,7 +54,7 @@ impl SparseModel for WideDeep {
         row_grads: &mut [Vec<f32>],
     ) -> Result<f32, ModelError> {
         let mut slopes = std::mem::take(&mut self.scores);
-        self.forward(params, rows, input, &mut slopes)?;
+        self.scores(params, rows, input, &mut slopes)?;
         let loss = loss::mean(Predicts::Clicks, input, &mut slopes);
         self.linear.backward(&slopes, input, grads, &mut row_grads[0]);
         let of_inputs = self.deep.backward(&mut self.device, params, (input.len(), &slopes), grads)?;
@@ -90,6 +70,16 @@ impl SparseModel for WideDeep {
         input: &SparseInput,
         scores: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        self.forward(params, rows, input, scores)
+        self.linear.forward(params, &rows[0], input, scores);
+        let (n, place) = (input.len(), (self.width, self.dense));
+        let values = self.deep.input();
+        values.resize(n * self.width, 0.0);
+        for (to, from) in values.chunks_exact_mut(self.width).zip(input.dense.chunks(self.dense.max(1))) {
+            to[..self.dense].copy_from_slice(from);
+        }
+        bags(&rows[1], self.dim, input, place, values);
+        let deep = self.deep.forward(&mut self.device, params, n)?;
+        scores.iter_mut().zip(deep).for_each(|(score, deep)| *score += deep);
+        Ok(())
     }
 }

@@ -14,7 +14,7 @@ struct Asked {
     wanted: Wanted,
     /// What has arrived, by place in `wanted`. An interrupted wait keeps it: the same pull then brings only the rest.
     came: Vec<(usize, Vec<f32>)>,
-    /// Its reader was interrupted: nobody wants it.
+    /// Its reader was interrupted: what arrives is dropped.
     drops: bool,
 }
 
@@ -45,7 +45,7 @@ impl Ahead {
         self.asked = Some(Asked { wanted, came: Vec::new(), drops: true });
     }
 
-    /// The step's gradients are on their way: nobody reads these rows any more, and the step's own pull takes the place of theirs.
+    /// The loop has handed over the step's gradients: it reads no more rows of this step, and the step's own pull replaces theirs.
     pub fn abandon(&mut self) {
         self.asked = None;
     }
@@ -95,7 +95,7 @@ impl OpenRun {
         Ok(())
     }
 
-    /// Asks for what is queued, unless a pull is under way.
+    /// Asks for what is queued, unless a pull is in flight.
     pub(super) fn ask_ahead(&mut self) -> Result<(), WorkerError> {
         if self.ahead.asked.is_some() || !matches!(self.asked, NextAction::Gradient { .. }) {
             return Ok(());

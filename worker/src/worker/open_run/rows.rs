@@ -94,7 +94,7 @@ impl OpenRun {
         }
         let missing = self.ahead.give(self.driver.done(), table, dim, ids, values);
         self.ahead.read = true;
-        // What was named while another pull was under way comes while the loop uses these.
+        // What was named while another pull was in flight arrives while the loop uses these rows.
         if missing.is_empty() {
             return self.ask_ahead();
         }
