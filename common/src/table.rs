@@ -222,6 +222,12 @@ impl TableSpec {
         format!("{} values, {}, {}", self.dim, self.dtype.name(), self.optimizer.kind())
     }
 
+    /// Whether its partitions count ids and remember removed ones as those of `other` do.
+    pub fn counts_like(&self, other: &Self) -> bool {
+        let of = |t: &Self| (t.partitions, t.max_rows, t.min_count > 1);
+        of(self) == of(other)
+    }
+
     /// State values of a row, behind its weights.
     pub fn slots(&self) -> usize {
         self.optimizer.slots(self.dim)

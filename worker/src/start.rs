@@ -3,7 +3,7 @@
 use crate::{Job, WorkerError, streamed, worker::Plan};
 use bytes::Bytes;
 use paraft_checkpoint::{Checkpoint, Folder, Manifest, weights};
-use paraft_client::{Initial, Values};
+use paraft_client::{Initial, SavedPartition, Values};
 use paraft_common::{
     BucketId, Layout, ParamGroup, TableSpec,
     config::{Start, Stopping},
@@ -114,7 +114,7 @@ fn rows_of(
     checkpoint: &Checkpoint,
     layout: &Layout,
     tables: &[TableSpec],
-) -> Result<BTreeMap<BucketId, Vec<Bytes>>, WorkerError> {
+) -> Result<BTreeMap<BucketId, SavedPartition>, WorkerError> {
     const READ_AT_ONCE: u64 = 1 << 14;
     let mut all = BTreeMap::new();
     for (t, table) in tables.iter().enumerate() {
@@ -128,11 +128,16 @@ fn rows_of(
             }
         }
         let most = MAX_PUSH_BYTES / row * row;
-        for (bucket, rows) in layout.partitions(t).zip(partitions) {
+        let history = match checkpoint.manifest().tables.iter().find(|old| old.name == table.name) {
+            Some(old) if old.counts_like(table) => file.history()?,
+            _ => vec![Vec::new(); partitions.len()],
+        };
+        for ((bucket, rows), history) in layout.partitions(t).zip(partitions).zip(history) {
             let (rows, len) = (Bytes::from(rows), most.max(row));
             let parts = (0..rows.len().max(1)).step_by(len);
-            let parts = parts.map(|at| rows.slice(at.min(rows.len())..(at + len).min(rows.len())));
-            all.insert(BucketId(bucket), parts.collect());
+            let rows = parts.map(|at| rows.slice(at.min(rows.len())..(at + len).min(rows.len()))).collect();
+            let history = history.into_iter().map(Bytes::from).collect();
+            all.insert(BucketId(bucket), SavedPartition { rows, history });
         }
     }
     Ok(all)

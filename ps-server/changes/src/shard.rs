@@ -242,6 +242,18 @@ pub enum InitPart {
         /// The schedule's clock, in steps of the fleet.
         clock: f64,
     },
+    /// What a partition knows of ids that are no rows, from a checkpoint. Its parts follow those of the rows and are counted
+    /// with them.
+    History {
+        /// Which part, from 0.
+        part: u32,
+        /// How many there are.
+        parts: u32,
+        /// Updates that the rows contain.
+        version: Version,
+        /// The schedule's clock, in steps of the fleet.
+        clock: f64,
+    },
 }
 
 impl InitPart {

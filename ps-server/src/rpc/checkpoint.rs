@@ -37,14 +37,11 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
             let parts = cut.into_parts(BucketData::trained_vectors);
             let dense = conf.buckets.len() - rows.len();
             let tiles = rows.into_iter().zip(dense..).flat_map(|(rows, place): (RowsImage, usize)| {
-                let tiles = rows.into_tiles().zip(1..);
-                tiles.map(move |(tile, vector)| Part {
-                    place,
-                    vector,
-                    version: Version(0),
-                    clock: 0.0,
-                    payload: tile.read(),
-                })
+                let history = rows.history().map(|piece| piece.read());
+                let payloads = rows.into_tiles().map(|tile| tile.read()).chain(history).zip(1..);
+                let part =
+                    move |(payload, vector)| Part { place, vector, version: Version(0), clock: 0.0, payload };
+                payloads.map(part)
             });
             let parts = parts.chain(tiles).peekable();
             // The part counts as fetched when the last piece is made, not when the transport drops the stream: a
@@ -94,6 +91,7 @@ fn header(part: &CheckpointPart, founding: u64) -> Kind {
         buckets: buckets.len() as u32,
         founding,
         rows: rows.iter().map(|rows| rows.header().rows).collect(),
+        history: rows.iter().map(|rows| rows.history().map(|piece| piece.bytes() as u64).sum()).collect(),
         members: meta
             .members
             .iter()

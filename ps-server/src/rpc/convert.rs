@@ -181,10 +181,13 @@ fn init_rows(rows: &Partition, m: &wire::Init, payload: Payload) -> Result<Messa
         let (expected, got) = (MAX_BUCKET_BYTES, payload.len());
         return Err(RefusalKind::BucketLength { bucket, expected, got }.into());
     }
-    rows.check_rows(&payload.to_bytes())
-        .map_err(|why| Refusal::from(RefusalKind::BadPayload { bucket, why }))?;
-    let (version, clock) = (Version(m.version), m.clock);
-    let part = InitPart::Rows { part: m.part, parts: m.parts, version, clock };
+    let (part, parts, version, clock) = (m.part, m.parts, Version(m.version), m.clock);
+    let bytes = payload.to_bytes();
+    let (fits, part) = match m.history {
+        true => (rows.check_history(&bytes).map(drop), InitPart::History { part, parts, version, clock }),
+        false => (rows.check_rows(&bytes), InitPart::Rows { part, parts, version, clock }),
+    };
+    fits.map_err(|why| Refusal::from(RefusalKind::BadPayload { bucket, why }))?;
     Ok(Message::Init { bucket, part, payload })
 }
 

@@ -55,7 +55,7 @@ fn a_message() -> impl Strategy<Value = ToShard> {
         Just(Some(Kind::Open(wire::Open::default()))),
         (0u32..5, a_payload(), prop_oneof![0u32..4, any::<u32>()], n(), any::<f64>()).prop_map(
             |(bucket, payload, part, version, clock)| {
-                Some(Kind::Init(wire::Init { bucket, payload, part, version, clock, parts: 0 }))
+                Some(Kind::Init(wire::Init { bucket, payload, part, version, clock, ..Default::default() }))
             }
         ),
         (
@@ -176,7 +176,7 @@ proptest! {
             Ok(Some(Message::Init { bucket, part, payload })) => {
                 let local = conf.local(bucket).expect("a bucket of this shard");
                 match part {
-                    InitPart::Slot(_) | InitPart::Rows { .. } => {
+                    InitPart::Slot(_) | InitPart::Rows { .. } | InitPart::History { .. } => {
                         prop_assert!(false, "plain SGD has no slots, and the job no tables");
                     }
                     InitPart::Weights { version, clock } => {

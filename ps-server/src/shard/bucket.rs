@@ -402,10 +402,15 @@ impl Bucket {
                 }
                 (data.version, data.clock, data.initialised) = (version, clock, true);
             }
-            InitPart::Rows { part, parts, version, clock } => {
+            InitPart::Rows { part: at, parts, version, clock }
+            | InitPart::History { part: at, parts, version, clock } => {
                 let rows =
                     self.rows.as_ref().ok_or_else(|| format!("{} is no partition of a table", self.id))?;
-                if rows.add(part, payload)? && part + 1 == parts {
+                let is_next = match part {
+                    InitPart::History { .. } => rows.add_history(at, payload)?,
+                    _ => rows.add(at, payload)?,
+                };
+                if is_next && at + 1 == parts {
                     (data.version, data.clock, data.initialised) = (version, clock, true);
                 }
             }

@@ -17,7 +17,7 @@ mod update;
 
 pub use image::{RowsImage, RowsTile};
 
-use history::History;
+use history::{History, Piece};
 
 use crate::raft::ApplyError;
 use image::SavedRows;
@@ -74,6 +74,25 @@ pub struct RowsHeader {
     pub sweep: u32,
     /// Parts of a checkpoint that were added.
     pub parts: u32,
+}
+
+/// Bytes of the counts at the front of a piece of a checkpoint.
+const COUNTS_BYTES: usize = 9 * 8;
+
+impl RowsHeader {
+    /// The counts, for a checkpoint.
+    fn words(self) -> [u64; 9] {
+        let Self { rows, hand, created, evicted, refused, too_rare, expired, revived, sweep, parts: _ } =
+            self;
+        [rows, hand.into(), created, evicted, refused, too_rare, expired, revived, sweep.into()]
+    }
+
+    /// Reads the counts of a checkpoint.
+    fn of_words(words: [u64; 9], parts: u32) -> Self {
+        let [rows, hand, created, evicted, refused, too_rare, expired, revived, sweep] = words;
+        let (hand, sweep) = (hand as u32, sweep as u32);
+        Self { rows, hand, created, evicted, refused, too_rare, expired, revived, sweep, parts }
+    }
 }
 
 #[derive(Debug)]
@@ -236,6 +255,40 @@ impl Partition {
         }
         store.header.parts += 1;
         Ok(true)
+    }
+
+    /// Adds what a checkpoint knows of ids that are no rows, after its rows; returns whether this is the next part.
+    ///
+    /// # Errors
+    /// It belongs to other rows, or does not fit the table.
+    pub(super) fn add_history(&self, part: u32, bytes: &Payload) -> Result<bool, String> {
+        let bytes = bytes.to_bytes();
+        let (counts, piece) = self.check_history(&bytes)?;
+        let mut store = self.store.write();
+        if part != store.header.parts {
+            return Ok(false); // another worker has brought it
+        }
+        if counts.rows != store.header.rows {
+            return Err(format!("it belongs to {} rows, and here are {}", counts.rows, store.header.rows));
+        }
+        Arc::make_mut(&mut store.history).add(&self.spec, &piece)?;
+        store.header = RowsHeader { parts: part + 1, ..counts };
+        Ok(true)
+    }
+
+    /// Reads a piece of what a checkpoint knows of ids that are no rows.
+    ///
+    /// # Errors
+    /// It does not fit the table.
+    pub fn check_history<'a>(&self, bytes: &'a [u8]) -> Result<(RowsHeader, Piece<'a>), String> {
+        let (counts, piece) = bytes.split_at_checked(COUNTS_BYTES).ok_or("it is cut off")?;
+        let words: [u64; 9] = std::array::from_fn(|i| u64::from_le_bytes(counts.as_chunks().0[i]));
+        let [_, hand, .., sweep] = words;
+        if hand.max(sweep) > self.spec.partition_rows() {
+            return Err("it is of a larger partition".into());
+        }
+        let piece = Piece::parse(&self.spec, piece).map_err(|why| format!("it {why}"))?;
+        Ok((RowsHeader::of_words(words, 0), piece))
     }
 
     /// Whether bytes are whole rows of this partition, with ids that it has and finite values.

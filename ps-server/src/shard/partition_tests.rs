@@ -182,6 +182,8 @@ enum Op {
     Pull(Vec<u64>),
     /// Removes rows, and asks for it a second time.
     Remove(Vec<u64>),
+    /// Goes through a checkpoint.
+    Resume,
     /// Writes rows of these values, and asks for it a second time.
     Put(BTreeMap<u64, [f32; DIM]>),
 }
@@ -194,6 +196,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => rows.clone().prop_map(Op::Update),
         2 => (0..6usize).prop_map(Op::Image),
         1 => Just(Op::Install),
+        1 => Just(Op::Resume),
         1 => prop::collection::vec(id.clone(), 0..40).prop_map(Op::Pull),
         1 => prop::collection::vec(id, 0..40).prop_map(Op::Remove),
         1 => rows.prop_map(Op::Put),
@@ -207,6 +210,24 @@ fn expire() -> impl Strategy<Value = Option<Expire>> {
     let some =
         some.prop_map(|(after, norm_below, keep_at_least)| Expire { after, norm_below, keep_at_least });
     prop::option::of(some)
+}
+
+/// What a resume from a checkpoint of this partition makes.
+fn resumed(partition: &Arc<Partition>) -> Arc<Partition> {
+    let new = Partition::new((0, partition.spec.clone()), 0).expect("memory");
+    let image = RowsImage::of(partition);
+    let history: Vec<_> = image.history().map(|piece| piece.read().slice(8..)).collect();
+    let mut part = 0;
+    for tile in image.into_tiles() {
+        assert!(new.add(part, &tile.read().into()).expect("its own rows"));
+        part += 1;
+    }
+    for piece in history {
+        assert!(new.add_history(part, &piece.clone().into()).expect("its own history"));
+        assert!(!new.add_history(part, &piece.into()).expect("once"));
+        part += 1;
+    }
+    Arc::new(new)
 }
 
 proptest! {
@@ -236,6 +257,7 @@ proptest! {
                     let image = RowsImage::of(&partition);
                     partition = image.partition().expect("its own image");
                 }
+                Op::Resume => partition = resumed(&partition),
                 Op::Pull(ids) => {
                     let expected = ids.iter().flat_map(|id| {
                         let row = naive.places.get(id).map(|at| naive.slots[*at].3.clone());
@@ -316,6 +338,32 @@ fn image_keeps_what_changes_before_it_is_read_and_no_more() {
     let rest: Vec<u8> = tiles.flat_map(|tile| tile.read()).collect();
     assert_eq!([&read[..], &rest].concat(), before);
     assert_eq!(partition.outdated().0, 0);
+}
+
+#[test]
+fn history_of_other_rows_is_refused() {
+    let spec = spec_of(300_000, (WhenFull::Evict, 2, RowType::F32), None, RowOptimizer::Sgd { lr: 1.0 });
+    let partition = Arc::new(Partition::new((0, spec.clone()), 0).expect("memory"));
+    let rows = of(&(0..1000).map(|id| (id, [1.0; DIM])).collect());
+    (1..3).for_each(|version| partition.update(&rows, version, 1.0, RATE).expect("memory"));
+    let bytes: Vec<u8> = (0..1000u64).flat_map(u64::to_le_bytes).collect();
+    partition.edit(3, false, &bytes, 3).expect("memory");
+    partition.update(&rows, 4, 1.0, RATE).expect("memory");
+    assert!(RowsImage::of(&partition).history().count() > 4, "it takes several pieces");
+    assert_eq!(bytes_of(RowsImage::of(&resumed(&partition))), bytes_of(RowsImage::of(&partition)));
+    let again =
+        |partition: &Arc<Partition>| RowsImage::of(partition).into_parts().last().map(|part| part.read());
+    assert_eq!(again(&resumed(&partition)), again(&partition));
+    let piece = RowsImage::of(&partition).history().next().expect("one").read().slice(8..);
+    let new = Partition::new((0, spec), 0).expect("memory");
+    for len in [0, COUNTS_BYTES, piece.len() - 1] {
+        new.add_history(0, &piece.slice(..len).into()).expect_err("cut");
+    }
+    partition.update(&rows, 5, 1.0, RATE).expect("memory");
+    let of_more = RowsImage::of(&partition).history().next().expect("one").read().slice(8..);
+    let error = new.add_history(0, &of_more.into()).expect_err("there are no rows");
+    assert!(error.contains("1000 rows"), "{error}");
+    assert_eq!(new.header(), RowsHeader::default(), "nothing is half done");
 }
 
 #[test]

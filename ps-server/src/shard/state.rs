@@ -334,7 +334,7 @@ impl Shard {
 
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, ApplyError> {
         let fits = match part {
-            InitPart::Rows { .. } => self.place(id),
+            InitPart::Rows { .. } | InitPart::History { .. } => self.place(id),
             InitPart::Weights { .. } | InitPart::Slot(_) => {
                 self.pushes(id, payload, Encoding::F32, &[]).map(|(conf, i, _)| (conf, i))
             }

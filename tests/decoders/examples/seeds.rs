@@ -86,8 +86,14 @@ fn a_push(len: usize) -> proto::ToShard {
 }
 
 fn an_init(len: usize, part: u32) -> proto::ToShard {
-    let init =
-        proto::Init { bucket: 0, payload: vec![0; len].into(), part, version: 3, clock: 1.5, parts: 0 };
+    let init = proto::Init {
+        bucket: 0,
+        payload: vec![0; len].into(),
+        part,
+        version: 3,
+        clock: 1.5,
+        ..Default::default()
+    };
     proto::ToShard { kind: Some(to_shard::Kind::Init(init)) }
 }
 

@@ -117,7 +117,7 @@ impl ExportWriter {
     pub fn finish(mut self, mut manifest: ExportManifest) -> Result<ExportManifest, CheckpointError> {
         let row = manifest.table.row_bytes();
         let (rows, removed) = (self.bytes / row, self.removed.len() as u64);
-        let mut writer = TableWriter::create(&self.folder, 0, &manifest.table, rows)?;
+        let mut writer = TableWriter::create(&self.folder, 0, &manifest.table, (rows, 0))?;
         let mut chunk = vec![0; (CHUNK_BYTES as u64 / row).max(1) as usize * row as usize];
         let mut at = 0;
         while at < self.bytes {

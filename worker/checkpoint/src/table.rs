@@ -7,6 +7,7 @@
 //! | `touched` | I32 | `[rows]`: its partition's version at the last update |
 //! | `weights` | F32, BF16 or F16, as the table's `dtype` | `[rows, dim]` |
 //! | `state` | F32 | `[rows, state values]`; missing if the optimizer keeps none |
+//! | `history` | U8 | `[bytes]`: what its partitions know of ids that are no rows, for a resume; missing in exports |
 
 use crate::{
     CheckpointError,
@@ -23,6 +24,9 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
+
+/// The tensor with what partitions know of ids that are no rows.
+const HISTORY: &str = "history";
 
 /// The name of a table's file.
 pub fn file_name(table: &str) -> String {
@@ -83,10 +87,18 @@ pub(crate) struct TableWriter {
     columns: Vec<(u64, usize, Hasher)>,
     rows: u64,
     next: u64,
+    /// The place of `history`, its missing bytes, and the checksum of what is written.
+    history: (u64, u64, Hasher),
 }
 
 impl TableWriter {
-    pub fn create(folder: &Path, step: u64, table: &TableSpec, rows: u64) -> Result<Self, CheckpointError> {
+    /// The file of so many rows, and so many bytes of `history`.
+    pub fn create(
+        folder: &Path,
+        step: u64,
+        table: &TableSpec,
+        (rows, history): (u64, u64),
+    ) -> Result<Self, CheckpointError> {
         let path = folder.join(file_name(&table.name));
         let bad = |e: String| CheckpointError::bad(&path, e);
         let count = usize::try_from(rows).map_err(|e| bad(e.to_string()))?;
@@ -95,8 +107,11 @@ impl TableWriter {
             _ => vec![count],
         };
         let columns = columns(table);
-        let tensors: Vec<_> =
+        let mut tensors: Vec<_> =
             columns.iter().map(|(name, dtype, w)| (name.to_string(), *dtype, shape(*w, name))).collect();
+        if history > 0 {
+            tensors.push((HISTORY.to_string(), Dtype::U8, vec![history as usize]));
+        }
         let head = header(&tensors, notes(step)).map_err(bad)?;
         let file = File::create(&path).map_err(CheckpointError::io(&path))?;
         file.write_all_at(&head, 0).map_err(CheckpointError::io(&path))?;
@@ -110,7 +125,24 @@ impl TableWriter {
         let columns = columns.collect();
         let mut crc = Hasher::new();
         crc.update(&head);
-        Ok(Self { path, file, head: crc, columns, rows, next: 0 })
+        let history = (at, history, Hasher::new());
+        Ok(Self { path, file, head: crc, columns, rows, next: 0, history })
+    }
+
+    /// The next bytes of `history`.
+    pub fn put_history(&mut self, bytes: &Payload) -> Result<(), CheckpointError> {
+        let (at, missing, crc) = &mut self.history;
+        if bytes.len() as u64 > *missing {
+            let why =
+                format!("{} bytes of history are more than the {missing} that are missing", bytes.len());
+            return Err(CheckpointError::bad(&self.path, why));
+        }
+        for piece in bytes.pieces() {
+            self.file.write_all_at(piece, *at).map_err(CheckpointError::io(&self.path))?;
+            crc.update(piece);
+            (*at, *missing) = (*at + piece.len() as u64, *missing - piece.len() as u64);
+        }
+        Ok(())
     }
 
     /// The next rows as a server keeps them, of which the columns follow one another.
@@ -138,14 +170,19 @@ impl TableWriter {
 
     /// Makes the file durable; returns its name, size and checksum.
     pub fn finish(&self) -> Result<(String, FileStamp), CheckpointError> {
-        if self.next != self.rows {
-            let why = format!("it ends after {} of {} rows", self.next, self.rows);
+        let missing = self.history.1;
+        if self.next != self.rows || missing > 0 {
+            let why = format!(
+                "it ends after {} of {} rows, {missing} bytes of history early",
+                self.next, self.rows
+            );
             return Err(CheckpointError::bad(&self.path, why));
         }
         self.file.sync_all().map_err(CheckpointError::io(&self.path))?;
         let bytes = self.file.metadata().map_err(CheckpointError::io(&self.path))?.len();
         let mut crc = self.head.clone();
         self.columns.iter().for_each(|(_, _, column)| crc.combine(column));
+        crc.combine(&self.history.2);
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok((name, FileStamp { bytes, crc32: format!("{:08x}", crc.finalize()) }))
     }
@@ -178,6 +215,30 @@ impl TableFile {
         let mut bytes = Vec::new();
         self.file.read_rows("ids", Dtype::I64, 1, rows.start as usize..rows.end as usize, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect())
+    }
+
+    /// What each partition knows of ids that are no rows, in pieces. It is the servers' own, and for the same partitions.
+    pub fn history(&self) -> Result<Vec<Vec<Vec<u8>>>, CheckpointError> {
+        let mut partitions = vec![Vec::new(); self.table.partitions as usize];
+        let entry = self.file.entries().into_iter().find(|e| e.name == HISTORY);
+        let (mut bytes, len) = (Vec::new(), entry.map_or(0, |e| e.len()));
+        if len > 0 {
+            self.file.read_rows(HISTORY, Dtype::U8, 1, 0..len, &mut bytes)?;
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let next = rest.split_first_chunk().and_then(|(number, rest)| {
+                let (len, rest) = rest.split_first_chunk()?;
+                let (piece, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+                Some((u32::from_le_bytes(*number), piece, rest))
+            });
+            let of = next.and_then(|(number, piece, after)| {
+                rest = after;
+                partitions.get_mut(number as usize).map(|pieces| pieces.push(piece.to_vec()))
+            });
+            of.ok_or_else(|| CheckpointError::bad(self.file.path(), "its tensor `history` is damaged"))?;
+        }
+        Ok(partitions)
     }
 
     /// Some rows as a server keeps them, one after another.
@@ -217,11 +278,16 @@ mod tests {
             let table = TableSpec { optimizer, dtype, ..TableSpec::new("t", dim, 100) };
             let len = table.row_bytes() as usize;
             let rows: Vec<u8> = (0..7 * len).map(|i| (i % 251) as u8).collect();
-            let mut writer = TableWriter::create(folder.path(), 5, &table, 7).expect("created");
+            let mut writer = TableWriter::create(folder.path(), 5, &table, (7, 25)).expect("created");
             writer.put(&rows[..3 * len].to_vec().into()).expect("three rows");
             writer.finish().expect_err("four are missing");
             writer.put(&rows[3 * len..].to_vec().into()).expect("the rest");
             writer.put(&rows[..len].to_vec().into()).expect_err("one too many");
+            writer.finish().expect_err("the history is missing");
+            let pieces: [&[u8]; 2] =
+                [&[2, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9], &[2, 0, 0, 0, 6, 0, 0, 0, 1, 2, 3, 4, 5, 6]];
+            pieces.map(|piece| writer.put_history(&piece.to_vec().into()).expect("a piece"));
+            writer.put_history(&vec![1].into()).expect_err("one too many");
             let (name, stamp) = writer.finish().expect("whole");
             let file = std::fs::read(folder.path().join(name)).expect("the file");
             let stamped = (stamp.bytes, stamp.crc32);
@@ -231,6 +297,11 @@ mod tests {
             assert_eq!(back.read(2..4).expect("some"), rows[2 * len..4 * len]);
             let id = u64::from_le_bytes(rows[len..len + 8].try_into().expect("eight bytes"));
             assert_eq!(back.ids(1..2).expect("one"), [id]);
+            let history = back.history().expect("whole");
+            assert_eq!(
+                (history.len(), &history[2]),
+                (table.partitions as usize, &vec![vec![7, 8, 9], (1..=6).collect()])
+            );
         }
     }
 }

@@ -117,6 +117,11 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), file, data_at: 8 + n, metadata })
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The tensors, in the order of the file.
     pub fn entries(&self) -> Vec<Entry> {
         let info = |name: String| {

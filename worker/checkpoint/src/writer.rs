@@ -59,13 +59,13 @@ struct Region {
 
 impl Writer {
     /// Starts the checkpoint of `step`, for a model with these tensors, an optimizer with these state vectors, and tables
-    /// of so many rows.
+    /// of so many rows and so many bytes of what they know of other ids.
     pub fn create(
         folder: &Folder,
         step: u64,
         tensors: &[TensorSpec],
         slots: &[&str],
-        tables: &[(TableSpec, u64)],
+        tables: &[(TableSpec, (u64, u64))],
     ) -> Result<Self, CheckpointError> {
         folder.make()?;
         folder.clean();
@@ -101,7 +101,7 @@ impl Writer {
                 return Err(e);
             }
         };
-        let tables = tables.iter().map(|(table, rows)| TableWriter::create(&tmp, step, table, *rows));
+        let tables = tables.iter().map(|(table, sizes)| TableWriter::create(&tmp, step, table, *sizes));
         match tables.collect() {
             Ok(tables) => {
                 Ok(Self { folder: folder.clone(), name, tmp, files, tables, regions, step, done: false })
@@ -138,10 +138,17 @@ impl Writer {
 
     /// Writes the next rows of a table, as a server keeps them.
     pub fn put_rows(&mut self, table: usize, rows: &Payload) -> Result<(), CheckpointError> {
-        match self.tables.get_mut(table) {
-            Some(table) => table.put(rows),
-            None => Err(CheckpointError::bad(&self.tmp, format!("there is no table {table}"))),
-        }
+        self.table(table)?.put(rows)
+    }
+
+    /// Writes more of what a table's partitions know of ids that are no rows.
+    pub fn put_history(&mut self, table: usize, bytes: &Payload) -> Result<(), CheckpointError> {
+        self.table(table)?.put_history(bytes)
+    }
+
+    fn table(&mut self, table: usize) -> Result<&mut TableWriter, CheckpointError> {
+        let missing = || CheckpointError::bad(&self.tmp, format!("there is no table {table}"));
+        self.tables.get_mut(table).ok_or_else(missing)
     }
 
     /// Completes the checkpoint and makes it the latest one. Keeps `keep` checkpoints, including this one. It adds

@@ -47,10 +47,10 @@ pub struct CheckpointParts {
     streams: BTreeMap<ShardId, (Fetch, Incoming<CheckpointPart>)>,
     /// The remaining vectors.
     todo: VecDeque<VectorId>,
-    /// The rows of each partition of a table.
-    rows: BTreeMap<BucketId, u64>,
-    /// The partition whose rows come next, how many are missing, and the next part.
-    tiles: (BucketId, u64, u32),
+    /// The partitions of tables.
+    partitions: BTreeMap<BucketId, PartitionParts>,
+    /// The partition that is received, what is missing of it, and its next part.
+    tiles: (BucketId, PartitionParts, u32),
     /// Bytes of a row of each table.
     row_bytes: Vec<u64>,
     /// What the shards send in addition to the vectors.
@@ -59,6 +59,24 @@ pub struct CheckpointParts {
     pub stopping: Stopping,
     /// The founding number of shard 0. It identifies the job to the control group.
     pub founding: u64,
+}
+
+/// What a shard sends of a partition of a table.
+#[derive(Clone, Copy, Debug, Default)]
+struct PartitionParts {
+    rows: u64,
+    /// Bytes of what it knows of ids that are no rows.
+    history: u64,
+}
+
+/// Something of a partition of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TablePart {
+    /// Whole rows, as the server keeps them.
+    Rows(Payload),
+    /// What the partition knows of ids that are no rows: for each piece the partition's number and the length of the rest,
+    /// in four bytes each, and the rest.
+    History(Payload),
 }
 
 /// The shards of a job.
@@ -129,8 +147,8 @@ impl CheckpointParts {
             slots,
             streams: BTreeMap::new(),
             todo: todo(&layout, slots),
-            rows: BTreeMap::new(),
-            tiles: (BucketId(0), 0, 0),
+            partitions: BTreeMap::new(),
+            tiles: (BucketId(0), PartitionParts::default(), 0),
             row_bytes: job.tables.iter().map(|table| table.row_bytes()).collect(),
             layout,
             clocks: Vec::new(),
@@ -174,25 +192,23 @@ impl CheckpointParts {
         Ok(Some(Piece { bucket, part: part as usize, offset, payload, version, clock }))
     }
 
-    /// The rows of each table, once the parts are open.
-    pub fn table_rows(&self) -> Vec<u64> {
+    /// For each table its rows, and the bytes of what its partitions know of other ids, once the parts are open.
+    pub fn table_sizes(&self) -> Vec<(u64, u64)> {
         let of = |table: usize| {
-            self.layout
-                .partitions(table)
-                .map(|b| self.rows.get(&BucketId(b)).copied().unwrap_or_default())
-                .sum()
+            let partitions = self.layout.partitions(table).filter_map(|b| self.partitions.get(&BucketId(b)));
+            partitions.fold((0, 0), |(rows, bytes), of| (rows + of.rows, bytes + of.history))
         };
         (0..self.row_bytes.len()).map(of).collect()
     }
 
-    /// The next rows, partition by partition, as the server keeps them; call it after [`Self::next`] has returned `None`.
-    /// `None`: there are no more.
-    pub async fn next_rows(&mut self) -> Result<Option<(usize, Payload)>, ClientError> {
-        while self.tiles.1 == 0 {
-            let Some((bucket, rows)) = self.rows.pop_first() else { return Ok(None) };
-            self.tiles = (bucket, rows, 1);
+    /// The next part of a table, and the table: partition by partition the rows, then what it knows of other ids. Call it after
+    /// [`Self::next`] has returned `None`. `None`: there are no more.
+    pub async fn next_of_tables(&mut self) -> Result<Option<(usize, TablePart)>, ClientError> {
+        while self.tiles.1.rows == 0 && self.tiles.1.history == 0 {
+            let Some((bucket, parts)) = self.partitions.pop_first() else { return Ok(None) };
+            self.tiles = (bucket, parts, 1);
         }
-        let (bucket, missing, part) = self.tiles;
+        let (bucket, ref mut missing, ref mut part) = self.tiles;
         let shard = placement::shard_of(&self.layout, bucket, self.shards);
         let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
         let (_, stream) = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
@@ -201,20 +217,24 @@ impl CheckpointParts {
             Ok(None) => return Err(lost(shard, self.step, "the stream ended early")),
             Err(s) => return Err(lost(shard, self.step, s.message())),
         };
-        let is_next = |p: &paraft_proto::Piece| (p.bucket, p.part) == (bucket.0, part);
         match &message.message.kind {
-            Some(Kind::Piece(p)) if is_next(p) => {}
+            Some(Kind::Piece(p)) if (p.bucket, p.part) == (bucket.0, *part) => {}
             _ => return Err(broken("a message out of place".into())),
         }
+        *part += 1;
         let payload = message.payload();
-        let table = self.layout.partition(bucket).map_or(0, |(table, _)| table);
-        let row = self.row_bytes[table].max(1);
-        let rows = payload.len() as u64 / row;
-        if rows == 0 || rows > missing || !(payload.len() as u64).is_multiple_of(row) {
-            return Err(broken(format!("{} bytes for {missing} rows of {bucket}", payload.len())));
+        let (table, len) =
+            (self.layout.partition(bucket).map_or(0, |(table, _)| table), payload.len() as u64);
+        let misfit = |missing| broken(format!("{len} bytes for {missing} of {bucket}"));
+        if missing.rows == 0 {
+            let left = missing.history.checked_sub(len).filter(|_| len > 0);
+            missing.history = left.ok_or_else(|| misfit("the history"))?;
+            return Ok(Some((table, TablePart::History(payload))));
         }
-        self.tiles = (bucket, missing - rows, part + 1);
-        Ok(Some((table, payload)))
+        let row = self.row_bytes[table].max(1);
+        let left = missing.rows.checked_sub(len / row).filter(|_| len > 0 && len.is_multiple_of(row));
+        missing.rows = left.ok_or_else(|| misfit("the rows"))?;
+        Ok(Some((table, TablePart::Rows(payload))))
     }
 
     /// Number of the optimizer's state vectors.
@@ -314,7 +334,9 @@ impl CheckpointParts {
         }));
         let here = placement::ids_of(&self.layout, shard, self.shards);
         let partitions = here.filter(|b| self.layout.partition(*b).is_some());
-        self.rows.extend(partitions.zip(header.rows.iter().copied()));
+        let parts = header.rows.iter().zip(&header.history);
+        let parts = parts.map(|(rows, history)| PartitionParts { rows: *rows, history: *history });
+        self.partitions.extend(partitions.zip(parts));
         if shard == ShardId(0) {
             self.founding = header.founding;
         }

@@ -76,9 +76,17 @@ pub struct Initial {
     pub slots: Vec<Values>,
     /// For each of the job's buckets, its number of updates and the schedule's clock. Empty for fresh weights.
     pub stamps: Vec<(u64, f64)>,
-    /// Rows of tables from a checkpoint: for each partition its parts, each of whole rows as a server keeps them. Empty: rows
-    /// begin with the values that their ids give.
-    pub rows: BTreeMap<BucketId, Vec<Bytes>>,
+    /// The partitions of tables from a checkpoint. Empty: rows begin with the values that their ids give.
+    pub rows: BTreeMap<BucketId, SavedPartition>,
+}
+
+/// A partition of a table from a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedPartition {
+    /// Whole rows as a server keeps them, in one or more parts of at most 1 MiB.
+    pub rows: Vec<Bytes>,
+    /// What it knows of ids that are no rows, in parts; none if the table had other partitions.
+    pub history: Vec<Bytes>,
 }
 
 impl Initial {
@@ -113,14 +121,16 @@ impl Iterator for Messages {
         let (id, spec) = self.buckets.get(self.bucket)?;
         let initial = &self.initial;
         let (version, clock) = initial.stamps.get(id.0 as usize).copied().unwrap_or_default();
-        if let Some(parts) = initial.rows.get(id) {
-            let (part, payload) = (self.slot, parts.get(self.slot).cloned().unwrap_or_default());
-            (self.bucket, self.slot) = match part + 1 < parts.len() {
+        if let Some(saved) = initial.rows.get(id) {
+            let (part, parts) = (self.slot, saved.rows.len() + saved.history.len());
+            let payload = saved.rows.iter().chain(&saved.history).nth(part).cloned().unwrap_or_default();
+            (self.bucket, self.slot) = match part + 1 < parts {
                 true => (self.bucket, part + 1),
                 false => (self.bucket + 1, 0),
             };
-            let (part, parts) = (part as u32, parts.len() as u32);
-            return Some(Init { bucket: id.0, payload, part, version, clock, parts });
+            let history = part >= saved.rows.len();
+            let (part, parts) = (part as u32, parts as u32);
+            return Some(Init { bucket: id.0, payload, part, version, clock, parts, history });
         }
         if self.slot < initial.slots_of(spec.kind) {
             let payload = le(&initial.slots[self.slot][spec.range()]);
@@ -129,7 +139,7 @@ impl Iterator for Messages {
         }
         (self.bucket, self.slot) = (self.bucket + 1, 0);
         let payload = le(&initial.weights[spec.range()]);
-        Some(Init { bucket: id.0, payload, part: 0, version, clock, parts: 0 })
+        Some(Init { bucket: id.0, payload, version, clock, ..Init::default() })
     }
 }
 

@@ -41,7 +41,7 @@ pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters, Norm, Places, RestOfResults, Shares, address};
 pub use connect::{Transport, describe, status, status_with_logs};
 pub use error::ClientError;
-pub use initial::{Initial, Values};
+pub use initial::{Initial, SavedPartition, Values};
 pub use interrupt::Interrupt;
 pub use orders::{Done, Order, order, save, switch_mode};
 pub use paraft_proto::{WireKind, limits::PULL_AHEAD_BYTES};

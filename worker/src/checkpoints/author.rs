@@ -7,7 +7,7 @@ use paraft_checkpoint::{
 };
 use paraft_client::{
     ClientError, ClientOptions, Transport,
-    checkpoint_parts::{CheckpointParts, JobShards},
+    checkpoint_parts::{CheckpointParts, JobShards, TablePart},
 };
 use paraft_common::{Mode, Step, TensorSpec, WorkerId, codec::put_f32_le, config::ServerJob};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -127,8 +127,8 @@ impl Author {
         in_force: InForce,
     ) -> Result<SavedCheckpoint, Failed> {
         let slots = self.server_job.slot_names();
-        let rows = sections.table_rows();
-        let tables: Vec<_> = self.server_job.tables.iter().cloned().zip(rows).collect();
+        let sizes = sections.table_sizes();
+        let tables: Vec<_> = self.server_job.tables.iter().cloned().zip(sizes).collect();
         let mut writer = Writer::create(folder, step.0, &self.tensors, &slots, &tables)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
         let mut bytes = 0;
@@ -137,9 +137,11 @@ impl Author {
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
         }
-        while let Some((table, rows)) = runtime.block_on(sections.next_rows())? {
-            bytes += rows.len() as u64;
-            writer.put_rows(table, &rows)?;
+        while let Some((table, part)) = runtime.block_on(sections.next_of_tables())? {
+            bytes += match part {
+                TablePart::Rows(rows) => writer.put_rows(table, &rows).map(|()| rows.len())?,
+                TablePart::History(some) => writer.put_history(table, &some).map(|()| some.len())?,
+            } as u64;
         }
         let clocks = || sections.clocks.iter();
         let slowest = clocks().filter(|c| !c.finished).map(|c| c.step).min();

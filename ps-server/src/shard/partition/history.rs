@@ -7,7 +7,10 @@ use paraft_common::{
     Payload,
     table::{COUNTS, TableSpec, hash_id, index_entries},
 };
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+};
 
 /// Ids that are no rows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,9 +36,14 @@ struct Counts {
     since: u64,
 }
 
+/// Counters of a partition of so many rows.
+fn counters_of(rows: u64) -> u64 {
+    index_entries(rows).saturating_mul(COUNTS)
+}
+
 impl Counts {
     fn new(rows: u64) -> Result<Self, ApplyError> {
-        let len = index_entries(rows).saturating_mul(COUNTS) as usize;
+        let len = counters_of(rows) as usize;
         let mut counters = Vec::new();
         counters
             .try_reserve_exact(len)
@@ -159,59 +167,148 @@ impl History {
     /// It does not fit the table, or there is no memory.
     pub fn load(spec: &TableSpec, bytes: &Payload) -> Result<Self, ApplyError> {
         let mut this = Self::new(spec)?;
-        let damaged = || ApplyError::Damaged(format!("what table `{}` knows of other ids", spec.name));
+        let damaged =
+            |why| ApplyError::Damaged(format!("what table `{}` knows of other ids {why}", spec.name));
         let bytes = bytes.to_bytes();
-        let mut rest = &bytes[..];
-        let mut word = || {
-            let (word, after) = rest.split_first_chunk().ok_or_else(damaged)?;
-            rest = after;
-            Ok::<_, ApplyError>(u64::from_le_bytes(*word))
-        };
-        let removed = &mut this.removed;
-        (removed.first, removed.forgotten) = (word()?, word()?);
-        let (entries, since, edits) = (word()?, word()?, word()?);
-        if entries > spec.removed_ids() as u64 || edits > EDITS as u64 {
-            return Err(damaged());
+        let piece = Piece::parse(spec, &bytes).map_err(damaged)?;
+        if piece.counters.len() != this.counters() {
+            return Err(damaged("has other counts".into()));
         }
-        for _ in 0..edits {
-            this.edits.push_back((word()?, word()?));
-        }
-        for at in 0..entries {
-            let (id, version) = (word()?, word()?);
-            removed.ring.push_back((id, version >> 1));
-            if version & 1 == 1 {
-                removed.latest.insert(id, removed.first + at);
-            }
-        }
-        match &mut this.counts {
-            Some(counts) if counts.counters.len() == rest.len() => {
-                counts.counters.copy_from_slice(rest);
-                counts.since = since;
-            }
-            None if rest.is_empty() => {}
-            _ => return Err(damaged()),
-        }
+        this.add(spec, &piece).map_err(damaged)?;
         Ok(this)
+    }
+
+    /// Adds a piece to those before it.
+    ///
+    /// # Errors
+    /// It has more than there may be.
+    pub fn add(&mut self, spec: &TableSpec, piece: &Piece<'_>) -> Result<(), String> {
+        let removed = &mut self.removed;
+        if removed.ring.len() + piece.removed.len() > spec.removed_ids()
+            || self.edits.len() + piece.edits.len() > EDITS
+        {
+            return Err("has more removed ids or edits than it may".into());
+        }
+        if removed.ring.is_empty() {
+            removed.first = piece.first;
+        }
+        removed.forgotten = piece.forgotten;
+        self.edits.extend(piece.edits.iter().map(|edit| pair(edit)));
+        for entry in piece.removed {
+            let (id, version) = pair(entry);
+            if version & 1 == 1 {
+                removed.latest.insert(id, removed.first + removed.ring.len() as u64);
+            }
+            removed.ring.push_back((id, version >> 1));
+        }
+        if let Some(counts) = &mut self.counts {
+            counts.since = piece.since;
+            counts.counters[piece.at..][..piece.counters.len()].copy_from_slice(piece.counters);
+        }
+        Ok(())
+    }
+
+    /// Number of counters.
+    fn counters(&self) -> usize {
+        self.counts.as_ref().map_or(0, |counts| counts.counters.len())
+    }
+
+    /// What the pieces of a checkpoint hold, each at most half a mebibyte of it: places in the list of removed ids, and places
+    /// of counters. The first has the edits too.
+    pub fn places(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let (removed, counters) = (self.removed.ring.len(), self.counters());
+        let of = |all: usize, most: usize| (0..all).step_by(most).map(move |at| at..(at + most).min(all));
+        let removed = of(removed, PIECE / 16).map(|some| (some, 0..0));
+        let counters = of(counters, PIECE).map(|some| (0..0, some));
+        let mut pieces = removed.chain(counters).peekable();
+        let only = pieces.peek().is_none().then_some((0..0, 0..0));
+        pieces.chain(only)
+    }
+
+    /// Bytes that [`Self::write`] writes.
+    pub fn written(&self, removed: &Range<usize>, counters: &Range<usize>, with_edits: bool) -> usize {
+        let edits = if with_edits { self.edits.len() } else { 0 };
+        HEAD * 8 + (edits + removed.len()) * 16 + counters.len()
+    }
+
+    /// Writes some of it, as [`Piece::parse`] reads it.
+    pub fn write(
+        &self,
+        removed: &Range<usize>,
+        counters: &Range<usize>,
+        with_edits: bool,
+        bytes: &mut Vec<u8>,
+    ) {
+        let edits = if with_edits { &self.edits } else { &VecDeque::new() };
+        let since = self.counts.as_ref().map_or(0, |counts| counts.since);
+        let first = self.removed.first + removed.start as u64;
+        let (entries, at) = (removed.len() as u64, counters.start as u64);
+        let head = [first, self.removed.forgotten, since, edits.len() as u64, entries, at];
+        let edits = edits.iter().flat_map(|(token, rows)| [*token, *rows]);
+        let entries = self.removed.entries().skip(removed.start).take(removed.len());
+        let entries = entries.flat_map(|(id, version, still)| [id, version << 1 | u64::from(still)]);
+        head.into_iter().chain(edits).chain(entries).for_each(|word| bytes.extend(word.to_le_bytes()));
+        self.counts.iter().for_each(|counts| bytes.extend(&counts.counters[counters.clone()]));
+    }
+}
+
+/// Bytes of removed ids or counts in a piece of a checkpoint.
+const PIECE: usize = 512 << 10;
+/// Words in front of the rest of a piece.
+const HEAD: usize = 6;
+
+/// Two words.
+fn pair(bytes: &[u8; 16]) -> (u64, u64) {
+    let word = |i: usize| u64::from_le_bytes(bytes.as_chunks().0[i]);
+    (word(0), word(1))
+}
+
+/// Some of a [`History`], read from bytes: six words, the edits, the removed ids, counters.
+#[derive(Debug)]
+pub struct Piece<'a> {
+    first: u64,
+    forgotten: u64,
+    since: u64,
+    edits: &'a [[u8; 16]],
+    removed: &'a [[u8; 16]],
+    /// The place of the first of these counters.
+    at: usize,
+    counters: &'a [u8],
+}
+
+impl<'a> Piece<'a> {
+    /// Reads what [`History::write`] has written.
+    ///
+    /// # Errors
+    /// It does not fit the table.
+    pub fn parse(spec: &TableSpec, bytes: &'a [u8]) -> Result<Self, String> {
+        let cut = || "is cut off".to_string();
+        let (head, rest) = bytes.split_at_checked(HEAD * 8).ok_or_else(cut)?;
+        let word = |i: usize| u64::from_le_bytes(head.as_chunks().0[i]);
+        let [first, forgotten, since, edits, removed, at] = std::array::from_fn(word);
+        if removed > spec.removed_ids() as u64 || edits > EDITS as u64 {
+            return Err("has more removed ids or edits than it may".into());
+        }
+        let (edits, rest) = rest.split_at_checked(edits as usize * 16).ok_or_else(cut)?;
+        let (removed, counters) = rest.split_at_checked(removed as usize * 16).ok_or_else(cut)?;
+        let all = if spec.min_count > 1 { counters_of(spec.partition_rows()) } else { 0 };
+        if at.saturating_add(counters.len() as u64) > all {
+            return Err("has other counts".into());
+        }
+        let (edits, removed, at) = (edits.as_chunks().0, removed.as_chunks().0, at as usize);
+        Ok(Self { first, forgotten, since, edits, removed, at, counters })
     }
 }
 
 /// A part of a snapshot, behind the rows.
 impl LazyPart for History {
     fn bytes(&self) -> usize {
-        let counts = self.counts.as_ref().map_or(0, |counts| counts.counters.len());
-        40 + self.edits.len() * 16 + self.removed.ring.len() * 16 + counts
+        self.written(&(0..self.removed.ring.len()), &(0..self.counters()), true)
     }
 
     fn read(&self) -> Bytes {
-        let (removed, counts) = (&self.removed, self.counts.as_ref());
-        let (entries, edits) = (removed.ring.len() as u64, self.edits.len() as u64);
-        let head = [removed.first, removed.forgotten, entries, counts.map_or(0, |c| c.since), edits];
-        let edits = self.edits.iter().flat_map(|(token, rows)| [*token, *rows]);
-        let entries =
-            removed.entries().flat_map(|(id, version, still)| [id, version << 1 | u64::from(still)]);
         let mut bytes = Vec::with_capacity(self.bytes());
-        head.into_iter().chain(edits).chain(entries).for_each(|word| bytes.extend(word.to_le_bytes()));
-        counts.into_iter().for_each(|counts| bytes.extend(&counts.counters));
+        self.write(&(0..self.removed.ring.len()), &(0..self.counters()), true, &mut bytes);
         bytes.into()
     }
 }
@@ -284,7 +381,7 @@ mod tests {
                 History::load(&spec, &bytes.slice(..len).into()).expect_err("cut");
             }
             let mut many = bytes.to_vec();
-            many[16..24].fill(0xff);
+            many[32..40].fill(0xff);
             History::load(&spec, &Payload::from(many)).expect_err("more than it may have");
         }
     }

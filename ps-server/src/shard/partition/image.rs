@@ -2,7 +2,7 @@
 //! the row as it was, unless the reader has passed it. So an image costs a bit for each row, and copies of the rows that
 //! change before they are read.
 
-use super::{History, Partition, RowsHeader, tile_rows};
+use super::{COUNTS_BYTES, History, Partition, RowsHeader, tile_rows};
 use crate::raft::{ApplyError, LazyPart};
 use bytes::Bytes;
 use paraft_common::codec::put_f32_le;
@@ -123,6 +123,20 @@ impl RowsImage {
         tiles.chain([history])
     }
 
+    /// What a checkpoint has behind the rows: for each piece the partition's number and the length of the rest, in four bytes
+    /// each, then the counts, and what the partition knows of ids that are no rows.
+    pub fn history(&self) -> impl Iterator<Item = HistoryPiece> + Send + use<> {
+        let (history, header, number) = (self.history.clone(), self.header, self.partition.number);
+        self.history.places().enumerate().map(move |(i, (removed, counters))| HistoryPiece {
+            history: history.clone(),
+            header,
+            number,
+            is_first: i == 0,
+            removed,
+            counters,
+        })
+    }
+
     /// The ids whose rows were removed after `version` and are none now; `None` if some of them may be forgotten.
     pub fn removed_since(&self, version: u64) -> Option<Vec<u64>> {
         self.history.removed_since(version)
@@ -180,6 +194,32 @@ impl LazyPart for RowsTile {
             let kept = kept.next_if(|(of, _)| **of == slot).map(|(_, row)| &**row);
             put_f32_le(kept.unwrap_or(row), &mut bytes);
         }
+        bytes.into()
+    }
+}
+
+/// Some of what [`RowsImage::history`] gives.
+#[derive(Debug)]
+pub struct HistoryPiece {
+    history: Arc<History>,
+    header: RowsHeader,
+    number: u32,
+    is_first: bool,
+    removed: Range<usize>,
+    counters: Range<usize>,
+}
+
+impl LazyPart for HistoryPiece {
+    fn bytes(&self) -> usize {
+        8 + COUNTS_BYTES + self.history.written(&self.removed, &self.counters, self.is_first)
+    }
+
+    fn read(&self) -> Bytes {
+        let mut bytes = Vec::with_capacity(self.bytes());
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend((self.bytes() as u32 - 8).to_le_bytes());
+        self.header.words().into_iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+        self.history.write(&self.removed, &self.counters, self.is_first, &mut bytes);
         bytes.into()
     }
 }
