@@ -55,6 +55,7 @@ pub const GROUPS: [Group; 7] = [
             ("mode", "paraft mode digits asp --fleet runs/digits-1"),
             ("checkpoint", "paraft checkpoint save digits --fleet runs/digits-1"),
             ("table", "paraft table export clicks items --to items-1 --fleet runs/clicks-1"),
+            ("pull", "paraft pull digits --to digits.safetensors --fleet runs/digits-1"),
             ("stop", "paraft stop digits --fleet runs/digits-1"),
             ("delete", "paraft delete digits --fleet runs/digits-1"),
         ],

@@ -44,6 +44,7 @@ mod mode;
 mod on;
 mod page;
 mod plan;
+mod pull;
 mod replay;
 mod report;
 mod role;
@@ -128,6 +129,8 @@ enum Command {
     Jobs(jobs::ListArgs),
     /// Rows of a job's sparse tables: show, remove, export, import.
     Table(tables::TableArgs),
+    /// Write the weights of a running job to a file, or each new version while it trains.
+    Pull(pull::PullArgs),
     /// End a job where it is; its weights are kept as after any end.
     Stop(end::StopArgs),
     /// Delete a job with all that the servers have of it.
@@ -215,6 +218,7 @@ fn main() {
         Command::Data(a) => failure::report(data::run(&a)),
         Command::Jobs(a) => failure::report(jobs::all(&a)),
         Command::Table(a) => failure::report(tables::run(&a)),
+        Command::Pull(a) => failure::report(pull::run(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),
         Command::Logs(a) => failure::report(logs::run(&a)),

@@ -39,5 +39,6 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A server does so this often. It only frees what a vanished client has left: a lease finds a silent member, a
 /// timer a silent server, and each server has three connections from each other one.
 pub const SERVER_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// The longest job text a session may open with: as many groups of parameters as a job may have take 100 KiB.
-pub const MAX_JOB_BYTES: usize = 128 << 10;
+/// The longest job text a session may open with: as many groups of parameters as a job may have take 100 KiB, and the names of
+/// its tensors up to 120 KiB.
+pub const MAX_JOB_BYTES: usize = 256 << 10;

@@ -63,6 +63,11 @@ pub enum RefusalKind {
          every worker is at it"
     )]
     NoPart { shard: ShardId, step: Step },
+    #[error(
+        "{shard} has no version {} here: it is at {}, and versions are kept only while a reader has them or waits for them",
+        step.0, reached.0
+    )]
+    NoVersion { shard: ShardId, step: Step, reached: Step },
     #[error("{0}")]
     Overloaded(String),
     #[error(
@@ -196,6 +201,7 @@ impl RefusalKind {
             | K::Overloaded(_)
             | K::Unavailable(_)
             | K::NotInitialised
+            | K::NoVersion { .. }
             | K::OtherFounding(_) => Advice::Retry,
             K::UnknownSession { .. } => Advice::Stop,
             K::StateLost(_) => Advice::Lost,
@@ -231,6 +237,7 @@ impl RefusalKind {
             K::FutureVersion { .. } => W::FutureVersion,
             K::NotInitialised => W::NotInitialised,
             K::NoPart { .. } => W::NoPart,
+            K::NoVersion { .. } => W::NoVersion,
             K::Overloaded(_) => W::Overloaded,
             K::StateLost(_) => W::StateLost,
             K::Unavailable(_) => W::Unavailable,

@@ -27,6 +27,7 @@ fn all() -> Vec<K> {
         K::FutureVersion { bucket, got: 2, current: 1 },
         K::NotInitialised,
         K::NoPart { shard, step },
+        K::NoVersion { shard, step, reached: step },
         K::Overloaded("full".into()),
         K::StateLost(shard),
         K::Unavailable(text()),

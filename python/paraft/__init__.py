@@ -18,15 +18,19 @@ from __future__ import annotations
 from ._constraints import Constraint, clamp, max_norm, unit_norm
 from ._fleet import Fleet, local
 from ._paraft import __version__
+from ._reader import Reader, Version, reader
 from ._run import Run, init
 from .errors import (
     ConfigError,
     DataError,
     DivergedError,
     MisuseError,
+    OtherFoundingError,
     ParaftError,
     RecordError,
     UnavailableError,
+    VersionNotKeptError,
+    VersionTimeoutError,
 )
 
 __all__ = [
@@ -36,14 +40,20 @@ __all__ = [
     "DivergedError",
     "Fleet",
     "MisuseError",
+    "OtherFoundingError",
     "ParaftError",
+    "Reader",
     "RecordError",
     "Run",
     "UnavailableError",
+    "Version",
+    "VersionNotKeptError",
+    "VersionTimeoutError",
     "__version__",
     "clamp",
     "init",
     "local",
     "max_norm",
+    "reader",
     "unit_norm",
 ]

@@ -2,8 +2,10 @@ from typing import Any, Optional, final
 
 __all__ = [
     "ClickMetrics",
+    "Reader",
     "Run",
     "SparseData",
+    "Version",
     "WHOLE_BYTES",
     "__version__",
     "area_under_curve",
@@ -21,6 +23,35 @@ def digest(spans: list[tuple[int, int]], sample: int) -> list[int]: ...
 def end_with(descriptor: int) -> None: ...
 
 def in_rounds_of_all(job: Optional[str], set: list[str]) -> bool: ...
+
+@final
+class Reader:
+    def __new__(
+        cls,
+        *,
+        servers: list[str],
+        job: str,
+        dtype: str,
+        only: Optional[list[str]],
+        timeout: float,
+        certs: Optional[str] = None,
+    ) -> Reader: ...
+    def next(self, at_least: int, exactly: Optional[int], timeout: float) -> Version: ...
+    def tensors(self) -> list[tuple[str, list[int], bool]]: ...
+
+@final
+class Version:
+    @property
+    def step(self) -> int: ...
+    @property
+    def reached(self) -> int: ...
+    @property
+    def digest(self) -> int: ...
+    @property
+    def founding(self) -> int: ...
+    @property
+    def received(self) -> int: ...
+    def copy(self, tensor: int, address: int, bytes: int) -> None: ...
 
 @final
 class Run:

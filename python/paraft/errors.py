@@ -21,6 +21,20 @@ class UnavailableError(ParaftError, ConnectionError):
     exit_code = 69
 
 
+class VersionTimeoutError(UnavailableError, TimeoutError):
+    """No version of the weights came in time: the job has not reached it, or has ended, or the servers do not answer."""
+
+
+class VersionNotKeptError(UnavailableError):
+    """The job has passed the version, and no reader had it: ask for the newest, or ask before it is reached."""
+
+
+class OtherFoundingError(ParaftError, RuntimeError):
+    """The job has begun anew since the reader was opened: its versions are other weights. Open a new reader."""
+
+    exit_code = 78
+
+
 class ConfigError(ParaftError, ValueError):
     """The settings, the optimizer or the model do not fit the job or the servers: fix what the message names."""
 

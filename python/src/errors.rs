@@ -31,7 +31,8 @@ pub fn config(py: Python<'_>, why: &str) -> PyErr {
     of_class(py, "ConfigError", why)
 }
 
-fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {
+/// An exception of a class of `paraft.errors`.
+pub fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {
     let made = PyModule::import(py, "paraft.errors").and_then(|m| m.getattr(class)?.call1((text,)));
     made.map_or_else(|e| e, PyErr::from_value)
 }

@@ -2,13 +2,15 @@
 //!
 //! [`paraft_worker::OpenRun`] makes all decisions. This crate passes it the interpreter's memory ([`memory`]),
 //! releases the interpreter during waits and checks its signals meanwhile ([`signals`]), and converts errors and
-//! log lines to Python's ([`errors`], [`logs`]). [`data`] reads sparse data; [`rows`]: tables.
+//! log lines to Python's ([`errors`], [`logs`]). [`data`] reads sparse data; [`rows`]: tables; [`reader`]: versions for
+//! processes that do not train.
 
 mod data;
 mod digest;
 mod errors;
 mod logs;
 mod memory;
+mod reader;
 mod rows;
 mod run;
 mod signals;
@@ -21,6 +23,8 @@ fn _paraft(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Run>()?;
     m.add("WHOLE_BYTES", digest::WHOLE_BYTES)?;
     m.add_function(wrap_pyfunction!(digest::digest, m)?)?;
+    m.add_class::<reader::Reader>()?;
+    m.add_class::<reader::Version>()?;
     m.add_class::<data::SparseData>()?;
     m.add_class::<data::ClickMetrics>()?;
     m.add_function(wrap_pyfunction!(data::area_under_curve, m)?)?;

@@ -82,3 +82,13 @@ pub fn with_bytes<T>(address: usize, bytes: usize, read: impl FnOnce(&[u8]) -> T
     #[allow(unsafe_code)]
     Some(read(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }))
 }
+
+/// Writes the bytes of a tensor of any type. See [`with_mut`].
+pub fn with_bytes_mut<T>(address: usize, bytes: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+    if address == 0 {
+        return None;
+    }
+    // SAFETY: as in `with_bytes`; the front end gives memory that no other thread reads or writes during the call.
+    #[allow(unsafe_code)]
+    Some(write(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }))
+}

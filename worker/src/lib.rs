@@ -34,8 +34,8 @@ pub mod start;
 mod streamed;
 pub mod worker;
 
-pub use paraft_client::Transport;
 pub use paraft_client::{Counters, Interrupt, Pulled};
+pub use paraft_client::{Transport, reader};
 pub use paraft_common::{Layout, ParamGroup, optim::Overrides};
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{self as data, DataError, Dataset, Samples, Split};

@@ -334,7 +334,7 @@ fn versions(shard: &Shard, field: &'static str, list: &[u64]) -> Result<(), Refu
 }
 
 /// The indices of these buckets on the shard, in rising order.
-fn only(shard: &Shard, buckets: &[u32]) -> Result<Vec<usize>, Refusal> {
+pub(super) fn only(shard: &Shard, buckets: &[u32]) -> Result<Vec<usize>, Refusal> {
     if !buckets.is_sorted_by(|a, b| a < b) {
         return Err(RefusalKind::BadOnly.into());
     }

@@ -178,7 +178,7 @@ impl ShardsService {
         if WorkerId(open.worker) == FLEET {
             return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)));
         }
-        let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
+        let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job.is_same(&job), m.job.clone())));
         let text = match &running {
             // A running job continues, even if a later version of the servers would refuse to start it.
             Some((true, running)) => running.clone(),

@@ -12,7 +12,7 @@
 //! - `inherit`: weights for a job that starts from another's.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from any replica; [`readers`]: bounds on their memory.
-//! - [`rows`]: rows of tables for readers.
+//! - [`rows`]: rows of tables for readers; `versions`: whole weights of one moment.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
@@ -39,6 +39,7 @@ pub mod shape;
 pub mod shards;
 pub mod status;
 mod switch;
+mod versions;
 
 pub use lane::Lanes;
 

@@ -35,6 +35,7 @@ pub const NEEDS: &[(&str, Need)] = &[
     (CHECKPOINT, Need::Worker),
     (READ, Need::Reader),
     ("/paraft.v1.Shards/ReadRows", Need::Reader),
+    ("/paraft.v1.Shards/ReadVersion", Need::Reader),
     ("/paraft.v1.Shards/EditRows", Need::Submit),
     ("/paraft.v1.Shards/SwitchMode", Need::Submit),
     ("/paraft.v1.Shards/Save", Need::Submit),

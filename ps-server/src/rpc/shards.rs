@@ -9,6 +9,7 @@ use super::{
     save,
     status::StatusService,
     switch,
+    versions::VersionStream,
 };
 use crate::{
     connections::{self, Rank, Visitor},
@@ -16,8 +17,9 @@ use crate::{
     replicas::Replicas,
 };
 use paraft_proto::{
-    CheckpointRequest, EditRowsReply, EditRowsRequest, Incoming, ReadRowsRequest, RefusalKind, SaveReply,
-    SaveRequest, StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest, bulk, limits,
+    CheckpointRequest, EditRowsReply, EditRowsRequest, Incoming, ReadRowsRequest, ReadVersionRequest,
+    RefusalKind, SaveReply, SaveRequest, StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest,
+    bulk, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
 };
@@ -62,10 +64,19 @@ pub struct ShardsService {
 #[tonic::async_trait]
 impl Shards for ShardsService {
     type ReadRowsStream = RowsStream;
+    type ReadVersionStream = VersionStream;
 
     async fn read_rows(&self, request: Request<ReadRowsRequest>) -> Result<Response<RowsStream>, Status> {
         let by = connections::of(request.extensions());
         Ok(Response::new(self.rows(request.into_inner(), by)))
+    }
+
+    async fn read_version(
+        &self,
+        request: Request<ReadVersionRequest>,
+    ) -> Result<Response<VersionStream>, Status> {
+        let by = connections::of(request.extensions());
+        Ok(Response::new(self.version(request.into_inner(), by)))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

@@ -204,6 +204,18 @@ impl Members {
         self.progress.slowest().unwrap_or(Step(u64::MAX))
     }
 
+    /// The step that no active member is behind; without active members, the furthest.
+    pub(super) fn version_step(&self) -> Step {
+        let done = || self.iter().map(|(_, m)| m.clock()).max().unwrap_or_default().max(self.left);
+        self.progress.slowest().unwrap_or_else(done)
+    }
+
+    /// Likewise, and whether nothing beyond that step was pushed.
+    pub(super) fn version(&self) -> (Step, bool) {
+        let step = self.version_step();
+        (step, self.furthest() == step)
+    }
+
     /// The last step of a unit that all active members have pushed; without active members there is no bound.
     pub fn slowest_in(&self, unit: usize) -> Step {
         self.progress.slowest_in(unit).unwrap_or(Step(u64::MAX))

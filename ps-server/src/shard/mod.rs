@@ -23,6 +23,7 @@
 //! - [`observed_shard`]: observers of the applies: spans, staleness and readers.
 //! - [`staleness`]: the delay of each push; measured on the leader.
 //! - `reads`: weights for readers that do not train, from any replica.
+//! - [`versions`]: weights of one moment for readers, from any replica.
 //! - [`leader`]: all leader-only state: a state machine, its modules, and the task that runs it.
 //!
 //! Nothing here depends on openraft, and only `leader` uses wire types.
@@ -59,6 +60,7 @@ pub mod staged_delta;
 pub mod staleness;
 pub mod state;
 mod updates;
+pub mod versions;
 mod weights;
 pub mod worker_state;
 

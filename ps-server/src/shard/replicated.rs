@@ -5,6 +5,7 @@ use super::{
     command::{Outcome, Proposal},
     cut::Cut,
     state::Shard,
+    versions::may_run_together,
 };
 use crate::raft::{ApplyError, OutdatedMemory, RawImage, Replicated};
 use paraft_common::Payload;
@@ -15,11 +16,23 @@ impl Replicated for Shard {
     type Outcome = Outcome;
 
     fn apply(&self, proposal: &Proposal) -> Result<Outcome, ApplyError> {
-        self.noted(self.carry_out(proposal))
+        Replicated::apply_run(self, &[proposal])
+            .map(|outcomes| outcomes.into_iter().next().unwrap_or(Outcome::Done))
     }
 
     fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, ApplyError> {
-        self.noted(Shard::apply_run(self, proposals))
+        let _applying = self.versions.applying();
+        if !self.versions.any() {
+            return self.noted(Shard::apply_run(self, proposals));
+        }
+        // A reader may have come while entries were applied without regard to it.
+        self.keep_versions(false);
+        let mut outcomes = Vec::with_capacity(proposals.len());
+        for run in proposals.chunk_by(|a, b| may_run_together(a, b)) {
+            outcomes.extend(self.noted(Shard::apply_run(self, run))?);
+            self.keep_versions(true);
+        }
+        Ok(outcomes)
     }
 
     fn in_term(&self, term: u64) {
@@ -44,6 +57,7 @@ impl Replicated for Shard {
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
     ) -> Result<(), ApplyError> {
+        let _applying = self.versions.applying();
         let header = Cut::header_of(head)?;
         let aside = self.noted(self.set_aside(&header.meta.job))?;
         if aside.is_some() {

@@ -10,6 +10,7 @@ use super::{
     command::{Command, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     members::Members,
     staged_delta::StagedDelta,
+    versions::Versions,
 };
 use crate::{
     raft::ApplyError,
@@ -45,6 +46,7 @@ pub struct Shard {
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
     pub(super) term: AtomicU64,
+    pub(super) versions: Versions,
 }
 
 /// This replica's claim on the server's memory, beside its job's reservation.
@@ -150,7 +152,7 @@ impl Shard {
     pub fn within(room: Arc<Room>, name: JobShard, shards: u32) -> Self {
         let (state, staged) = (RwLock::default(), RwLock::default());
         let (claim, term) = (Mutex::default(), AtomicU64::new(0));
-        Self { name, shards, state, staged, room, claim, term }
+        Self { name, shards, state, staged, room, claim, term, versions: Versions::default() }
     }
 
     /// The shard's number in its job.

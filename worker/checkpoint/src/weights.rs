@@ -114,12 +114,44 @@ pub fn export(
     write(path, tensors, steps, precision, fill)
 }
 
+/// Writes tensors whose values have the form of `precision` already, little-endian.
+pub fn save_as(
+    path: &Path,
+    tensors: &[TensorSpec],
+    steps: u64,
+    precision: Precision,
+    values: impl Fn(usize) -> Option<Vec<u8>>,
+) -> Result<(), CheckpointError> {
+    write_bytes(path, tensors, steps, precision, |i, out| {
+        let missing = || CheckpointError::bad(path, format!("there are no values of `{}`", tensors[i].name));
+        out(&values(i).ok_or_else(missing)?);
+        Ok(())
+    })
+}
+
 fn write(
     path: &Path,
     tensors: &[TensorSpec],
     steps: u64,
     precision: Precision,
     fill: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut bytes = Vec::new();
+    write_bytes(path, tensors, steps, precision, |i, out| {
+        fill(i, &mut |values| {
+            bytes.clear();
+            precision.put(values, &mut bytes);
+            out(&bytes);
+        })
+    })
+}
+
+fn write_bytes(
+    path: &Path,
+    tensors: &[TensorSpec],
+    steps: u64,
+    precision: Precision,
+    mut fill: impl FnMut(usize, &mut dyn FnMut(&[u8])) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let part = path.with_extension("part");
     // Name the requested file, not the temporary one.
@@ -131,14 +163,11 @@ fn write(
     for _ in counters(tensors) {
         file.write_all(&(steps as i64).to_le_bytes()).map_err(failed)?;
     }
-    let mut bytes = Vec::new();
     for i in 0..tensors.len() {
         let mut result = Ok(());
-        fill(i, &mut |values| {
-            bytes.clear();
-            precision.put(values, &mut bytes);
+        fill(i, &mut |bytes| {
             if result.is_ok() {
-                result = file.write_all(&bytes);
+                result = file.write_all(bytes);
             }
         })?;
         result.map_err(failed)?;

@@ -16,6 +16,7 @@
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
 //! - `orders`: a user's orders to one server.
+//! - [`reader`]: whole versions of the weights, for processes that do not train.
 //! - `rows`: rows of tables, for readers and operators.
 //! - `pool`: buffers for payloads.
 //! - `initial`: the state that the servers receive if they have no weights yet.
@@ -35,6 +36,7 @@ mod io;
 mod orders;
 mod outgoing;
 mod pool;
+pub mod reader;
 mod rows;
 
 pub use acks::Acked;

@@ -130,8 +130,8 @@ pub(crate) fn of(constraints: &Constraints, tensors: &[TensorSpec]) -> Result<Ve
     Ok(all)
 }
 
-/// Whether a pattern matches a name.
-fn matches(pattern: &str, name: &str) -> bool {
+/// Whether a pattern matches a name; `*` stands for any text.
+pub fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };
     let starts = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);

@@ -43,7 +43,7 @@ mod ways;
 
 pub use checkpoint::CheckpointConfig;
 pub use cluster::{ClusterConfig, TransportConfig};
-pub use constraints::{ConstraintConfig, Constraints};
+pub use constraints::{ConstraintConfig, Constraints, matches};
 pub use device::DeviceConfig;
 pub use eval::EvalConfig;
 pub use job::Job;

@@ -88,6 +88,7 @@ impl Job {
             constraints: constraints::of(&self.constraints, tensors).unwrap_or_default(),
             chunks: None,
             tables: Vec::new(),
+            tensors: ServerJob::named(tensors),
         }
     }
 

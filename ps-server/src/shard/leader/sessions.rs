@@ -122,7 +122,7 @@ impl Leader {
         }
         let asked = ServerJob::decode(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
         // Another client may write the same values in another order.
-        if self.shard.configured().is_some_and(|c| c.job == asked) {
+        if self.shard.configured().is_some_and(|c| c.job.is_same(&asked)) {
             return Ok(());
         }
         let there = self.shard.configured().map(|c| c.job.clone());

@@ -1,0 +1,202 @@
+//! Versions for readers, from any replica: the whole weights of a shard at one moment.
+
+use super::{
+    check_protocol, convert,
+    readers::Reader,
+    shards::{ShardsService, unknown_caller},
+};
+use crate::{
+    connections::{Rank, Visitor},
+    replicas::Replica,
+    shard::versions::{KeptBucket, KeptVersion, Wanted},
+};
+use bytes::Bytes;
+use futures::Stream;
+use paraft_common::{Encoding, Step, codec::F32_BYTES};
+use paraft_proto::{
+    ReadVersionRequest, RefusalKind, VersionMessage, VersionOf, VersionPiece, version_message::Kind,
+};
+use paraft_tls::Need;
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::{sync::mpsc, time::Instant};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::Status;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The stream that answers the call.
+pub type VersionStream = Pin<Box<dyn Stream<Item = Result<VersionMessage, Status>> + Send>>;
+
+/// Messages of a stream that wait for the transport.
+const MAX_WAITING: usize = 1;
+/// How often a reader looks for its version while nothing is applied.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// A reader holds memory of the server as long as it has its version, so it must take so many bytes a second, ...
+const SLOWEST: u64 = 1 << 20;
+/// ... with so much time beyond that.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why a stream ends early.
+enum Ended {
+    Refused(RefusalKind),
+    Gone,
+}
+
+impl From<RefusalKind> for Ended {
+    fn from(kind: RefusalKind) -> Self {
+        Self::Refused(kind)
+    }
+}
+
+type Out = mpsc::Sender<VersionMessage>;
+
+async fn send(out: &Out, kind: Kind) -> Result<(), Ended> {
+    out.send(VersionMessage { kind: Some(kind) }).await.map_err(|_| Ended::Gone)
+}
+
+impl ShardsService {
+    pub(super) fn version(&self, request: ReadVersionRequest, by: Option<Visitor>) -> VersionStream {
+        let (out, rx) = mpsc::channel(MAX_WAITING);
+        let service = self.clone();
+        tokio::spawn(async move {
+            if let Err(Ended::Refused(kind)) = service.send_version(request, by, &out).await {
+                let _ = send(&out, Kind::Refused(kind.into())).await;
+            }
+        });
+        Box::pin(ReceiverStream::new(rx).map(Ok))
+    }
+
+    async fn send_version(
+        &self,
+        request: ReadVersionRequest,
+        by: Option<Visitor>,
+        out: &Out,
+    ) -> Result<(), Ended> {
+        check_protocol(request.protocol)?;
+        let by = by.as_ref().ok_or_else(unknown_caller)?;
+        let hosted = self.may(by, Need::Reader, &request.job, request.shard).await?;
+        let shard = hosted.shard.id();
+        if request.founding != 0 && request.founding != hosted.founding {
+            return Err(RefusalKind::OtherFounding(shard).into());
+        }
+        let dtype = match request.dtype.as_str() {
+            "" | "f32" => Encoding::F32,
+            "bf16" => Encoding::Bf16,
+            "f16" => Encoding::F16,
+            other => {
+                let other: String = other.chars().take(20).collect();
+                let why = format!("`{}` is no type of a version: f32, bf16 or f16", other.escape_debug());
+                return Err(RefusalKind::BadOrder(why).into());
+            }
+        };
+        let conf = hosted.shard.configured();
+        let conf = conf.ok_or_else(|| RefusalKind::Unavailable(format!("{shard} has no job yet")))?;
+        if conf.job.all_reduce {
+            let why = "the weights of an all-reduce job are with its ranks and not on the servers";
+            return Err(RefusalKind::BadOrder(why.into()).into());
+        }
+        let only = convert::only(&hosted.shard, &request.only).map_err(|refusal| refusal.kind)?;
+        let reader = self.readers.reader(&by.rights().to_string())?;
+        by.is(Rank::Reader);
+        let wanted = match request.exactly {
+            true => Wanted::Exactly(Step(request.step)),
+            false => Wanted::AtLeast(Step(request.step)),
+        };
+        let mut of = VersionOf {
+            job: hosted.shard.read(|meta| meta.job.clone()),
+            founding: hosted.founding,
+            step: request.step,
+            reached: hosted.shard.reached().0.0,
+        };
+        let kept = match hosted.shard.version_for_reader(wanted) {
+            Ok(kept) => kept,
+            Err(refused) => {
+                send(out, Kind::Of(of)).await?;
+                return Err(refused.into());
+            }
+        };
+        of.step = kept.step().0;
+        send(out, Kind::Of(of)).await?;
+        let buckets = reached(&hosted, &kept, out).await?;
+        let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
+        let asked = |bucket: &Arc<KeptBucket>| ids.is_empty() || ids.contains(&bucket.id);
+        let (mut sent, began) = (0, Instant::now());
+        for bucket in buckets.into_iter().filter(asked) {
+            sent += send_bucket(&hosted, &bucket, dtype, &reader, out).await?;
+            if began.elapsed() > PATIENCE + Duration::from_secs(sent / SLOWEST) {
+                return Err(RefusalKind::Overloaded(format!(
+                    "version {} of {shard} was taken too slowly: {sent} bytes in {} s. Read it over a faster connection, \
+                     or in bf16",
+                    kept.step().0,
+                    began.elapsed().as_secs()
+                ))
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the replica has reached the version.
+async fn reached(
+    hosted: &Replica,
+    kept: &Arc<KeptVersion>,
+    out: &Out,
+) -> Result<Vec<Arc<KeptBucket>>, Ended> {
+    let mut applied = hosted.applied.clone();
+    loop {
+        applied.mark_unchanged();
+        hosted.shard.take_if_unchanged(kept);
+        match kept.buckets() {
+            Ok(Some(buckets)) => return Ok(buckets),
+            Ok(None) => {}
+            Err(()) => {
+                let (shard, (reached, _)) = (hosted.shard.id(), hosted.shard.reached());
+                return Err(RefusalKind::NoVersion { shard, step: kept.step(), reached }.into());
+            }
+        }
+        tokio::select! {
+            changed = applied.changed() => changed.map_err(|_| {
+                RefusalKind::Unavailable(format!("this replica of {} has ended", hosted.shard.id()))
+            })?,
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            () = out.closed() => return Err(Ended::Gone),
+        }
+    }
+}
+
+async fn send_bucket(
+    hosted: &Replica,
+    bucket: &Arc<KeptBucket>,
+    dtype: Encoding,
+    reader: &Reader,
+    out: &Out,
+) -> Result<u64, Ended> {
+    let values = bucket.bytes();
+    let _room = tokio::select! {
+        room = reader.room(values.len()) => room,
+        () = out.closed() => return Err(Ended::Gone),
+    };
+    let payload = rounded(values, dtype);
+    hosted.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
+    let sent = payload.len() as u64;
+    let digest = xxh3_64(&payload);
+    let piece = VersionPiece { bucket: bucket.id.0, version: bucket.version.0, digest, payload };
+    send(out, Kind::Piece(piece)).await?;
+    Ok(sent)
+}
+
+/// Values rounded to a type, ties to even.
+fn rounded(values: Bytes, dtype: Encoding) -> Bytes {
+    let f32s = || values.as_chunks::<F32_BYTES>().0.iter().map(|v| f32::from_le_bytes(*v));
+    match dtype {
+        Encoding::Bf16 => {
+            f32s().flat_map(|v| half::bf16::from_f32(v).to_le_bytes()).collect::<Vec<_>>().into()
+        }
+        Encoding::F16 => f32s().flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect::<Vec<_>>().into(),
+        _ => values,
+    }
+}

@@ -1,0 +1,529 @@
+//! Weights for processes that do not train: whole versions of a job, from any replicas, while training continues.
+//!
+//! ```text
+//!  Reader::next(Wanted::AtLeast(7)):
+//!    shard 0, a follower ──▶ "version 9 follows"      which version it is, shard 0's replica says
+//!    shard 1, ...        ──▶ exactly 9 ─▶ pieces      a shard that has passed 9: all again, with a later one
+//! ```
+//!
+//! Version `s` of each shard is what its log has at one place, so that all replicas give the same bytes, and a version is
+//! the same whoever reads it, whenever.
+
+use crate::connect::{Transport, channel, describe, shards, status};
+use bytes::Bytes;
+use paraft_common::{BucketId, Layout, Mode, TensorKind, config::ServerJob, placement};
+use paraft_proto::{
+    Candidates, PROTOCOL, ReadVersionRequest, Refused, StatusReply, VersionMessage, VersionOf, VersionPiece,
+    WireKind, version_message::Kind,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+    time::{Duration, Instant},
+};
+use tonic::Streaming;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Servers answer a request for a version at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Before all replicas are tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// A version this many steps ahead is asked for at most.
+const MOST_AHEAD: u64 = 1 << 10;
+
+/// The type in which values travel and arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ValueType {
+    /// As the servers have them.
+    #[default]
+    F32,
+    /// Rounded to the nearest, ties to even.
+    Bf16,
+    /// Rounded to the nearest, ties to even.
+    F16,
+}
+
+impl ValueType {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
+    /// Bytes of a value.
+    pub fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+}
+
+impl FromStr for ValueType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::F32, Self::Bf16, Self::F16];
+        all.into_iter()
+            .find(|t| t.name() == text)
+            .ok_or_else(|| format!("`{text}` is none of f32, bf16, f16"))
+    }
+}
+
+/// What a reader asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The newest version, of this step or a later one.
+    AtLeast(u64),
+    /// This version.
+    Exactly(u64),
+}
+
+/// Why a version was not read.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ReadError {
+    /// It was not there in time.
+    #[error("{0}")]
+    Timeout(String),
+    /// The version has been passed, and nobody kept it.
+    #[error(
+        "version {step} is not kept any more: the job is at {reached}. Versions are kept only while readers have them: ask for \
+         the newest, or ask earlier"
+    )]
+    NotKept {
+        /// The version.
+        step: u64,
+        /// The newest version.
+        reached: u64,
+    },
+    /// The job is another one than when the reader began: it has the same name, and other state.
+    #[error(
+        "job `{0}` has begun anew since this reader began, so its versions are other weights: open a new reader"
+    )]
+    OtherFounding(String),
+    /// The servers refuse, and would again.
+    #[error("{0}")]
+    Refused(String),
+    /// The server's answer is wrong.
+    #[error("{0}")]
+    Damaged(String),
+}
+
+/// A whole version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WholeVersion {
+    /// Its step, by which it is named.
+    pub step: u64,
+    /// The founding of each shard's state: a version of other foundings is another one.
+    pub foundings: BTreeMap<u32, u64>,
+    /// XXH3 of the buckets' digests and versions. Readers that ask for the same buckets in the same type get the same.
+    pub digest: u64,
+    /// The newest version of shard 0 when its replica was asked.
+    pub reached: u64,
+    /// Since the request for this version: it was the newest then, or is newer. Not how long ago it was made.
+    pub took: Duration,
+    /// The values of each bucket, little-endian.
+    pub buckets: BTreeMap<u32, Bytes>,
+    /// Bytes that were received for it.
+    pub received: u64,
+}
+
+impl WholeVersion {
+    /// The values of a tensor, little-endian, by its place in the layout; `None`: some of them were not asked for.
+    pub fn tensor(&self, layout: &Layout, dtype: ValueType, tensor: usize) -> Option<Vec<u8>> {
+        let (range, width) = (layout.tensor_range(tensor), dtype.bytes());
+        let mut bytes = Vec::with_capacity(range.len() * width);
+        let after = layout.buckets().partition_point(|b| b.offset <= range.start);
+        for (id, bucket) in (0u32..).zip(layout.buckets()).skip(after.saturating_sub(1)) {
+            let of = bucket.range();
+            if of.start >= range.end {
+                break;
+            }
+            let (from, to) = (range.start.max(of.start) - of.start, range.end.min(of.end) - of.start);
+            bytes.extend_from_slice(self.buckets.get(&id)?.get(from * width..to * width)?);
+        }
+        Some(bytes)
+    }
+}
+
+/// Reads versions of one job.
+#[derive(Debug)]
+pub struct Reader {
+    servers: Vec<String>,
+    name: String,
+    dtype: ValueType,
+    job: ServerJob,
+    layout: Layout,
+    shards: u32,
+    only: Option<BTreeSet<u32>>,
+    foundings: BTreeMap<u32, u64>,
+    /// The last version: nothing older follows.
+    last: Option<u64>,
+}
+
+/// One shard's answer.
+struct Answer {
+    of: VersionOf,
+    stream: Streaming<VersionMessage>,
+}
+
+enum Failed {
+    /// Another replica may do.
+    Replica(String),
+    /// The shard has passed the version; what it has reached.
+    Passed(u64),
+    /// The replica has other state than the reader has seen, or is behind.
+    OtherFounding,
+    Error(ReadError),
+}
+
+impl Reader {
+    /// Finds the job on a fleet, of which some servers suffice, and reads what its tensors are.
+    ///
+    /// # Errors
+    /// No server answers in time, or the fleet has no such job.
+    pub async fn open(
+        servers: &[String],
+        name: &str,
+        dtype: ValueType,
+        within: Duration,
+    ) -> Result<Self, ReadError> {
+        let deadline = Instant::now() + within;
+        let unknown = ServerJob::new(name, Mode::Bsp, 1, 1);
+        let mut this = Self {
+            servers: servers.to_vec(),
+            name: name.into(),
+            dtype,
+            layout: unknown.layout(),
+            job: unknown,
+            shards: 0,
+            only: None,
+            foundings: BTreeMap::new(),
+            last: None,
+        };
+        loop {
+            let why = match this.begin().await {
+                Ok(()) => return Ok(this),
+                Err(Failed::Error(error)) => return Err(error),
+                Err(Failed::Replica(why)) => why,
+                Err(Failed::Passed(_) | Failed::OtherFounding) => "its replicas change".into(),
+            };
+            wait(deadline, || format!("job `{name}` cannot be read: {why}")).await?;
+        }
+    }
+
+    async fn begin(&mut self) -> Result<(), Failed> {
+        let (replicas, shards) = self.replicas().await?;
+        self.shards = shards;
+        let mut why = "no server has its shard 0".to_string();
+        for address in replicas.get(&0).into_iter().flatten() {
+            match self.ask(0, address, Want::AtLeast(0)).await {
+                Ok(answer) => {
+                    let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
+                    self.job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
+                    let named = self.job.named_layout().map_err(|e| damaged(e.to_string()))?;
+                    self.layout = named.unwrap_or_else(|| self.job.layout());
+                    return Ok(());
+                }
+                Err(Failed::Replica(other)) => why = format!("{address}: {other}"),
+                Err(other) => return Err(other),
+            }
+        }
+        Err(Failed::Replica(why))
+    }
+
+    /// The job, as its servers have it.
+    pub fn job(&self) -> &ServerJob {
+        &self.job
+    }
+
+    /// The tensors, and where each lies. A job whose client named none has one tensor with the values of each kind.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The type of the values.
+    pub fn dtype(&self) -> ValueType {
+        self.dtype
+    }
+
+    /// Reads only the buckets with values of tensors whose names `chosen` accepts. Returns how many tensors those are.
+    pub fn only(&mut self, chosen: impl Fn(&str) -> bool) -> usize {
+        let tensors: Vec<_> = (0..self.layout.tensors().len())
+            .filter(|i| chosen(&self.layout.tensors()[*i].name))
+            .map(|i| self.layout.tensor_range(i))
+            .collect();
+        let buckets = (0u32..).zip(self.layout.buckets());
+        let chosen = buckets.filter(|(_, b)| {
+            b.kind != TensorKind::Rows
+                && tensors.iter().any(|t| t.start < b.range().end && b.range().start < t.end)
+        });
+        self.only = Some(chosen.map(|(id, _)| id).collect());
+        tensors.len()
+    }
+
+    /// Reads a version. It is never older than the one before.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn next(&mut self, want: Want, within: Duration) -> Result<WholeVersion, ReadError> {
+        let (began, deadline) = (Instant::now(), Instant::now() + within);
+        let mut least = self.last.unwrap_or(0);
+        if let Want::AtLeast(step) = want {
+            least = least.max(step);
+        }
+        let mut ahead = 1;
+        loop {
+            let wanted = if let Want::Exactly(_) = want { want } else { Want::AtLeast(least) };
+            let why = match tokio::time::timeout_at(deadline.into(), self.read(wanted, began)).await {
+                Ok(Ok(version)) => {
+                    self.last = Some(version.step);
+                    return Ok(version);
+                }
+                Ok(Err(Failed::Error(error))) => return Err(error),
+                Ok(Err(Failed::Replica(why))) => why,
+                Ok(Err(Failed::OtherFounding)) => return Err(ReadError::OtherFounding(self.name.clone())),
+                Ok(Err(Failed::Passed(reached))) => {
+                    if let Want::Exactly(step) = want {
+                        return Err(ReadError::NotKept { step, reached });
+                    }
+                    // Another shard was faster than the request. The next one is for a version that all will reach.
+                    least = least.max(reached + ahead);
+                    ahead = (2 * ahead).min(MOST_AHEAD);
+                    if Instant::now() < deadline {
+                        continue;
+                    }
+                    format!("its shards passed each version before all were asked for it, last {reached}")
+                }
+                Err(_) => format!("the job did not reach it; {}", self.seen().await),
+            };
+            let what = match wanted {
+                Want::Exactly(step) => format!("version {step}"),
+                Want::AtLeast(step) => format!("a version from {step} on"),
+            };
+            let (name, within) = (&self.name, within);
+            wait(deadline, || format!("no {what} of job `{name}` within {within:.0?}: {why}")).await?;
+        }
+    }
+
+    /// What a message about a time-out says of the job.
+    async fn seen(&self) -> String {
+        let Ok((replicas, _)) = self.replicas().await else { return "no server answers".into() };
+        for address in replicas.get(&0).into_iter().flatten() {
+            if let Ok(answer) = self.ask(0, address, Want::AtLeast(0)).await {
+                return format!("it is at version {}", answer.of.reached);
+            }
+        }
+        "no replica of its shard 0 answers".into()
+    }
+
+    async fn read(&mut self, want: Want, began: Instant) -> Result<WholeVersion, Failed> {
+        let (replicas, _) = self.replicas().await?;
+        let wanted: BTreeMap<u32, Vec<u32>> = self.by_shard();
+        let mut open = Vec::new();
+        let mut agreed = want;
+        for shard in wanted.keys() {
+            let answer = self.ask_any(*shard, replicas.get(shard), agreed).await?;
+            agreed = Want::Exactly(answer.of.step);
+            if let Want::Exactly(step) = want
+                && answer.of.step != step
+            {
+                return Err(Failed::Error(ReadError::Damaged(format!(
+                    "shard {shard} sends version {} where {step} was asked for",
+                    answer.of.step
+                ))));
+            }
+            open.push((*shard, answer));
+        }
+        let Want::Exactly(step) = agreed else {
+            return Err(Failed::Error(ReadError::Damaged("the job has no weights on its servers".into())));
+        };
+        let foundings: BTreeMap<u32, u64> = open.iter().map(|(s, a)| (*s, a.of.founding)).collect();
+        if self.foundings.iter().any(|(shard, f)| foundings.get(shard).is_some_and(|now| now != f)) {
+            return Err(Failed::OtherFounding);
+        }
+        let reached = open.first().map_or(step, |(_, answer)| answer.of.reached);
+        // All shards have promised the version: it is whole once the last of them has sent it.
+        let parts = open.into_iter().map(|(shard, answer)| receive(shard, answer, &wanted[&shard]));
+        let parts = futures::future::try_join_all(parts).await?;
+        let mut buckets: BTreeMap<u32, VersionPiece> = BTreeMap::new();
+        parts.into_iter().for_each(|pieces| buckets.extend(pieces.into_iter().map(|p| (p.bucket, p))));
+        let mut digest = Xxh3::new();
+        for piece in buckets.values() {
+            let len = self.layout.bucket(BucketId(piece.bucket)).map_or(0, |b| b.len);
+            if piece.payload.len() != len * self.dtype.bytes() {
+                let (got, bucket) = (piece.payload.len(), piece.bucket);
+                let why =
+                    format!("bucket {bucket} has {got} bytes, not {len} values in {}", self.dtype.name());
+                return Err(Failed::Error(ReadError::Damaged(why)));
+            }
+            [u64::from(piece.bucket), piece.version, piece.digest]
+                .iter()
+                .for_each(|word| digest.update(&word.to_le_bytes()));
+        }
+        self.foundings.extend(&foundings);
+        let received = buckets.values().map(|p| p.payload.len() as u64).sum();
+        let buckets = buckets.into_iter().map(|(id, piece)| (id, piece.payload)).collect();
+        let (digest, took) = (digest.digest(), began.elapsed());
+        Ok(WholeVersion { step, foundings, digest, reached, took, buckets, received })
+    }
+
+    /// The buckets to read, by shard.
+    fn by_shard(&self) -> BTreeMap<u32, Vec<u32>> {
+        let mut all = BTreeMap::<u32, Vec<u32>>::new();
+        for (id, bucket) in (0u32..).zip(self.layout.buckets()) {
+            if bucket.kind != TensorKind::Rows && self.only.as_ref().is_none_or(|only| only.contains(&id)) {
+                let shard = placement::shard_of(&self.layout, BucketId(id), self.shards);
+                all.entry(shard.0).or_default().push(id);
+            }
+        }
+        all
+    }
+
+    async fn ask_any(
+        &self,
+        shard: u32,
+        replicas: Option<&Vec<String>>,
+        want: Want,
+    ) -> Result<Answer, Failed> {
+        let mut why = format!("no server has shard {shard}");
+        let (mut passed, mut other) = (None, false);
+        for address in replicas.into_iter().flatten() {
+            match self.ask(shard, address, want).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failed::Replica(other)) => why = format!("shard {shard} at {address}: {other}"),
+                // Another replica may keep it for another reader, or be behind.
+                Err(Failed::Passed(reached)) => passed = passed.max(Some(reached)),
+                // The last one leads, and knows.
+                Err(Failed::OtherFounding) => other = true,
+                Err(error) => return Err(error),
+            }
+        }
+        if other {
+            return Err(Failed::OtherFounding);
+        }
+        Err(passed.map_or(Failed::Replica(why), Failed::Passed))
+    }
+
+    async fn ask(&self, shard: u32, address: &str, want: Want) -> Result<Answer, Failed> {
+        let (step, exactly) = match want {
+            Want::AtLeast(step) => (step, false),
+            Want::Exactly(step) => (step, true),
+        };
+        let only = match &self.only {
+            Some(_) => self.by_shard().remove(&shard).unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let request = ReadVersionRequest {
+            protocol: PROTOCOL,
+            shard,
+            job: self.name.clone(),
+            founding: self.foundings.get(&shard).copied().unwrap_or(0),
+            step,
+            exactly,
+            dtype: self.dtype.name().into(),
+            only,
+        };
+        let asks = async {
+            let channel = channel(address, Transport::Auto).await.map_err(Failed::Replica)?;
+            let reply = shards(channel).read_version(request).await;
+            let mut stream =
+                reply.map_err(|s| self.refused(crate::orders::refused(address, &s)))?.into_inner();
+            let of = match next(&mut stream).await?.and_then(|m| m.kind) {
+                Some(Kind::Of(of)) => of,
+                Some(Kind::Refused(refused)) => return Err(self.refused(refused)),
+                _ => return Err(Failed::Replica("its answer does not begin".into())),
+            };
+            Ok(Answer { of, stream })
+        };
+        let late = |_| Err(Failed::Replica(format!("no answer within {ANSWER_TIMEOUT:?}")));
+        tokio::time::timeout(ANSWER_TIMEOUT, asks).await.unwrap_or_else(late)
+    }
+
+    fn refused(&self, refused: Refused) -> Failed {
+        match refused.kind() {
+            WireKind::OtherFounding => Failed::OtherFounding,
+            _ if refused.is_final() => Failed::Error(ReadError::Refused(refused.message)),
+            _ => Failed::Replica(refused.message),
+        }
+    }
+
+    /// The servers with each shard, leaders last, and the number of shards.
+    async fn replicas(&self) -> Result<(BTreeMap<u32, Vec<String>>, u32), Failed> {
+        let mut known = Candidates::of(self.servers.iter().cloned());
+        let (mut all, mut shards) = (self.servers.clone(), 0);
+        while let Some(server) = known.next() {
+            let Ok(fleet) = describe(&server, ANSWER_TIMEOUT).await else { continue };
+            let job = fleet.jobs.iter().rfind(|job| job.name == self.name);
+            shards = job.and_then(|job| job.shape.as_ref()).map_or(shards, |shape| shape.shards);
+            all.extend(fleet.servers.iter().map(|s| s.address.clone()));
+            if fleet.fleet != 0 {
+                break; // it leads the control group, and knows all
+            }
+            known.failed(&server, "", &fleet.leader);
+        }
+        let mut known = BTreeSet::new();
+        all.retain(|address| known.insert(address.clone()));
+        let asks = all.iter().map(|address| status(address, false, ANSWER_TIMEOUT));
+        let replies = futures::future::join_all(asks).await;
+        let seen: Vec<StatusReply> = replies.iter().filter_map(|r| r.as_ref().ok()).cloned().collect();
+        if seen.is_empty() {
+            let why = replies.into_iter().find_map(Result::err).unwrap_or_default();
+            return Err(Failed::Replica(format!("no server answers: {why}")));
+        }
+        let mut replicas = BTreeMap::<u32, Vec<String>>::new();
+        for reply in &seen {
+            for shard in reply.shards.iter().filter(|s| s.job_name == self.name) {
+                shards = shards.max(shard.shard + 1);
+                let of = replicas.entry(shard.shard).or_default();
+                of.insert(if shard.role == "leader" { of.len() } else { 0 }, reply.address.clone());
+            }
+        }
+        match replicas.is_empty() {
+            true => Err(Failed::Replica("the fleet has no such job, or it has not begun".into())),
+            false => Ok((replicas, shards)),
+        }
+    }
+}
+
+/// The pieces of a shard: these buckets.
+async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<VersionPiece>, Failed> {
+    let Answer { of, mut stream } = answer;
+    let mut pieces = Vec::with_capacity(buckets.len());
+    let broken = |what: String| Failed::Replica(format!("shard {shard}: {what}"));
+    while let Some(message) = next(&mut stream).await? {
+        match message.kind {
+            Some(Kind::Piece(piece)) => {
+                if buckets.get(pieces.len()) != Some(&piece.bucket) {
+                    return Err(broken(format!("bucket {} is out of place", piece.bucket)));
+                }
+                if xxh3_64(&piece.payload) != piece.digest {
+                    return Err(broken(format!("bucket {} was damaged on its way", piece.bucket)));
+                }
+                pieces.push(piece);
+            }
+            Some(Kind::Refused(refused)) if refused.kind() == WireKind::NoVersion => {
+                return Err(Failed::Passed(of.reached.max(of.step)));
+            }
+            Some(Kind::Refused(refused)) => return Err(broken(refused.message)),
+            _ => return Err(broken("a message is out of place".into())),
+        }
+    }
+    match pieces.len() == buckets.len() {
+        true => Ok(pieces),
+        false => Err(broken("its answer ended early".into())),
+    }
+}
+
+async fn next(stream: &mut Streaming<VersionMessage>) -> Result<Option<VersionMessage>, Failed> {
+    stream.message().await.map_err(|s| Failed::Replica(format!("its answer broke off: {}", s.message())))
+}
+
+/// Waits a little; an error: the time is over.
+async fn wait(deadline: Instant, why: impl Fn() -> String) -> Result<(), ReadError> {
+    if Instant::now() >= deadline {
+        return Err(ReadError::Timeout(why()));
+    }
+    tokio::time::sleep(RETRY_DELAY).await;
+    Ok(())
+}
