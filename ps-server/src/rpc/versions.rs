@@ -34,6 +34,8 @@ pub type VersionStream = Pin<Box<dyn Stream<Item = Result<VersionMessage, Status
 const MAX_WAITING: usize = 1;
 /// How often a reader looks for its version while nothing is applied.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// A reader that waits hears so often that the server is there.
+const NEWS_INTERVAL: Duration = Duration::from_secs(1);
 /// A reader holds memory of the server as long as it has its version, so it must take so many bytes a second, ...
 const SLOWEST: u64 = 1 << 20;
 /// ... with so much time beyond that.
@@ -103,7 +105,7 @@ impl ShardsService {
         by.is(Rank::Reader);
         let wanted = match request.exactly {
             true => Wanted::Exactly(Step(request.step)),
-            false => Wanted::AtLeast(Step(request.step)),
+            false => Wanted::AtLeast { step: Step(request.step), else_from: Step(request.else_from) },
         };
         let mut of = VersionOf {
             job: hosted.shard.read(|meta| meta.job.clone()),
@@ -119,8 +121,8 @@ impl ShardsService {
             }
         };
         of.step = kept.step().0;
-        send(out, Kind::Of(of)).await?;
-        let buckets = reached(&hosted, &kept, out).await?;
+        send(out, Kind::Of(of.clone())).await?;
+        let buckets = reached(&hosted, &kept, of, out).await?;
         let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
         let asked = |bucket: &Arc<KeptBucket>| ids.is_empty() || ids.contains(&bucket.id);
         let (mut sent, began) = (0, Instant::now());
@@ -144,9 +146,11 @@ impl ShardsService {
 async fn reached(
     hosted: &Replica,
     kept: &Arc<KeptVersion>,
+    of: VersionOf,
     out: &Out,
 ) -> Result<Vec<Arc<KeptBucket>>, Ended> {
-    let mut applied = hosted.applied.clone();
+    let (mut applied, mut told) = (hosted.applied.clone(), Instant::now());
+    let of = VersionOf { job: String::new(), ..of };
     loop {
         applied.mark_unchanged();
         hosted.shard.take_if_unchanged(kept);
@@ -157,6 +161,10 @@ async fn reached(
                 let (shard, (reached, _)) = (hosted.shard.id(), hosted.shard.reached());
                 return Err(RefusalKind::NoVersion { shard, step: kept.step(), reached }.into());
             }
+        }
+        if told.elapsed() >= NEWS_INTERVAL {
+            send(out, Kind::Of(VersionOf { reached: hosted.shard.reached().0.0, ..of.clone() })).await?;
+            told = Instant::now();
         }
         tokio::select! {
             changed = applied.changed() => changed.map_err(|_| {

@@ -29,8 +29,13 @@ pub const MAX_VERSIONS: usize = 4;
 pub enum Wanted {
     /// This version.
     Exactly(Step),
-    /// The newest one that can be had, of this step or a later one.
-    AtLeast(Step),
+    /// The newest one, if it is of this step or a later one.
+    AtLeast {
+        /// This step.
+        step: Step,
+        /// If the newest one is not to be had any more: one to come, of this step or a later one.
+        else_from: Step,
+    },
 }
 
 /// The versions that readers of a replica have or wait for. No replicated state: readers differ between replicas.
@@ -162,13 +167,14 @@ impl Shard {
         let (reached, unchanged) = self.reached();
         let step = match wanted {
             Wanted::Exactly(step) => step,
-            Wanted::AtLeast(least) => {
+            Wanted::AtLeast { step: least, else_from } => {
                 let whole = |kept: &Weak<KeptVersion>| kept.upgrade().is_some_and(|kept| !kept.is_awaited());
                 let here = unchanged || by_step.get(&reached).is_some_and(whole);
-                let awaited = by_step.range(least.max(reached.next())..).next().map(|(step, _)| *step);
+                let to_come = least.max(else_from).max(reached.next());
+                let awaited = by_step.range(to_come..).next().map(|(step, _)| *step);
                 match reached >= least && here {
                     true => reached,
-                    false => awaited.unwrap_or(least.max(reached.next())),
+                    false => awaited.unwrap_or(to_come),
                 }
             }
         };

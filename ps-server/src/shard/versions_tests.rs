@@ -60,6 +60,10 @@ fn push(worker: usize, session: SessionId, bucket: u32, step: u64) -> Proposal {
     Proposal { command, payload: value((worker + 1) as f32) }
 }
 
+fn least(step: Step) -> Wanted {
+    Wanted::AtLeast { step, else_from: Step(0) }
+}
+
 fn weights(shard: &Shard) -> Vec<f32> {
     let conf = shard.configured().expect("configured");
     conf.buckets.iter().map(|b| b.peek(|data| data.weights[0])).collect()
@@ -149,7 +153,7 @@ proptest! {
             held.iter().for_each(|version| replica.take_if_unchanged(version));
             if let Some((exactly, ahead)) = reader {
                 let step = Step(replica.reached().0.0 + ahead);
-                let wanted = if *exactly { Wanted::Exactly(step) } else { Wanted::AtLeast(step) };
+                let wanted = if *exactly { Wanted::Exactly(step) } else { least(step) };
                 if let Ok(version) = replica.version_for_reader(wanted) {
                     prop_assert!(version.step() >= step);
                     held.push(version);
@@ -185,13 +189,13 @@ fn versions_for_readers_are_few_and_named_when_passed() {
     };
     let ask = |wanted| shard.version_for_reader(wanted);
     let exactly = |step| Wanted::Exactly(Step(step));
-    let first = ask(Wanted::AtLeast(Step(0))).expect("the initial weights");
+    let first = ask(least(Step(0))).expect("the initial weights");
     assert!(kept(&first).is_none(), "it is taken when its reader looks");
     shard.take_if_unchanged(&first);
     assert_eq!(kept(&first), Some(vec![0.0; 3]));
     apply(0, 1);
-    let later = ask(Wanted::AtLeast(Step(1))).expect("the next");
-    let also = ask(Wanted::AtLeast(Step(0))).expect("the version that is kept");
+    let later = ask(least(Step(1))).expect("the next");
+    let also = ask(least(Step(0))).expect("the version that is kept");
     assert_eq!((later.step(), also.step()), (Step(1), Step(0)));
     let held: Vec<_> = [2, 3].map(|step| ask(exactly(step)).expect("room for four")).into();
     assert!(matches!(ask(exactly(4)), Err(RefusalKind::Overloaded(_))));

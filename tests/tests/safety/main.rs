@@ -35,3 +35,4 @@ mod slices;
 mod streamed;
 mod switches;
 mod tables;
+mod versions;

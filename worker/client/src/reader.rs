@@ -26,8 +26,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Servers answer a request for a version at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A server that has answered is heard each second until the version is there, and then piece by piece.
+const SILENCE: Duration = Duration::from_secs(6);
 /// Before all replicas are tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Before another version is asked for, because the job has passed one.
+const PASSED_DELAY: Duration = Duration::from_millis(5);
 /// A version this many steps ahead is asked for at most.
 const MOST_AHEAD: u64 = 1 << 10;
 
@@ -159,6 +163,29 @@ pub struct Reader {
     foundings: BTreeMap<u32, u64>,
     /// The last version: nothing older follows.
     last: Option<u64>,
+    /// The servers that sent it, by shard.
+    known: Option<BTreeMap<u32, Vec<String>>>,
+}
+
+/// What is asked of a shard.
+#[derive(Clone, Copy)]
+struct Asked {
+    step: u64,
+    exactly: bool,
+    /// If the newest version is not kept: one to come, from this step on.
+    else_from: u64,
+}
+
+impl Asked {
+    /// The newest version.
+    const NEWEST: Self = Self { step: 0, exactly: false, else_from: 0 };
+}
+
+fn described(want: Want) -> String {
+    match want {
+        Want::Exactly(step) => format!("version {step}"),
+        Want::AtLeast(step) => format!("version from {step} on"),
+    }
 }
 
 /// One shard's answer.
@@ -200,6 +227,7 @@ impl Reader {
             only: None,
             foundings: BTreeMap::new(),
             last: None,
+            known: None,
         };
         loop {
             let why = match this.begin().await {
@@ -208,7 +236,7 @@ impl Reader {
                 Err(Failed::Replica(why)) => why,
                 Err(Failed::Passed(_) | Failed::OtherFounding) => "its replicas change".into(),
             };
-            wait(deadline, || format!("job `{name}` cannot be read: {why}")).await?;
+            wait(deadline, RETRY_DELAY, || format!("job `{name}` cannot be read: {why}")).await?;
         }
     }
 
@@ -217,7 +245,7 @@ impl Reader {
         self.shards = shards;
         let mut why = "no server has its shard 0".to_string();
         for address in replicas.get(&0).into_iter().flatten() {
-            match self.ask(0, address, Want::AtLeast(0)).await {
+            match self.ask(0, address, Asked::NEWEST).await {
                 Ok(answer) => {
                     let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
                     self.job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
@@ -268,14 +296,20 @@ impl Reader {
     /// See [`ReadError`].
     pub async fn next(&mut self, want: Want, within: Duration) -> Result<WholeVersion, ReadError> {
         let (began, deadline) = (Instant::now(), Instant::now() + within);
-        let mut least = self.last.unwrap_or(0);
-        if let Want::AtLeast(step) = want {
-            least = least.max(step);
+        let mut asked = Asked { step: self.last.unwrap_or(0), exactly: false, else_from: 0 };
+        match want {
+            Want::AtLeast(step) => asked.step = asked.step.max(step),
+            Want::Exactly(step) => asked = Asked { step, exactly: true, else_from: 0 },
         }
         let mut ahead = 1;
+        let mut leaders_first = false;
         loop {
-            let wanted = if let Want::Exactly(_) = want { want } else { Want::AtLeast(least) };
-            let why = match tokio::time::timeout_at(deadline.into(), self.read(wanted, began)).await {
+            // A follower may be cut off. A leader is not for long.
+            let until = if leaders_first { deadline } else { deadline.min(Instant::now() + SILENCE) };
+            let read = self.read(asked, leaders_first, began);
+            let mut delay = RETRY_DELAY;
+            leaders_first = true;
+            let why = match tokio::time::timeout_at(until.into(), read).await {
                 Ok(Ok(version)) => {
                     self.last = Some(version.step);
                     return Ok(version);
@@ -287,22 +321,18 @@ impl Reader {
                     if let Want::Exactly(step) = want {
                         return Err(ReadError::NotKept { step, reached });
                     }
-                    // Another shard was faster than the request. The next one is for a version that all will reach.
-                    least = least.max(reached + ahead);
+                    // Another shard was faster than the request. Unless the job stands, the next one is for a version that
+                    // all have yet to reach.
+                    asked.step = asked.step.max(reached.saturating_sub(1));
+                    asked.else_from = reached + ahead;
                     ahead = (2 * ahead).min(MOST_AHEAD);
-                    if Instant::now() < deadline {
-                        continue;
-                    }
-                    format!("its shards passed each version before all were asked for it, last {reached}")
+                    delay = PASSED_DELAY;
+                    "its shards passed each version before all were asked for it".into()
                 }
                 Err(_) => format!("the job did not reach it; {}", self.seen().await),
             };
-            let what = match wanted {
-                Want::Exactly(step) => format!("version {step}"),
-                Want::AtLeast(step) => format!("a version from {step} on"),
-            };
-            let (name, within) = (&self.name, within);
-            wait(deadline, || format!("no {what} of job `{name}` within {within:.0?}: {why}")).await?;
+            let late = || format!("no {} of job `{}` within {within:.0?}: {why}", described(want), self.name);
+            wait(deadline, delay, late).await?;
         }
     }
 
@@ -310,34 +340,43 @@ impl Reader {
     async fn seen(&self) -> String {
         let Ok((replicas, _)) = self.replicas().await else { return "no server answers".into() };
         for address in replicas.get(&0).into_iter().flatten() {
-            if let Ok(answer) = self.ask(0, address, Want::AtLeast(0)).await {
+            if let Ok(answer) = self.ask(0, address, Asked::NEWEST).await {
                 return format!("it is at version {}", answer.of.reached);
             }
         }
         "no replica of its shard 0 answers".into()
     }
 
-    async fn read(&mut self, want: Want, began: Instant) -> Result<WholeVersion, Failed> {
-        let (replicas, _) = self.replicas().await?;
+    async fn read(
+        &mut self,
+        mut asked: Asked,
+        leaders_first: bool,
+        began: Instant,
+    ) -> Result<WholeVersion, Failed> {
+        let mut replicas = match self.known.take() {
+            Some(known) => known,
+            None => self.replicas().await?.0,
+        };
+        let known = replicas.clone();
+        if leaders_first {
+            replicas.values_mut().for_each(|addresses| addresses.reverse());
+        }
         let wanted: BTreeMap<u32, Vec<u32>> = self.by_shard();
         let mut open = Vec::new();
-        let mut agreed = want;
         for shard in wanted.keys() {
-            let answer = self.ask_any(*shard, replicas.get(shard), agreed).await?;
-            agreed = Want::Exactly(answer.of.step);
-            if let Want::Exactly(step) = want
-                && answer.of.step != step
-            {
-                return Err(Failed::Error(ReadError::Damaged(format!(
-                    "shard {shard} sends version {} where {step} was asked for",
-                    answer.of.step
-                ))));
+            let answer = self.ask_any(*shard, replicas.get(shard), asked).await?;
+            let step = answer.of.step;
+            if asked.exactly && step != asked.step {
+                let why = format!("shard {shard} sends version {step} where {} was asked for", asked.step);
+                return Err(Failed::Error(ReadError::Damaged(why)));
             }
+            asked = Asked { step, exactly: true, else_from: 0 };
             open.push((*shard, answer));
         }
-        let Want::Exactly(step) = agreed else {
+        if open.is_empty() {
             return Err(Failed::Error(ReadError::Damaged("the job has no weights on its servers".into())));
-        };
+        }
+        let step = asked.step;
         let foundings: BTreeMap<u32, u64> = open.iter().map(|(s, a)| (*s, a.of.founding)).collect();
         if self.foundings.iter().any(|(shard, f)| foundings.get(shard).is_some_and(|now| now != f)) {
             return Err(Failed::OtherFounding);
@@ -362,6 +401,7 @@ impl Reader {
                 .for_each(|word| digest.update(&word.to_le_bytes()));
         }
         self.foundings.extend(&foundings);
+        self.known = Some(known);
         let received = buckets.values().map(|p| p.payload.len() as u64).sum();
         let buckets = buckets.into_iter().map(|(id, piece)| (id, piece.payload)).collect();
         let (digest, took) = (digest.digest(), began.elapsed());
@@ -384,12 +424,12 @@ impl Reader {
         &self,
         shard: u32,
         replicas: Option<&Vec<String>>,
-        want: Want,
+        asked: Asked,
     ) -> Result<Answer, Failed> {
         let mut why = format!("no server has shard {shard}");
         let (mut passed, mut other) = (None, false);
         for address in replicas.into_iter().flatten() {
-            match self.ask(shard, address, want).await {
+            match self.ask(shard, address, asked).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failed::Replica(other)) => why = format!("shard {shard} at {address}: {other}"),
                 // Another replica may keep it for another reader, or be behind.
@@ -405,11 +445,7 @@ impl Reader {
         Err(passed.map_or(Failed::Replica(why), Failed::Passed))
     }
 
-    async fn ask(&self, shard: u32, address: &str, want: Want) -> Result<Answer, Failed> {
-        let (step, exactly) = match want {
-            Want::AtLeast(step) => (step, false),
-            Want::Exactly(step) => (step, true),
-        };
+    async fn ask(&self, shard: u32, address: &str, asked: Asked) -> Result<Answer, Failed> {
         let only = match &self.only {
             Some(_) => self.by_shard().remove(&shard).unwrap_or_default(),
             None => Vec::new(),
@@ -419,8 +455,9 @@ impl Reader {
             shard,
             job: self.name.clone(),
             founding: self.foundings.get(&shard).copied().unwrap_or(0),
-            step,
-            exactly,
+            step: asked.step,
+            exactly: asked.exactly,
+            else_from: asked.else_from,
             dtype: self.dtype.name().into(),
             only,
         };
@@ -488,7 +525,7 @@ impl Reader {
 
 /// The pieces of a shard: these buckets.
 async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<VersionPiece>, Failed> {
-    let Answer { of, mut stream } = answer;
+    let Answer { mut of, mut stream } = answer;
     let mut pieces = Vec::with_capacity(buckets.len());
     let broken = |what: String| Failed::Replica(format!("shard {shard}: {what}"));
     while let Some(message) = next(&mut stream).await? {
@@ -506,6 +543,8 @@ async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<Vers
                 return Err(Failed::Passed(of.reached.max(of.step)));
             }
             Some(Kind::Refused(refused)) => return Err(broken(refused.message)),
+            // It waits.
+            Some(Kind::Of(now)) if pieces.is_empty() => of.reached = of.reached.max(now.reached),
             _ => return Err(broken("a message is out of place".into())),
         }
     }
@@ -516,14 +555,16 @@ async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<Vers
 }
 
 async fn next(stream: &mut Streaming<VersionMessage>) -> Result<Option<VersionMessage>, Failed> {
-    stream.message().await.map_err(|s| Failed::Replica(format!("its answer broke off: {}", s.message())))
+    let message = tokio::time::timeout(SILENCE, stream.message()).await;
+    let message = message.map_err(|_| Failed::Replica(format!("silent for {SILENCE:?}")))?;
+    message.map_err(|s| Failed::Replica(format!("its answer broke off: {}", s.message())))
 }
 
 /// Waits a little; an error: the time is over.
-async fn wait(deadline: Instant, why: impl Fn() -> String) -> Result<(), ReadError> {
+async fn wait(deadline: Instant, delay: Duration, why: impl Fn() -> String) -> Result<(), ReadError> {
     if Instant::now() >= deadline {
         return Err(ReadError::Timeout(why()));
     }
-    tokio::time::sleep(RETRY_DELAY).await;
+    tokio::time::sleep(delay).await;
     Ok(())
 }

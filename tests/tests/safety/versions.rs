@@ -1,0 +1,213 @@
+//! Versions: whole weights for readers, while leaders die.
+
+use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
+use paraft_client::reader::{ReadError, Reader, ValueType, Want, WholeVersion};
+use paraft_common::{Mode, ShardId, Step};
+use paraft_proof::Fate;
+use paraft_proto::{PROTOCOL, ReadVersionRequest, shards_client::ShardsClient, version_message::Kind};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    ledger::Ledger,
+    wait::{self, DEADLINE},
+};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+use tokio::runtime::Runtime;
+
+const BUCKETS: usize = 6;
+const WITHIN: Duration = Duration::from_secs(30);
+
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+fn weights(reader: &Reader, version: &WholeVersion) -> Result<Vec<f32>> {
+    let params = version.tensor(reader.layout(), ValueType::F32, 0).context("all values")?;
+    Ok(params.as_chunks().0.iter().map(|v| f32::from_le_bytes(*v)).collect())
+}
+
+/// What a version must show: in lock-step the steps up to it and nothing else, in every bucket of every shard.
+fn check(ledger: &Ledger, version: u64, weights: &[f32]) -> Result<()> {
+    let fate = |_, step: Step, _| match (step.0 <= version, ledger.mode) {
+        (true, _) => Fate::Acknowledged,
+        (false, Mode::Bsp) => Fate::Unmade,
+        (false, _) => Fate::Unknown,
+    };
+    let tally = ledger.read(weights, fate);
+    ensure!(
+        tally.lost + tally.doubled + tally.damaged == 0,
+        "version {version} in {}: {tally:?}",
+        ledger.mode
+    );
+    Ok(())
+}
+
+/// Numbers and digests that readers saw.
+#[derive(Default)]
+struct Seen {
+    digests: BTreeMap<u64, u64>,
+    reads: usize,
+}
+
+/// Reads versions until the job's last one; each is later than the one before.
+fn follow(servers: &[String], ledger: &Ledger, seen: &Mutex<Seen>) -> Result<()> {
+    let runtime = runtime()?;
+    let mut reader = runtime.block_on(Reader::open(servers, ledger.name, ValueType::F32, WITHIN))?;
+    let mut last = None;
+    loop {
+        let least = last.map_or(0, |last: u64| last + 1);
+        let version = runtime.block_on(reader.next(Want::AtLeast(least), WITHIN))?;
+        ensure!(version.step >= least, "version {} after {last:?}", version.step);
+        check(ledger, version.step, &weights(&reader, &version)?)?;
+        let mut seen = seen.lock().expect("no reader panicked");
+        seen.reads += 1;
+        let digest = *seen.digests.entry(version.step).or_insert(version.digest);
+        ensure!(digest == version.digest, "version {} has two contents", version.step);
+        last = Some(version.step);
+        if version.step == ledger.steps {
+            return Ok(());
+        }
+    }
+}
+
+#[test]
+fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
+    for (mode, kills) in [(Mode::Bsp, 6), (Mode::Asp, 4)] {
+        let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
+        let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(mode, 2, 600, BUCKETS) };
+        let (at, seen, done) =
+            (fleet.at.clone(), Arc::new(Mutex::new(Seen::default())), Arc::new(AtomicU64::new(0)));
+        let workers: Vec<_> = (0..2)
+            .map(|worker| {
+                let (at, done) = (at.clone(), done.clone());
+                thread::spawn(move || -> Result<()> {
+                    let mut page = ledger.join(&at, worker)?;
+                    page.begin()?;
+                    while page.done.0 < ledger.steps {
+                        page.step()?;
+                        done.fetch_max(page.done.0, SeqCst);
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    page.finish()?;
+                    Ok(())
+                })
+            })
+            .collect();
+        let readers: Vec<_> = (0..6)
+            .map(|_| {
+                let (servers, seen) = (at.addresses.clone(), seen.clone());
+                thread::spawn(move || follow(&servers, &ledger, &seen))
+            })
+            .collect();
+        for kill in 0..kills {
+            let due = (kill + 1) * ledger.steps / (kills + 2);
+            wait::until("the next kill", || done.load(SeqCst), |done| *done >= due);
+            let (leader, _) = fleet.leader(ShardId((kill % 2) as u32));
+            fleet.kill(leader);
+            fleet.restart_server(leader)?;
+            fleet.whole()?;
+        }
+        for worker in workers {
+            worker.join().expect("no worker panicked")?;
+        }
+        for reader in readers {
+            reader.join().expect("no reader panicked")?;
+        }
+        let seen = seen.lock().expect("no reader panicked");
+        ensure!(
+            seen.reads > 40 && seen.digests.len() > 10,
+            "{} reads of {:?}",
+            seen.reads,
+            seen.digests.keys()
+        );
+    }
+    Ok(())
+}
+
+/// A version that is asked for in time is read though the job has passed it long ago; one that nobody asked for is not kept.
+#[test]
+fn version_asked_for_in_time_is_kept_for_its_reader() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(2))?;
+    let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 80, BUCKETS) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    (0..20).try_for_each(|_| page.step().map(drop))?;
+    let runtime = runtime()?;
+    let mut reader =
+        runtime.block_on(Reader::open(&fleet.at.addresses, ledger.name, ValueType::F32, WITHIN))?;
+    // Nothing is pushed: the newest version is there, on every replica.
+    let now = runtime.block_on(reader.next(Want::AtLeast(0), WITHIN))?;
+    ensure!(now.step == 20, "version {}", now.step);
+    check(&ledger, 20, &weights(&reader, &now)?)?;
+    let asked = Arc::new(AtomicBool::new(false));
+    let (servers, waits) = (fleet.at.addresses.clone(), asked.clone());
+    let ahead = thread::spawn(move || -> Result<u64> {
+        let runtime = self::runtime()?;
+        let mut reader = runtime.block_on(Reader::open(&servers, ledger.name, ValueType::F32, WITHIN))?;
+        waits.store(true, SeqCst);
+        let version = runtime.block_on(reader.next(Want::Exactly(40), WITHIN))?;
+        check(&ledger, version.step, &weights(&reader, &version)?)?;
+        Ok(version.step)
+    });
+    wait::until("its reader to wait", || asked.load(SeqCst), |asked| *asked);
+    thread::sleep(Duration::from_millis(500));
+    (0..60).try_for_each(|_| page.step().map(drop))?;
+    ensure!(ahead.join().expect("it ends")? == 40, "the version that was asked for");
+    let gone = runtime.block_on(reader.next(Want::Exactly(60), WITHIN)).expect_err("nobody asked in time");
+    ensure!(matches!(gone, ReadError::NotKept { step: 60, reached: 80 }), "{gone}");
+    page.finish()?;
+    Ok(())
+}
+
+/// Streams of versions that take nothing hold no update, and have few versions between them.
+#[test]
+fn readers_of_versions_that_take_nothing_stop_no_update() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    // 12 MiB.
+    let ledger = Ledger { extra: 12 << 18, bucket_len: 1 << 18, ..Ledger::new(Mode::Asp, 1, 120) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    page.step()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let request = ReadVersionRequest { protocol: PROTOCOL, ..ReadVersionRequest::default() };
+    let (mut open, mut refused) = (Vec::new(), 0);
+    for step in 0..ledger.steps - 1 {
+        let address = &fleet.at.addresses[(step % 3) as usize];
+        let ask = async {
+            let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?;
+            let channel = endpoint.initial_stream_window_size(1 << 16).connect().await?;
+            let mut stream = ShardsClient::new(channel).read_version(request.clone()).await?.into_inner();
+            let first = stream.next().await.context("an answer")??;
+            anyhow::Ok((stream, first))
+        };
+        let (stream, first) = runtime.block_on(async { tokio::time::timeout(DEADLINE, ask).await })??;
+        match first.kind {
+            Some(Kind::Of(_)) => open.push(stream),
+            other => anyhow::bail!("{other:?}"),
+        }
+        page.step()?;
+    }
+    // The first message of those beyond the bound is followed by a refusal.
+    for mut stream in open {
+        let next = async { tokio::time::timeout(Duration::from_millis(50), stream.next()).await };
+        if let Ok(Some(Ok(message))) = runtime.block_on(next)
+            && let Some(Kind::Refused(why)) = message.kind
+        {
+            ensure!(why.message.contains("versions for readers"), "{}", why.message);
+            refused += 1;
+        }
+    }
+    ensure!(refused > 60, "{refused} were refused");
+    let last = page.finish()?;
+    let steps = (1..=ledger.steps).filter(|step| last[ledger.place(0, Step(*step))] == -1.0).count() as u64;
+    ensure!(steps == ledger.steps, "each push once: {steps}");
+    Ok(())
+}
