@@ -4,9 +4,9 @@ r"""FBGEMM's table on a CPU, beside `paraft bench table`: prints the seconds of 
     printf '#!/bin/sh\nshift 2\nexec python tools/bench/fbgemm_table.py "$@"\n' >fbgemm && chmod +x fbgemm
     paraft bench table --torch ./fbgemm            # in its place: "PyTorch's EmbeddingBag" is then FBGEMM's
 
-Arguments: rows, values of a row, ids of a batch, exponent of the Zipf distribution (0: uniform). A batch is a sum over bags, and
-one update of EXACT_ROWWISE_ADAGRAD, on one thread. Unlike `paraft bench table`, whose batches name each row once, FBGEMM sums
-rows into bags and the gradients of repeated ids itself."""
+Arguments: rows, values of a row, ids of a batch, exponent of the Zipf distribution (0: uniform). A batch is a sum over bags
+and an update of EXACT_ROWWISE_ADAGRAD, on one thread. `paraft bench table` names each row once; FBGEMM also sums rows into
+bags, and the gradients of repeated ids."""
 
 import json
 import sys
