@@ -9,10 +9,10 @@ use paraft_lanes::Purpose;
 use paraft_proto::{
     AbandonRequest, CheckpointRequest, DescribeRequest, DrainRequest, EditRowsRequest, EndJobRequest,
     ForgetRequest, FromShard, GroupHeartbeatRequest, HelloRequest, JoinGroupRequest, JoinRequest,
-    NoteCheckpointsRequest, Open, PROTOCOL, PeerRequest, ReadRequest, ReadRowsRequest, ReportRequest,
-    RoomRequest, RowsMessage, SaveRequest, StatusRequest, SubmitRequest, SwitchModeRequest, ToShard,
-    WithBulk, checkpoint_part, control_client::ControlClient, from_shard, rows_message, services,
-    shards_client::ShardsClient, to_shard,
+    NoteCheckpointsRequest, Open, PROTOCOL, PeerRequest, ReadRequest, ReadRowsRequest, ReadVersionRequest,
+    ReportRequest, RoomRequest, RowsMessage, SaveRequest, StatusRequest, SubmitRequest, SwitchModeRequest,
+    ToShard, VersionMessage, WithBulk, checkpoint_part, control_client::ControlClient, from_shard,
+    rows_message, services, shards_client::ShardsClient, to_shard, version_message,
 };
 use paraft_tests::{
     closed::{closed, shows},
@@ -117,6 +117,19 @@ fn ask(method: &'static str, channel: Channel, ledger: Ledger, founding: u64) ->
                     Err(s) => status::<()>(Err(s)),
                     Ok(rows) => match rows.into_inner().message().await {
                         Ok(Some(RowsMessage { kind: Some(rows_message::Kind::Refused(r)) })) => {
+                            refused(r.kind)
+                        }
+                        Err(s) => status::<()>(Err(s)),
+                        Ok(_) => Ok(true),
+                    },
+                }
+            }
+            "Shards.ReadVersion" => {
+                let read = ReadVersionRequest { protocol: PROTOCOL, job, ..ReadVersionRequest::default() };
+                match shards.read_version(read).await {
+                    Err(s) => status::<()>(Err(s)),
+                    Ok(version) => match version.into_inner().message().await {
+                        Ok(Some(VersionMessage { kind: Some(version_message::Kind::Refused(r)) })) => {
                             refused(r.kind)
                         }
                         Err(s) => status::<()>(Err(s)),
