@@ -59,6 +59,7 @@ const EDGES: [(&str, &[&str]); 34] = [
     ("decoders", &["common", "proto", "lanes", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     ("example-own-loop", &["worker", "models", "data", "common"]),
+    ("example-serve-digits", &["worker", "tls"]),
     ("python", &["worker", "tls", "host"]),
     ("engines", &[]),
     ("dashboard", &["fleet", "client", "record", "tls", "proto", "host", "common"]),
