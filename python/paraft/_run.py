@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed
 
+    from ._reader import Reader
     from .torch._group import Group
 
 _LOG = logging.getLogger("paraft")
@@ -365,9 +366,20 @@ class Run:
         return str(self._query()["mode"])
 
     def stats(self) -> dict[str, Any]:
-        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``,
+        """``name``, ``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``,
         ``dropped``, ``skipped``, for a progress bar or your own logger."""
         return self._query()
+
+    def reader(self, *, dtype: str = "f32", only: Union[str, Sequence[str], None] = None, timeout: float = 30.0) -> Reader:
+        """A reader of this run's weights, for another thread or process of the same host: see :func:`paraft.reader`.
+
+        Raises:
+            MisuseError: no model has joined the job yet.
+        """
+        from ._reader import reader
+
+        fleet = self._fleet if self._fleet is not None else self.servers
+        return reader(self._query()["name"], fleet, dtype=dtype, only=only, timeout=timeout)
 
     def _query(self) -> dict[str, Any]:
         if self._closed and self._last:

@@ -30,6 +30,8 @@ use std::{
 #[pyclass(module = "paraft._paraft", name = "Run")]
 pub struct Run {
     inner: Mutex<Inner>,
+    /// The job's name.
+    name: String,
     /// The thread inside a call, by [`this_thread`]; 0: none.
     holder: AtomicUsize,
     signals: Arc<Signals>,
@@ -157,6 +159,7 @@ impl Run {
         });
         let this = Self {
             inner: Mutex::new(Inner { run: None, zeros: Vec::new() }),
+            name: job.name.clone(),
             holder: AtomicUsize::new(0),
             signals,
             process: process::id(),
@@ -359,6 +362,7 @@ impl Run {
             Ok((run.done().0, run.mode().1.to_string(), run.is_over(), run.counters()))
         })?;
         let d = PyDict::new(py);
+        d.set_item("name", &self.name)?;
         d.set_item("step", done)?;
         d.set_item("mode", mode)?;
         d.set_item("over", over)?;

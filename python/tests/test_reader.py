@@ -39,6 +39,9 @@ def trained(out: str) -> None:
         o.zero_grad()
         history[step + 1] = {name: t.clone() for name, t in m.state_dict().items()}
         time.sleep(0.03)
+    if run.rank == 0:
+        # Its own last step, as any reader sees it.
+        assert run.reader(only="5.*").get(at_least=STEPS).step == STEPS == run.stats()["step"]
     run.finish()
     torch.save(history, f"{out}/{run.rank}.pt")
 

@@ -19,7 +19,7 @@ use paraft_proto::{
 use paraft_tls::Need;
 use std::{
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -121,6 +121,7 @@ impl ShardsService {
             }
         };
         of.step = kept.step().0;
+        tokio::spawn(copy_once_reached(hosted.clone(), Arc::downgrade(&kept)));
         send(out, Kind::Of(of.clone())).await?;
         let buckets = reached(&hosted, &kept, of, out).await?;
         let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
@@ -139,6 +140,29 @@ impl ShardsService {
             }
         }
         Ok(())
+    }
+}
+
+/// Copies a version as soon as it is reached, whether its readers take it or not: until then it shares memory with the shard,
+/// and updates that replace much of that would wait.
+async fn copy_once_reached(hosted: Replica, kept: Weak<KeptVersion>) {
+    let mut applied = hosted.applied.clone();
+    loop {
+        applied.mark_unchanged();
+        // Only its readers keep it.
+        match kept.upgrade().map(|kept| kept.buckets()) {
+            Some(Ok(Some(buckets))) => {
+                let copies = move || buckets.iter().for_each(|bucket| drop(bucket.bytes()));
+                let _ = tokio::task::spawn_blocking(copies).await;
+                return;
+            }
+            Some(Ok(None)) => {}
+            None | Some(Err(())) => return,
+        }
+        tokio::select! {
+            changed = applied.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+        }
     }
 }
 

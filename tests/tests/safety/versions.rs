@@ -195,6 +195,11 @@ fn readers_of_versions_that_take_nothing_stop_no_update() -> Result<()> {
         }
         page.step()?;
     }
+    // What their readers have not taken is copied: it shares no memory with the shard, and no update waits for it.
+    let copies = || -> Result<Vec<u64>> {
+        fleet.alive().into_iter().map(|id| Ok(fleet.status(id, false)?.shards[0].memory_copies)).collect()
+    };
+    wait::until("no vector to be kept for a reader", || copies().unwrap_or_default(), |c| *c == [0; 3]);
     // The first message of those beyond the bound is followed by a refusal.
     for mut stream in open {
         let next = async { tokio::time::timeout(Duration::from_millis(50), stream.next()).await };
