@@ -523,34 +523,60 @@ impl Reader {
     }
 }
 
-/// The pieces of a shard: these buckets.
+/// Receives the pieces of a shard.
 async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<VersionPiece>, Failed> {
-    let Answer { mut of, mut stream } = answer;
-    let mut pieces = Vec::with_capacity(buckets.len());
-    let broken = |what: String| Failed::Replica(format!("shard {shard}: {what}"));
-    while let Some(message) = next(&mut stream).await? {
+    let Answer { of, mut stream } = answer;
+    let mut pieces = Pieces { of, buckets, arrived: Vec::with_capacity(buckets.len()) };
+    let named = |failed| match failed {
+        Failed::Replica(why) => Failed::Replica(format!("shard {shard}: {why}")),
+        other => other,
+    };
+    while let Some(message) = next(&mut stream).await.map_err(named)? {
+        pieces.take(message).map_err(named)?;
+    }
+    pieces.whole().map_err(named)
+}
+
+/// What has arrived of one shard's version.
+struct Pieces<'a> {
+    of: VersionOf,
+    /// The buckets that must come, rising.
+    buckets: &'a [u32],
+    arrived: Vec<VersionPiece>,
+}
+
+impl Pieces<'_> {
+    fn take(&mut self, message: VersionMessage) -> Result<(), Failed> {
+        let broken = |what: String| Err(Failed::Replica(what));
         match message.kind {
             Some(Kind::Piece(piece)) => {
-                if buckets.get(pieces.len()) != Some(&piece.bucket) {
-                    return Err(broken(format!("bucket {} is out of place", piece.bucket)));
+                if self.buckets.get(self.arrived.len()) != Some(&piece.bucket) {
+                    return broken(format!("bucket {} is out of place", piece.bucket));
                 }
                 if xxh3_64(&piece.payload) != piece.digest {
-                    return Err(broken(format!("bucket {} was damaged on its way", piece.bucket)));
+                    return broken(format!("bucket {} was damaged on its way", piece.bucket));
                 }
-                pieces.push(piece);
+                self.arrived.push(piece);
+                Ok(())
             }
             Some(Kind::Refused(refused)) if refused.kind() == WireKind::NoVersion => {
-                return Err(Failed::Passed(of.reached.max(of.step)));
+                Err(Failed::Passed(self.of.reached.max(self.of.step)))
             }
-            Some(Kind::Refused(refused)) => return Err(broken(refused.message)),
+            Some(Kind::Refused(refused)) => broken(refused.message),
             // It waits.
-            Some(Kind::Of(now)) if pieces.is_empty() => of.reached = of.reached.max(now.reached),
-            _ => return Err(broken("a message is out of place".into())),
+            Some(Kind::Of(now)) if self.arrived.is_empty() && now.step == self.of.step => {
+                self.of.reached = self.of.reached.max(now.reached);
+                Ok(())
+            }
+            _ => broken("a message is out of place".into()),
         }
     }
-    match pieces.len() == buckets.len() {
-        true => Ok(pieces),
-        false => Err(broken("its answer ended early".into())),
+
+    fn whole(self) -> Result<Vec<VersionPiece>, Failed> {
+        match self.arrived.len() == self.buckets.len() {
+            true => Ok(self.arrived),
+            false => Err(Failed::Replica("its answer ended early".into())),
+        }
     }
 }
 
@@ -568,3 +594,7 @@ async fn wait(deadline: Instant, delay: Duration, why: impl Fn() -> String) -> R
     tokio::time::sleep(delay).await;
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

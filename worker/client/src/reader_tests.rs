@@ -1,0 +1,90 @@
+//! Tests of `reader`.
+
+use super::*;
+use paraft_common::TensorSpec;
+
+fn piece(bucket: u32, payload: &[u8]) -> VersionMessage {
+    let piece =
+        VersionPiece { bucket, version: 3, digest: xxh3_64(payload), payload: payload.to_vec().into() };
+    VersionMessage { kind: Some(Kind::Piece(piece)) }
+}
+
+fn of(step: u64, reached: u64) -> VersionOf {
+    VersionOf { step, reached, ..VersionOf::default() }
+}
+
+fn pieces() -> Pieces<'static> {
+    Pieces { of: of(7, 6), buckets: &[1, 4], arrived: Vec::new() }
+}
+
+fn why(result: Result<(), Failed>) -> String {
+    match result {
+        Err(Failed::Replica(why)) => why,
+        Err(Failed::Passed(reached)) => format!("passed {reached}"),
+        Err(Failed::OtherFounding) => "founding".into(),
+        Err(Failed::Error(error)) => error.to_string(),
+        Ok(()) => "fine".into(),
+    }
+}
+
+#[test]
+fn damaged_swapped_and_missing_pieces_are_noticed() {
+    let mut whole = pieces();
+    assert_eq!(why(whole.take(VersionMessage { kind: Some(Kind::Of(of(7, 7))) })), "fine", "it waits");
+    assert_eq!(why(whole.take(piece(1, b"first"))), "fine");
+    assert_eq!(why(whole.take(piece(4, b"last"))), "fine");
+    assert_eq!(why(whole.take(piece(4, b"last"))), "bucket 4 is out of place");
+    assert_eq!(whole.whole().map(|all| all.len()).ok(), Some(2));
+    assert_eq!(why(pieces().take(piece(4, b"swapped"))), "bucket 4 is out of place");
+    for bit in [0, 17, 39] {
+        let mut flipped = piece(1, b"first");
+        if let Some(Kind::Piece(p)) = &mut flipped.kind {
+            let mut bytes = p.payload.to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            p.payload = bytes.into();
+        }
+        assert_eq!(why(pieces().take(flipped)), "bucket 1 was damaged on its way");
+    }
+    let mut early = pieces();
+    assert_eq!(why(early.take(piece(1, b"first"))), "fine");
+    assert_eq!(
+        why(early.take(VersionMessage { kind: Some(Kind::Of(of(7, 7))) })),
+        "a message is out of place"
+    );
+    assert_eq!(why(early.whole().map(drop)), "its answer ended early");
+    assert_eq!(
+        why(pieces().take(VersionMessage { kind: Some(Kind::Of(of(8, 8))) })),
+        "a message is out of place"
+    );
+}
+
+#[test]
+fn passed_version_says_how_far_the_shard_is() {
+    let mut waits = pieces();
+    assert_eq!(why(waits.take(VersionMessage { kind: Some(Kind::Of(of(7, 9))) })), "fine");
+    let refused = Refused { kind: WireKind::NoVersion as i32, ..Refused::default() };
+    assert_eq!(why(waits.take(VersionMessage { kind: Some(Kind::Refused(refused)) })), "passed 9");
+}
+
+#[test]
+fn tensor_is_put_together_from_its_buckets() {
+    let tensors =
+        vec![TensorSpec::param("a", &[3]), TensorSpec::param("b", &[2, 2]), TensorSpec::buffer("c", &[2])];
+    let layout = Layout::new(tensors, 2).expect("a layout");
+    let mut buckets = BTreeMap::new();
+    for (id, bucket) in (0u32..).zip(layout.buckets()) {
+        let values = bucket.range().flat_map(|i| (i as u16).to_le_bytes()).collect::<Vec<_>>();
+        buckets.insert(id, Bytes::from(values));
+    }
+    let (foundings, took) = (BTreeMap::new(), Duration::ZERO);
+    let mut version = WholeVersion { step: 1, foundings, digest: 0, reached: 1, took, buckets, received: 0 };
+    let read = |version: &WholeVersion, i| {
+        let bytes = version.tensor(&layout, ValueType::Bf16, i)?;
+        Some(bytes.as_chunks().0.iter().map(|v| u16::from_le_bytes(*v)).collect::<Vec<_>>())
+    };
+    assert_eq!(read(&version, 0), Some(vec![0, 1, 2]));
+    assert_eq!(read(&version, 1), Some(vec![3, 4, 5, 6]));
+    assert_eq!(read(&version, 2), Some(vec![7, 8]));
+    version.buckets.remove(&0);
+    assert_eq!((read(&version, 0), read(&version, 2)), (None, Some(vec![7, 8])));
+}
