@@ -131,10 +131,10 @@ proptest! {
         workers in 1u32..4,
         ops in ops(),
         runs in prop::collection::vec((1usize..12, prop::option::of((any::<bool>(), 0u64..4))), 1..200),
-        snapshot in prop::option::of(0usize..40),
+        snapshots in prop::collection::vec(0usize..40, 0..4),
     ) {
         let (whole, log, places) = log_of(workers, &ops);
-        let mut replica = Shard::new(ShardId(0), 1);
+        let replica = Shard::new(ShardId(0), 1);
         let mut held: Vec<Arc<KeptVersion>> = Vec::new();
         let mut rest = &log[..];
         for (number, (run, reader)) in runs.iter().cycle().enumerate() {
@@ -142,13 +142,18 @@ proptest! {
                 break;
             }
             let (now, later) = rest.split_at((*run).min(rest.len()));
-            Replicated::apply_run(&replica, &now.iter().collect::<Vec<_>>()).expect("memory");
             rest = later;
-            if snapshot == Some(number) {
-                let image = replica.cut();
-                replica = Shard::new(ShardId(0), 1);
-                replica.install(&image).expect("its own");
-                held.clear(); // its readers were elsewhere
+            let now: Vec<_> = now.iter().collect();
+            if snapshots.contains(&number) {
+                // It is behind, and gets the state after these entries instead of them.
+                let ahead = Shard::new(ShardId(0), 1);
+                ahead.install(&replica.cut()).expect("its own");
+                Replicated::apply_run(&ahead, &now).expect("memory");
+                let raw = ahead.cut().to_raw();
+                let mut parts = raw.parts.into_iter().map(|part| Ok(part.read()));
+                replica.install_parts(&raw.head, &mut parts).expect("a snapshot");
+            } else {
+                Replicated::apply_run(&replica, &now).expect("memory");
             }
             held.iter().for_each(|version| replica.take_if_unchanged(version));
             if let Some((exactly, ahead)) = reader {
