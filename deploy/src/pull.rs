@@ -27,7 +27,7 @@ pub struct PullArgs {
     /// This version. Ask before the job reaches it: versions are kept only for their readers.
     #[arg(long, value_name = "STEP", conflicts_with = "at_least")]
     exactly: Option<u64>,
-    /// Write each new version, until the job has ended or no version comes in time.
+    /// Write each new version until the job has ended, its last one too.
     #[arg(long, conflicts_with = "exactly")]
     follow: bool,
     /// With --follow: after a version, the next one is at least so many steps later.
@@ -84,10 +84,13 @@ pub fn run(args: &PullArgs) -> Result<i32, Failure> {
             let began = Instant::now();
             let version = match reader.next(want, within).await {
                 Ok(version) => version,
-                // Nothing new: the job has ended, or stands.
-                Err(ReadError::Timeout(why)) if written.is_some() => {
-                    eprintln!("{why}");
+                Err(ReadError::Ended { last, .. }) if args.follow && written == Some(last) => {
                     return Ok(exit::OK);
+                }
+                // Its last version is written, however soon it comes.
+                Err(ReadError::Ended { last, .. }) if args.follow && written < Some(last) => {
+                    want = Want::AtLeast(last);
+                    continue;
                 }
                 Err(error) => return Err(failure(error)),
             };
@@ -132,7 +135,7 @@ fn tell(args: &PullArgs, version: &WholeVersion, took: Duration) {
 
 fn failure(error: ReadError) -> Failure {
     let code = match error {
-        ReadError::Timeout(_) | ReadError::NotKept { .. } => exit::UNAVAILABLE,
+        ReadError::Timeout(_) | ReadError::NotKept { .. } | ReadError::Ended { .. } => exit::UNAVAILABLE,
         ReadError::OtherFounding(_) | ReadError::Refused(_) => exit::CONFIG,
         ReadError::Damaged(_) => exit::DATA,
     };

@@ -112,8 +112,14 @@ fn there_and_back<M: Bulk + Clone + PartialEq + std::fmt::Debug>(message: M) {
 fn a_stock_client_and_ours_read_each_other() {
     for len in LENGTHS {
         there_and_back(push(len));
-        let init =
-            Init { bucket: 1, payload: payload(len).into(), part: 2, version: 8, clock: 1.5, parts: 0 };
+        let init = Init {
+            bucket: 1,
+            payload: payload(len).into(),
+            part: 2,
+            version: 8,
+            clock: 1.5,
+            ..Init::default()
+        };
         there_and_back(ToShard { kind: Some(to_shard::Kind::Init(init)) });
         there_and_back(weights(len));
         let piece = Piece { bucket: 1, part: 0, payload: payload(len).into(), version: 3, clock: 2.5 };

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _paraft
 from ._fleet import Fleet
-from .errors import ConfigError, VersionTimeoutError
+from .errors import ConfigError, JobEndedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ def reader(
     """Opens a reader of a job's weights. It needs no model and is no worker: training does not wait for it::
 
         reader = paraft.reader("digits", "runs/digits-1")
-        for version in reader.watch(every=100):      # each version that is at least 100 steps after the one before
+        for version in reader.watch(every=100):      # each at least 100 steps after the one before, and the last
             version.load_into(model)
 
     Args:
@@ -42,11 +42,13 @@ def reader(
         timeout: seconds to wait until the job has begun.
 
     Raises:
-        VersionTimeoutError: no server answers, or the job has not begun.
-        ConfigError: a value is invalid, the certificate does not cover the job, or no tensor has such a name.
+        VersionTimeoutError: no server answers, the job has not begun, or the certificate does not cover it.
+        ConfigError: a value is invalid, or no tensor has such a name.
     """
     servers, certs = _fleet(fleet)
     names = [only] if isinstance(only, str) else None if only is None else list(only)
+    if names is not None and not all(names or [""]):
+        raise ConfigError("only= has no name; leave it out to read all tensors")
     session = _paraft.Reader(servers=servers, job=job, dtype=dtype, only=names, timeout=_seconds(timeout), certs=certs)
     return Reader(session, dtype)
 
@@ -78,6 +80,11 @@ def _seconds(timeout: float) -> float:
     return float(timeout)
 
 
+def _check_step(name: str, step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= 1 << 53:
+        raise ConfigError(f"{name}={step!r} is no step: it is a whole number from 0")
+
+
 class Reader:
     """Reads versions of a job's weights; see :func:`paraft.reader`. One thread at a time may use it."""
 
@@ -104,37 +111,44 @@ class Reader:
 
         Raises:
             VersionTimeoutError: there was none in time.
+            JobEndedError: the job has ended before it.
             VersionNotKeptError: the job has passed the version ``exactly``.
             OtherFoundingError: the job has begun anew: its versions are other weights.
             MisuseError: another thread uses this reader.
         """
-        for name, step in ("at_least", at_least), ("exactly", exactly):
-            if step is not None and not 0 <= step <= 1 << 53:
-                raise ConfigError(f"{name}={step} is no step")
+        _check_step("at_least", at_least)
+        if exactly is not None:
+            _check_step("exactly", exactly)
         if exactly is not None and at_least > exactly:
             raise ConfigError(f"exactly={exactly} is before at_least={at_least}")
         return Version(self._session.next(at_least, exactly, _seconds(timeout)), self._dtype, self._tensors)
 
-    def watch(self, *, every: int = 1, timeout: float = 30.0) -> Iterator[Version]:
-        """Yields the newest version, then each time the next one that is at least ``every`` steps later. Versions in between are left
-        out. It ends when there is no later version within ``timeout`` seconds.
+    def watch(self, *, every: int = 1, timeout: float = 3600.0) -> Iterator[Version]:
+        """Yields the newest version, then each time the next one that is at least ``every`` steps later, and at the job's end its last
+        one. Versions in between are left out.
+
+        Args:
+            every: steps from one version to the next, from 1.
+            timeout: seconds to wait for each.
 
         Raises:
-            VersionTimeoutError: not even the first came in time.
+            VersionTimeoutError: there was none in time; the job has not ended.
             OtherFoundingError: the job has begun anew.
         """
+        _check_step("every", every)
         if every < 1:
             raise ConfigError(f"every={every}; it is from 1")
-        least: Optional[int] = None
-        while True:
+        version = self.get(timeout=timeout)
+        yield version
+        while not version.is_last:
             try:
-                version = self.get(at_least=least or 0, timeout=timeout)
-            except VersionTimeoutError:
-                if least is None:
-                    raise
+                version = self.get(at_least=version.step + every, timeout=timeout)
+            except JobEndedError:
+                last = self.get(timeout=timeout)
+                if last.step > version.step:
+                    yield last
                 return
             yield version
-            least = version.step + every
 
     def __repr__(self) -> str:
         return f"<paraft.Reader of {len(self._tensors)} tensors in {self._dtype}>"
@@ -149,8 +163,10 @@ class Version:
         self._tensors = tensors
         #: The step that names it. In ``bsp``: the weights after this step.
         self.step: int = version.step
-        #: The newest version when it was asked for: ``reached - step`` is its age in steps then.
+        #: The newest version when this one had arrived: ``reached - step`` is its age in steps then, as the server knows.
         self.reached: int = version.reached
+        #: The job has ended with it.
+        self.is_last: bool = version.is_last
         #: Equal for readers that read the same tensors in the same type.
         self.digest: str = f"{version.digest:016x}"
         #: Names the job's state: a job that begins anew has another.
@@ -181,43 +197,72 @@ class Version:
         self._version.copy(i, tensor.data_ptr(), tensor.numel() * tensor.element_size())
         return tensor
 
+    def _copy(self, i: int, t: torch.Tensor) -> None:
+        import torch
+
+        dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[self._dtype]
+        if t.dtype == dtype and t.device.type == "cpu" and t.is_contiguous():
+            self._version.copy(i, t.data_ptr(), t.numel() * t.element_size())
+            if not t.is_inference():
+                # As of any change in place: a backward pass that needs the old values must fail.
+                torch.autograd.graph.increment_version(t)
+        else:
+            t.copy_(self._tensor(i))
+
     def load_into(self, model: torch.nn.Module, *, strict: bool = True) -> None:
         """Copies the weights into a model's own tensors: each keeps its storage, device and type. Nothing is changed unless all fits.
 
-        What the servers do not have stays as it is: frozen parameters, and buffers that are no running statistics. Counters of batches
-        (``num_batches_tracked``) become the step.
+        What the servers do not have stays as it is, such as frozen parameters. Counters of batches (``num_batches_tracked``) beside
+        running statistics become the step.
 
         Args:
-            strict: refuse if a tensor of the version is missing in the model, or a parameter that requires gradients is not in the
-                version. A parameter under two names is in it if one of them is.
+            strict: refuse if a tensor of the version is missing in the model; or if a parameter that requires gradients is not in the
+                version, or any parameter if none requires them. A parameter under two names is in it if one of them is.
+                A reader of some tensors (``only=``) needs ``strict=False``.
 
         Raises:
-            ConfigError: names or shapes differ; the message has up to ten of them.
+            ConfigError: names, shapes or types do not fit; the message has up to ten of them.
         """
         import torch
 
-        there: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+        if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            model = model.module
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
+        there: dict[str, torch.Tensor] = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
         shapes = {name: tuple(shape) for name, shape, _ in self._tensors}
-        wrong = [
-            f"`{name}` is {list(shape)} in the version, {list(there[name].shape)} in the model"
-            for name, shape in shapes.items()
-            if name in there and tuple(there[name].shape) != shape
-        ]
+        fitting = [name for name in shapes if name in there]
+        wrong = [_misfit(name, shapes[name], there[name]) for name in fitting]
         if strict:
             wrong += [f"`{name}` is not in the model" for name in shapes if name not in there]
-            held = {id(t) for name, t in there.items() if name in shapes}
-            missing = (name for name, t in there.items() if t.requires_grad and id(t) not in held)
+            held = {id(there[name]) for name in fitting}
+            params = [(name, t) for name, t in there.items() if isinstance(t, torch.nn.Parameter)]
+            trains = any(t.requires_grad for _, t in params)
+            missing = (name for name, t in params if id(t) not in held and (t.requires_grad or not trains))
             wrong += [f"`{name}` is not in the version" for name in missing]
+        elif not fitting:
+            wrong = ["the model has none of its tensors"]
+        wrong = [why for why in wrong if why]
         if wrong:
             more = f"; and {len(wrong) - 10} more" if len(wrong) > 10 else ""
             raise ConfigError(f"version {self.step} does not fit the model: {'; '.join(wrong[:10])}{more}")
-        with torch.no_grad():
+        inference = any(there[name].is_inference() for name in fitting)
+        with torch.inference_mode() if inference else torch.no_grad():
             for i, name in enumerate(shapes):
                 if name in there:
-                    there[name].copy_(self._tensor(i))
+                    self._copy(i, there[name])
             for name, t in there.items():
-                if name.rpartition(".")[2] == "num_batches_tracked" and name not in shapes:
+                layer, _, last = name.rpartition("num_batches_tracked")
+                if not last and name != layer and layer + "running_mean" in shapes:
                     t.fill_(self.step)
 
     def __repr__(self) -> str:
         return f"<paraft.Version {self.step}, digest {self.digest}>"
+
+
+def _misfit(name: str, shape: tuple[int, ...], t: torch.Tensor) -> str:
+    """Why a tensor of the model cannot take that of the version; empty: it can."""
+    if tuple(t.shape) != shape:
+        return f"`{name}` is {list(shape)} in the version, {list(t.shape)} in the model"
+    if not t.is_floating_point():
+        return f"`{name}` is {t.dtype} in the model, which holds no fractions"
+    return f"`{name}` has no memory in the model: it is on `meta`" if t.is_meta else ""

@@ -29,6 +29,12 @@ class VersionNotKeptError(UnavailableError):
     """The job has passed the version, and no reader had it: ask for the newest, or ask before it is reached."""
 
 
+class JobEndedError(ParaftError, RuntimeError):
+    """The job has ended before the version: there will be none. Its last version can be read."""
+
+    exit_code = 78
+
+
 class OtherFoundingError(ParaftError, RuntimeError):
     """The job has begun anew since the reader was opened: its versions are other weights. Open a new reader."""
 

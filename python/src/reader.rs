@@ -41,6 +41,7 @@ pub struct Version {
 fn raised(py: Python<'_>, error: &ReadError) -> PyErr {
     let class = match error {
         ReadError::Timeout(_) => "VersionTimeoutError",
+        ReadError::Ended { .. } => "JobEndedError",
         ReadError::NotKept { .. } => "VersionNotKeptError",
         ReadError::OtherFounding(_) => "OtherFoundingError",
         ReadError::Refused(_) => "ConfigError",
@@ -149,6 +150,11 @@ impl Version {
     }
 
     #[getter]
+    fn is_last(&self) -> bool {
+        self.version.is_last
+    }
+
+    #[getter]
     fn digest(&self) -> u64 {
         self.version.digest
     }
@@ -165,12 +171,14 @@ impl Version {
 
     /// Copies the values of a tensor of [`Reader::tensors`] to an address with room for so many bytes.
     fn copy(&self, py: Python<'_>, tensor: usize, address: usize, bytes: usize) -> PyResult<()> {
-        let place = self.chosen.get(tensor);
-        let values = place.and_then(|place| self.version.tensor(&self.layout, self.dtype, *place));
-        let values = values.filter(|values| values.len() == bytes);
-        let values =
-            values.ok_or_else(|| errors::misuse(py, &format!("tensor {tensor} has not {bytes} bytes")))?;
-        let copied = memory::with_bytes_mut(address, bytes, |to| to.copy_from_slice(&values));
-        copied.ok_or_else(|| errors::misuse(py, &format!("no memory for a tensor lies at {address:#x}")))
+        let copied = memory::with_bytes_mut(address, bytes, |to| {
+            let place = self.chosen.get(tensor)?;
+            self.version.copy(&self.layout, self.dtype, *place, to)
+        });
+        match copied {
+            Some(Some(())) => Ok(()),
+            Some(None) => Err(errors::misuse(py, &format!("tensor {tensor} has not {bytes} bytes"))),
+            None => Err(errors::misuse(py, &format!("no memory for a tensor lies at {address:#x}"))),
+        }
     }
 }

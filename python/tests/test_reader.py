@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import paraft  # noqa: E402
 import paraft.torch  # noqa: E402
-from paraft.errors import ConfigError, VersionNotKeptError, VersionTimeoutError  # noqa: E402
+from paraft.errors import ConfigError, JobEndedError, VersionNotKeptError, VersionTimeoutError  # noqa: E402
 from torch import nn  # noqa: E402
 
 STEPS = 60
@@ -56,7 +56,7 @@ def test_readers_get_the_weights_of_each_step_whole(start_fleet: Any, run_worker
             reader = paraft.reader("read", fleet, timeout=60)
             fresh = model()
             addresses = [t.data_ptr() for t in fresh.state_dict().values()]
-            for version in reader.watch(timeout=8):
+            for version in reader.watch(every=2, timeout=60):
                 version.load_into(fresh)
                 assert [t.data_ptr() for t in fresh.state_dict().values()] == addresses, "each tensor keeps its storage"
                 seen[version.step] = version.digest, {name: t.clone() for name, t in fresh.state_dict().items()}
@@ -89,13 +89,36 @@ def test_readers_get_the_weights_of_each_step_whole(start_fleet: Any, run_worker
         assert (version.arrays()[name] == t.float().numpy()).all()
     with pytest.raises(VersionNotKeptError, match="version 3 is not kept any more: the job is at 60"):
         reader.get(exactly=3)
-    with pytest.raises(VersionTimeoutError, match="no version 61 of job `read` within 1s.*it is at version 60"):
-        reader.get(exactly=61, timeout=1)
+    assert last.is_last and [version.step for version in reader.watch()] == [STEPS]
+    for later in {"exactly": 61}, {"at_least": 61}:
+        with pytest.raises(JobEndedError, match="job `read` has ended at version 60"):
+            reader.get(**later)
     other = nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 7), nn.Linear(8, 8, bias=False))
     before = {name: t.clone() for name, t in other.state_dict().items()}
     with pytest.raises(ConfigError, match=r"`0.weight` is \[8, 4\] in the version, \[7, 4\] in the model.*`5.bias` is not in the model"):
         last.load_into(other)
     assert all(torch.equal(t, before[name]) for name, t in other.state_dict().items()), "nothing is changed"
+    larger = nn.ModuleDict({str(i): layer for i, layer in enumerate(model())}).requires_grad_(False)
+    larger["6"] = nn.Linear(1, 1).requires_grad_(False)
+    with pytest.raises(ConfigError, match="`6.weight` is not in the version; `6.bias` is not in the version"):
+        last.load_into(larger)
+    with pytest.raises(ConfigError, match="the model has none of its tensors"):
+        last.load_into(nn.Sequential(model()), strict=False)
+    with pytest.raises(ConfigError, match="on `meta`"):
+        last.load_into(model().to("meta"))
+    with torch.inference_mode():
+        frozen = model()
+    last.load_into(frozen)
+    last.load_into(torch.nn.DataParallel(model()))
+    doubled = model().double()
+    last.load_into(doubled)
+    for name, t in last.state_dict().items():
+        assert torch.equal(frozen.state_dict()[name], t) and torch.equal(doubled.state_dict()[name], t.double()), name
+    for bad in {"at_least": "7"}, {"at_least": 1.5}, {"exactly": -1}, {"timeout": 0}:
+        with pytest.raises(ConfigError):
+            reader.get(**bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="only= has no name"):
+        paraft.reader("read", fleet, only=[])
     with pytest.raises(ConfigError, match="no tensor of job `read` is named 9.*some of its names: 0.weight"):
         paraft.reader("read", fleet, only="9.*")
     with pytest.raises(VersionTimeoutError, match="job `nothing` cannot be read"):

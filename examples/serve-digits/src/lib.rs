@@ -91,7 +91,8 @@ pub async fn follow(
                     last = version.step;
                     *served.0.write().unwrap_or_else(|e| e.into_inner()) = net;
                 }
-                // Training stands, or has ended: the last version stays in use.
+                // The last version stays in use.
+                Err(ReadError::Ended { .. }) => std::future::pending().await,
                 Err(ReadError::Timeout(_)) => {}
                 Err(error) => return Err(error.into()),
             }

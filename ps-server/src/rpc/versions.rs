@@ -107,23 +107,18 @@ impl ShardsService {
             true => Wanted::Exactly(Step(request.step)),
             false => Wanted::AtLeast { step: Step(request.step), else_from: Step(request.else_from) },
         };
-        let mut of = VersionOf {
-            job: hosted.shard.read(|meta| meta.job.clone()),
-            founding: hosted.founding,
-            step: request.step,
-            reached: hosted.shard.reached().0.0,
-        };
+        let of = |step| news(&hosted, step);
+        let first = |step| VersionOf { job: hosted.shard.read(|meta| meta.job.clone()), ..of(step) };
         let kept = match hosted.shard.version_for_reader(wanted) {
             Ok(kept) => kept,
             Err(refused) => {
-                send(out, Kind::Of(of)).await?;
+                send(out, Kind::Of(first(request.step))).await?;
                 return Err(refused.into());
             }
         };
-        of.step = kept.step().0;
         tokio::spawn(copy_once_reached(hosted.clone(), Arc::downgrade(&kept)));
-        send(out, Kind::Of(of.clone())).await?;
-        let buckets = reached(&hosted, &kept, of, out).await?;
+        send(out, Kind::Of(first(kept.step().0))).await?;
+        let buckets = reached(&hosted, &kept, out).await?;
         let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
         let asked = |bucket: &Arc<KeptBucket>| ids.is_empty() || ids.contains(&bucket.id);
         let (mut sent, began) = (0, Instant::now());
@@ -139,7 +134,19 @@ impl ShardsService {
                 .into());
             }
         }
-        Ok(())
+        send(out, Kind::Of(of(kept.step().0))).await
+    }
+}
+
+/// What a reader of version `step` hears of the shard, without the job.
+fn news(hosted: &Replica, step: u64) -> VersionOf {
+    VersionOf {
+        job: String::new(),
+        founding: hosted.founding,
+        step,
+        reached: hosted.shard.reached().0.0,
+        shards: hosted.shard.shards(),
+        over: hosted.shard.is_over(),
     }
 }
 
@@ -170,11 +177,9 @@ async fn copy_once_reached(hosted: Replica, kept: Weak<KeptVersion>) {
 async fn reached(
     hosted: &Replica,
     kept: &Arc<KeptVersion>,
-    of: VersionOf,
     out: &Out,
 ) -> Result<Vec<Arc<KeptBucket>>, Ended> {
     let (mut applied, mut told) = (hosted.applied.clone(), Instant::now());
-    let of = VersionOf { job: String::new(), ..of };
     loop {
         applied.mark_unchanged();
         hosted.shard.take_if_unchanged(kept);
@@ -187,7 +192,7 @@ async fn reached(
             }
         }
         if told.elapsed() >= NEWS_INTERVAL {
-            send(out, Kind::Of(VersionOf { reached: hosted.shard.reached().0.0, ..of.clone() })).await?;
+            send(out, Kind::Of(news(hosted, kept.step().0))).await?;
             told = Instant::now();
         }
         tokio::select! {

@@ -85,6 +85,13 @@ fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
         let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(mode, 2, 600, BUCKETS) };
         let (at, seen, done) =
             (fleet.at.clone(), Arc::new(Mutex::new(Seen::default())), Arc::new(AtomicU64::new(0)));
+        // Readers are there before the job.
+        let readers: Vec<_> = (0..6)
+            .map(|_| {
+                let (servers, seen) = (at.addresses.clone(), seen.clone());
+                thread::spawn(move || follow(&servers, &ledger, &seen))
+            })
+            .collect();
         let workers: Vec<_> = (0..2)
             .map(|worker| {
                 let (at, done) = (at.clone(), done.clone());
@@ -99,12 +106,6 @@ fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
                     page.finish()?;
                     Ok(())
                 })
-            })
-            .collect();
-        let readers: Vec<_> = (0..6)
-            .map(|_| {
-                let (servers, seen) = (at.addresses.clone(), seen.clone());
-                thread::spawn(move || follow(&servers, &ledger, &seen))
             })
             .collect();
         for kill in 0..kills {

@@ -156,6 +156,9 @@ fn write_bytes(
     let part = path.with_extension("part");
     // Name the requested file, not the temporary one.
     let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
+    if std::fs::symlink_metadata(path).is_ok_and(|there| !there.is_file() && !there.is_symlink()) {
+        return Err(CheckpointError::bad(path, "is there and no file: nothing is written"));
+    }
     let head = header(&model_tensors(tensors, precision.dtype()), notes(steps))
         .map_err(|e| CheckpointError::bad(path, e))?;
     let mut file = BufWriter::new(File::create(&part).map_err(failed)?);

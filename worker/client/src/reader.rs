@@ -33,7 +33,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Before another version is asked for, because the job has passed one.
 const PASSED_DELAY: Duration = Duration::from_millis(5);
 /// A version this many steps ahead is asked for at most.
-const MOST_AHEAD: u64 = 1 << 10;
+const MOST_AHEAD: u64 = 1 << 6;
 
 /// The type in which values travel and arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,14 @@ pub enum ReadError {
     /// It was not there in time.
     #[error("{0}")]
     Timeout(String),
+    /// The job has ended before it.
+    #[error("job `{job}` has ended at version {last}: there will be no later one")]
+    Ended {
+        /// The job.
+        job: String,
+        /// Its last version.
+        last: u64,
+    },
     /// The version has been passed, and nobody kept it.
     #[error(
         "version {step} is not kept any more: the job is at {reached}. Versions are kept only while readers have them: ask for \
@@ -122,8 +130,10 @@ pub struct WholeVersion {
     pub foundings: BTreeMap<u32, u64>,
     /// XXH3 of the buckets' digests and versions. Readers that ask for the same buckets in the same type get the same.
     pub digest: u64,
-    /// The newest version of shard 0 when its replica was asked.
+    /// The newest version of shard 0's replica when it had sent its last byte.
     pub reached: u64,
+    /// The job has ended: there will be no later version.
+    pub is_last: bool,
     /// Since the request for this version: it was the newest then, or is newer. Not how long ago it was made.
     pub took: Duration,
     /// The values of each bucket, little-endian.
@@ -135,8 +145,33 @@ pub struct WholeVersion {
 impl WholeVersion {
     /// The values of a tensor, little-endian, by its place in the layout; `None`: some of them were not asked for.
     pub fn tensor(&self, layout: &Layout, dtype: ValueType, tensor: usize) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(layout.tensor_range(tensor).len() * dtype.bytes());
+        self.parts(layout, dtype, tensor, |part| bytes.extend_from_slice(part))?;
+        Some(bytes)
+    }
+
+    /// Likewise, into memory of just that many bytes; `None`: it has another length.
+    pub fn copy(&self, layout: &Layout, dtype: ValueType, tensor: usize, mut into: &mut [u8]) -> Option<()> {
+        if into.len() != layout.tensor_range(tensor).len() * dtype.bytes() {
+            return None;
+        }
+        self.parts(layout, dtype, tensor, |part| {
+            let (now, rest) = std::mem::take(&mut into).split_at_mut(part.len());
+            now.copy_from_slice(part);
+            into = rest;
+        })
+    }
+
+    /// Gives the values of a tensor, bucket by bucket; nothing if some of them were not asked for.
+    fn parts(
+        &self,
+        layout: &Layout,
+        dtype: ValueType,
+        tensor: usize,
+        mut take: impl FnMut(&[u8]),
+    ) -> Option<()> {
         let (range, width) = (layout.tensor_range(tensor), dtype.bytes());
-        let mut bytes = Vec::with_capacity(range.len() * width);
+        let mut parts = Vec::new();
         let after = layout.buckets().partition_point(|b| b.offset <= range.start);
         for (id, bucket) in (0u32..).zip(layout.buckets()).skip(after.saturating_sub(1)) {
             let of = bucket.range();
@@ -144,9 +179,10 @@ impl WholeVersion {
                 break;
             }
             let (from, to) = (range.start.max(of.start) - of.start, range.end.min(of.end) - of.start);
-            bytes.extend_from_slice(self.buckets.get(&id)?.get(from * width..to * width)?);
+            parts.push(self.buckets.get(&id)?.get(from * width..to * width)?);
         }
-        Some(bytes)
+        parts.into_iter().for_each(&mut take);
+        Some(())
     }
 }
 
@@ -241,13 +277,13 @@ impl Reader {
     }
 
     async fn begin(&mut self) -> Result<(), Failed> {
-        let (replicas, shards) = self.replicas().await?;
-        self.shards = shards;
+        let replicas = self.replicas().await?;
         let mut why = "no server has its shard 0".to_string();
         for address in replicas.get(&0).into_iter().flatten() {
             match self.ask(0, address, Asked::NEWEST).await {
                 Ok(answer) => {
                     let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
+                    self.shards = answer.of.shards;
                     self.job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
                     let named = self.job.named_layout().map_err(|e| damaged(e.to_string()))?;
                     self.layout = named.unwrap_or_else(|| self.job.layout());
@@ -303,6 +339,7 @@ impl Reader {
         }
         let mut ahead = 1;
         let mut leaders_first = false;
+        let mut failed = None;
         loop {
             // A follower may be cut off. A leader is not for long.
             let until = if leaders_first { deadline } else { deadline.min(Instant::now() + SILENCE) };
@@ -315,7 +352,10 @@ impl Reader {
                     return Ok(version);
                 }
                 Ok(Err(Failed::Error(error))) => return Err(error),
-                Ok(Err(Failed::Replica(why))) => why,
+                Ok(Err(Failed::Replica(why))) => {
+                    failed = Some(why.clone());
+                    why
+                }
                 Ok(Err(Failed::OtherFounding)) => return Err(ReadError::OtherFounding(self.name.clone())),
                 Ok(Err(Failed::Passed(reached))) => {
                     if let Want::Exactly(step) = want {
@@ -329,7 +369,11 @@ impl Reader {
                     delay = PASSED_DELAY;
                     "its shards passed each version before all were asked for it".into()
                 }
-                Err(_) => format!("the job did not reach it; {}", self.seen().await),
+                // It waited in vain for the version, or for another reason before.
+                Err(_) => match failed.clone() {
+                    Some(why) => why,
+                    None => self.seen().await,
+                },
             };
             let late = || format!("no {} of job `{}` within {within:.0?}: {why}", described(want), self.name);
             wait(deadline, delay, late).await?;
@@ -338,10 +382,14 @@ impl Reader {
 
     /// What a message about a time-out says of the job.
     async fn seen(&self) -> String {
-        let Ok((replicas, _)) = self.replicas().await else { return "no server answers".into() };
+        let replicas = match self.replicas().await {
+            Ok(replicas) => replicas,
+            Err(Failed::Replica(why)) => return why,
+            Err(_) => return "its servers do not answer".into(),
+        };
         for address in replicas.get(&0).into_iter().flatten() {
             if let Ok(answer) = self.ask(0, address, Asked::NEWEST).await {
-                return format!("it is at version {}", answer.of.reached);
+                return format!("the job is at version {}", answer.of.reached);
             }
         }
         "no replica of its shard 0 answers".into()
@@ -355,7 +403,7 @@ impl Reader {
     ) -> Result<WholeVersion, Failed> {
         let mut replicas = match self.known.take() {
             Some(known) => known,
-            None => self.replicas().await?.0,
+            None => self.replicas().await?,
         };
         let known = replicas.clone();
         if leaders_first {
@@ -366,6 +414,10 @@ impl Reader {
         for shard in wanted.keys() {
             let answer = self.ask_any(*shard, replicas.get(shard), asked).await?;
             let step = answer.of.step;
+            if answer.of.over && step > answer.of.reached {
+                let (job, last) = (self.name.clone(), answer.of.reached);
+                return Err(Failed::Error(ReadError::Ended { job, last }));
+            }
             if asked.exactly && step != asked.step {
                 let why = format!("shard {shard} sends version {step} where {} was asked for", asked.step);
                 return Err(Failed::Error(ReadError::Damaged(why)));
@@ -381,12 +433,13 @@ impl Reader {
         if self.foundings.iter().any(|(shard, f)| foundings.get(shard).is_some_and(|now| now != f)) {
             return Err(Failed::OtherFounding);
         }
-        let reached = open.first().map_or(step, |(_, answer)| answer.of.reached);
         // All shards have promised the version: it is whole once the last of them has sent it.
         let parts = open.into_iter().map(|(shard, answer)| receive(shard, answer, &wanted[&shard]));
         let parts = futures::future::try_join_all(parts).await?;
         let mut buckets: BTreeMap<u32, VersionPiece> = BTreeMap::new();
-        parts.into_iter().for_each(|pieces| buckets.extend(pieces.into_iter().map(|p| (p.bucket, p))));
+        let (reached, is_last) =
+            parts.first().map_or((step, false), |(of, _)| (of.reached, of.over && of.reached == step));
+        parts.into_iter().for_each(|(_, pieces)| buckets.extend(pieces.into_iter().map(|p| (p.bucket, p))));
         let mut digest = Xxh3::new();
         for piece in buckets.values() {
             let len = self.layout.bucket(BucketId(piece.bucket)).map_or(0, |b| b.len);
@@ -405,7 +458,7 @@ impl Reader {
         let received = buckets.values().map(|p| p.payload.len() as u64).sum();
         let buckets = buckets.into_iter().map(|(id, piece)| (id, piece.payload)).collect();
         let (digest, took) = (digest.digest(), began.elapsed());
-        Ok(WholeVersion { step, foundings, digest, reached, took, buckets, received })
+        Ok(WholeVersion { step, foundings, digest, reached, is_last, took, buckets, received })
     }
 
     /// The buckets to read, by shard.
@@ -485,14 +538,14 @@ impl Reader {
         }
     }
 
-    /// The servers with each shard, leaders last, and the number of shards.
-    async fn replicas(&self) -> Result<(BTreeMap<u32, Vec<String>>, u32), Failed> {
+    /// The servers with each shard, leaders last.
+    async fn replicas(&self) -> Result<BTreeMap<u32, Vec<String>>, Failed> {
         let mut known = Candidates::of(self.servers.iter().cloned());
-        let (mut all, mut shards) = (self.servers.clone(), 0);
+        let (mut all, mut jobs) = (self.servers.clone(), Vec::new());
         while let Some(server) = known.next() {
             let Ok(fleet) = describe(&server, ANSWER_TIMEOUT).await else { continue };
-            let job = fleet.jobs.iter().rfind(|job| job.name == self.name);
-            shards = job.and_then(|job| job.shape.as_ref()).map_or(shards, |shape| shape.shards);
+            jobs =
+                fleet.jobs.iter().filter(|job| !job.released).map(|job| format!("`{}`", job.name)).collect();
             all.extend(fleet.servers.iter().map(|s| s.address.clone()));
             if fleet.fleet != 0 {
                 break; // it leads the control group, and knows all
@@ -511,20 +564,27 @@ impl Reader {
         let mut replicas = BTreeMap::<u32, Vec<String>>::new();
         for reply in &seen {
             for shard in reply.shards.iter().filter(|s| s.job_name == self.name) {
-                shards = shards.max(shard.shard + 1);
                 let of = replicas.entry(shard.shard).or_default();
                 of.insert(if shard.role == "leader" { of.len() } else { 0 }, reply.address.clone());
             }
         }
-        match replicas.is_empty() {
-            true => Err(Failed::Replica("the fleet has no such job, or it has not begun".into())),
-            false => Ok((replicas, shards)),
+        if replicas.is_empty() {
+            jobs.retain(|name| name != "``");
+            let there = if jobs.is_empty() { "none".into() } else { jobs.join(", ") };
+            return Err(Failed::Replica(format!(
+                "no server has it: it has not begun, was deleted, or the certificate is not for it; jobs there: {there}"
+            )));
         }
+        Ok(replicas)
     }
 }
 
-/// Receives the pieces of a shard.
-async fn receive(shard: u32, answer: Answer, buckets: &[u32]) -> Result<Vec<VersionPiece>, Failed> {
+/// Receives the pieces of a shard, and how far the shard is then.
+async fn receive(
+    shard: u32,
+    answer: Answer,
+    buckets: &[u32],
+) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
     let Answer { of, mut stream } = answer;
     let mut pieces = Pieces { of, buckets, arrived: Vec::with_capacity(buckets.len()) };
     let named = |failed| match failed {
@@ -563,18 +623,22 @@ impl Pieces<'_> {
                 Err(Failed::Passed(self.of.reached.max(self.of.step)))
             }
             Some(Kind::Refused(refused)) => broken(refused.message),
-            // It waits.
-            Some(Kind::Of(now)) if self.arrived.is_empty() && now.step == self.of.step => {
+            // It waits, or this was all.
+            Some(Kind::Of(now)) if now.step == self.of.step => {
+                if !self.arrived.is_empty() && self.arrived.len() < self.buckets.len() {
+                    return broken("a message is out of place".into());
+                }
                 self.of.reached = self.of.reached.max(now.reached);
+                self.of.over = now.over;
                 Ok(())
             }
             _ => broken("a message is out of place".into()),
         }
     }
 
-    fn whole(self) -> Result<Vec<VersionPiece>, Failed> {
+    fn whole(self) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
         match self.arrived.len() == self.buckets.len() {
-            true => Ok(self.arrived),
+            true => Ok((self.of, self.arrived)),
             false => Err(Failed::Replica("its answer ended early".into())),
         }
     }

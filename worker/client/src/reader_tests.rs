@@ -34,7 +34,8 @@ fn damaged_swapped_and_missing_pieces_are_noticed() {
     assert_eq!(why(whole.take(piece(1, b"first"))), "fine");
     assert_eq!(why(whole.take(piece(4, b"last"))), "fine");
     assert_eq!(why(whole.take(piece(4, b"last"))), "bucket 4 is out of place");
-    assert_eq!(whole.whole().map(|all| all.len()).ok(), Some(2));
+    assert_eq!(why(whole.take(VersionMessage { kind: Some(Kind::Of(of(7, 9))) })), "fine", "the end");
+    assert_eq!(whole.whole().map(|(of, all)| (of.reached, all.len())).ok(), Some((9, 2)));
     assert_eq!(why(pieces().take(piece(4, b"swapped"))), "bucket 4 is out of place");
     for bit in [0, 17, 39] {
         let mut flipped = piece(1, b"first");
@@ -77,7 +78,16 @@ fn tensor_is_put_together_from_its_buckets() {
         buckets.insert(id, Bytes::from(values));
     }
     let (foundings, took) = (BTreeMap::new(), Duration::ZERO);
-    let mut version = WholeVersion { step: 1, foundings, digest: 0, reached: 1, took, buckets, received: 0 };
+    let mut version = WholeVersion {
+        step: 1,
+        foundings,
+        digest: 0,
+        reached: 1,
+        is_last: false,
+        took,
+        buckets,
+        received: 0,
+    };
     let read = |version: &WholeVersion, i| {
         let bytes = version.tensor(&layout, ValueType::Bf16, i)?;
         Some(bytes.as_chunks().0.iter().map(|v| u16::from_le_bytes(*v)).collect::<Vec<_>>())
