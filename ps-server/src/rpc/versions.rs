@@ -8,7 +8,7 @@ use super::{
 use crate::{
     connections::{Rank, Visitor},
     replicas::Replica,
-    shard::versions::{KeptBucket, KeptVersion, Wanted},
+    shard::versions::{KeptBucket, KeptVersion, Passed, Wanted},
 };
 use bytes::Bytes;
 use futures::Stream;
@@ -164,7 +164,7 @@ async fn copy_once_reached(hosted: Replica, kept: Weak<KeptVersion>) {
                 return;
             }
             Some(Ok(None)) => {}
-            None | Some(Err(())) => return,
+            None | Some(Err(Passed)) => return,
         }
         tokio::select! {
             changed = applied.changed() => if changed.is_err() { return },
@@ -186,7 +186,7 @@ async fn reached(
         match kept.buckets() {
             Ok(Some(buckets)) => return Ok(buckets),
             Ok(None) => {}
-            Err(()) => {
+            Err(Passed) => {
                 let (shard, (reached, _)) = (hosted.shard.id(), hosted.shard.reached());
                 return Err(RefusalKind::NoVersion { shard, step: kept.step(), reached }.into());
             }

@@ -63,6 +63,10 @@ enum State {
     Passed,
 }
 
+/// A replica has passed a version without keeping it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed;
+
 /// A bucket of a version.
 #[derive(Debug)]
 pub struct KeptBucket {
@@ -103,15 +107,15 @@ impl KeptVersion {
         self.step
     }
 
-    /// Its buckets, ascending, once the replica has reached it; an error: it is not to be had here.
+    /// Its buckets, ascending, once the replica has reached it.
     ///
     /// # Errors
-    /// The replica has passed it without keeping it.
-    pub fn buckets(&self) -> Result<Option<Vec<Arc<KeptBucket>>>, ()> {
+    /// It is not to be had here.
+    pub fn buckets(&self) -> Result<Option<Vec<Arc<KeptBucket>>>, Passed> {
         match &*self.state.lock() {
             State::Awaited => Ok(None),
             State::Whole(buckets) => Ok(Some(buckets.clone())),
-            State::Passed => Err(()),
+            State::Passed => Err(Passed),
         }
     }
 

@@ -286,7 +286,7 @@ mod tests {
             writer.finish().expect_err("the history is missing");
             let pieces: [&[u8]; 2] =
                 [&[2, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9], &[2, 0, 0, 0, 6, 0, 0, 0, 1, 2, 3, 4, 5, 6]];
-            pieces.map(|piece| writer.put_history(&piece.to_vec().into()).expect("a piece"));
+            pieces.iter().for_each(|piece| writer.put_history(&piece.to_vec().into()).expect("a piece"));
             writer.put_history(&vec![1].into()).expect_err("one too many");
             let (name, stamp) = writer.finish().expect("whole");
             let file = std::fs::read(folder.path().join(name)).expect("the file");

@@ -193,7 +193,7 @@ impl History {
             removed.first = piece.first;
         }
         removed.forgotten = piece.forgotten;
-        self.edits.extend(piece.edits.iter().map(|edit| pair(edit)));
+        self.edits.extend(piece.edits.iter().map(pair));
         for entry in piece.removed {
             let (id, version) = pair(entry);
             if version & 1 == 1 {
