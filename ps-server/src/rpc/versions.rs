@@ -179,7 +179,7 @@ async fn reached(
     kept: &Arc<KeptVersion>,
     out: &Out,
 ) -> Result<Vec<Arc<KeptBucket>>, Ended> {
-    let (mut applied, mut told) = (hosted.applied.clone(), Instant::now());
+    let (mut applied, mut told, mut told_end) = (hosted.applied.clone(), Instant::now(), false);
     loop {
         applied.mark_unchanged();
         hosted.shard.take_if_unchanged(kept);
@@ -191,7 +191,10 @@ async fn reached(
                 return Err(RefusalKind::NoVersion { shard, step: kept.step(), reached }.into());
             }
         }
-        if told.elapsed() >= NEWS_INTERVAL {
+        // At the end the servers may go soon.
+        let ends = !told_end && hosted.shard.is_over();
+        if told.elapsed() >= NEWS_INTERVAL || ends {
+            told_end |= ends;
             send(out, Kind::Of(news(hosted, kept.step().0))).await?;
             told = Instant::now();
         }

@@ -9,20 +9,24 @@
 //! Version `s` of each shard is what its log has at one place, so that all replicas give the same bytes, and a version is
 //! the same whoever reads it, whenever.
 
+mod pieces;
+mod version;
+
+pub use version::{ValueType, WholeVersion};
+
 use crate::connect::{Transport, channel, describe, shards, status};
-use bytes::Bytes;
 use paraft_common::{BucketId, Layout, Mode, TensorKind, config::ServerJob, placement};
 use paraft_proto::{
     Candidates, PROTOCOL, ReadVersionRequest, Refused, StatusReply, VersionMessage, VersionOf, VersionPiece,
     WireKind, version_message::Kind,
 };
+use pieces::{next, receive};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    str::FromStr,
     time::{Duration, Instant},
 };
 use tonic::Streaming;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Servers answer a request for a version at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,45 +38,6 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const PASSED_DELAY: Duration = Duration::from_millis(5);
 /// A version this many steps ahead is asked for at most.
 const MOST_AHEAD: u64 = 1 << 6;
-
-/// The type in which values travel and arrive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ValueType {
-    /// As the servers have them.
-    #[default]
-    F32,
-    /// Rounded to the nearest, ties to even.
-    Bf16,
-    /// Rounded to the nearest, ties to even.
-    F16,
-}
-
-impl ValueType {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
-
-    /// Bytes of a value.
-    pub fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
-    }
-}
-
-impl FromStr for ValueType {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::F32, Self::Bf16, Self::F16];
-        all.into_iter()
-            .find(|t| t.name() == text)
-            .ok_or_else(|| format!("`{text}` is none of f32, bf16, f16"))
-    }
-}
 
 /// What a reader asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,71 +84,6 @@ pub enum ReadError {
     /// The server's answer is wrong.
     #[error("{0}")]
     Damaged(String),
-}
-
-/// A whole version.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WholeVersion {
-    /// Its step, by which it is named.
-    pub step: u64,
-    /// The founding of each shard's state: a version of other foundings is another one.
-    pub foundings: BTreeMap<u32, u64>,
-    /// XXH3 of the buckets' digests and versions. Readers that ask for the same buckets in the same type get the same.
-    pub digest: u64,
-    /// The newest version of shard 0's replica when it had sent its last byte.
-    pub reached: u64,
-    /// The job has ended: there will be no later version.
-    pub is_last: bool,
-    /// Since the request for this version: it was the newest then, or is newer. Not how long ago it was made.
-    pub took: Duration,
-    /// The values of each bucket, little-endian.
-    pub buckets: BTreeMap<u32, Bytes>,
-    /// Bytes that were received for it.
-    pub received: u64,
-}
-
-impl WholeVersion {
-    /// The values of a tensor, little-endian, by its place in the layout; `None`: some of them were not asked for.
-    pub fn tensor(&self, layout: &Layout, dtype: ValueType, tensor: usize) -> Option<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(layout.tensor_range(tensor).len() * dtype.bytes());
-        self.parts(layout, dtype, tensor, |part| bytes.extend_from_slice(part))?;
-        Some(bytes)
-    }
-
-    /// Likewise, into memory of just that many bytes; `None`: it has another length.
-    pub fn copy(&self, layout: &Layout, dtype: ValueType, tensor: usize, mut into: &mut [u8]) -> Option<()> {
-        if into.len() != layout.tensor_range(tensor).len() * dtype.bytes() {
-            return None;
-        }
-        self.parts(layout, dtype, tensor, |part| {
-            let (now, rest) = std::mem::take(&mut into).split_at_mut(part.len());
-            now.copy_from_slice(part);
-            into = rest;
-        })
-    }
-
-    /// Gives the values of a tensor, bucket by bucket; nothing if some of them were not asked for.
-    fn parts(
-        &self,
-        layout: &Layout,
-        dtype: ValueType,
-        tensor: usize,
-        mut take: impl FnMut(&[u8]),
-    ) -> Option<()> {
-        let (range, width) = (layout.tensor_range(tensor), dtype.bytes());
-        let mut parts = Vec::new();
-        let after = layout.buckets().partition_point(|b| b.offset <= range.start);
-        for (id, bucket) in (0u32..).zip(layout.buckets()).skip(after.saturating_sub(1)) {
-            let of = bucket.range();
-            if of.start >= range.end {
-                break;
-            }
-            let (from, to) = (range.start.max(of.start) - of.start, range.end.min(of.end) - of.start);
-            parts.push(self.buckets.get(&id)?.get(from * width..to * width)?);
-        }
-        parts.into_iter().for_each(&mut take);
-        Some(())
-    }
 }
 
 /// Reads versions of one job.
@@ -235,6 +135,8 @@ enum Failed {
     Replica(String),
     /// The shard has passed the version; what it has reached.
     Passed(u64),
+    /// The job has ended before the version, at this one.
+    Ended(u64),
     /// The replica has other state than the reader has seen, or is behind.
     OtherFounding,
     Error(ReadError),
@@ -270,7 +172,9 @@ impl Reader {
                 Ok(()) => return Ok(this),
                 Err(Failed::Error(error)) => return Err(error),
                 Err(Failed::Replica(why)) => why,
-                Err(Failed::Passed(_) | Failed::OtherFounding) => "its replicas change".into(),
+                Err(Failed::Passed(_) | Failed::Ended(_) | Failed::OtherFounding) => {
+                    "its replicas change".into()
+                }
             };
             wait(deadline, RETRY_DELAY, || format!("job `{name}` cannot be read: {why}")).await?;
         }
@@ -356,6 +260,9 @@ impl Reader {
                     failed = Some(why.clone());
                     why
                 }
+                Ok(Err(Failed::Ended(last))) => {
+                    return Err(ReadError::Ended { job: self.name.clone(), last });
+                }
                 Ok(Err(Failed::OtherFounding)) => return Err(ReadError::OtherFounding(self.name.clone())),
                 Ok(Err(Failed::Passed(reached))) => {
                     if let Want::Exactly(step) = want {
@@ -415,8 +322,7 @@ impl Reader {
             let answer = self.ask_any(*shard, replicas.get(shard), asked).await?;
             let step = answer.of.step;
             if answer.of.over && step > answer.of.reached {
-                let (job, last) = (self.name.clone(), answer.of.reached);
-                return Err(Failed::Error(ReadError::Ended { job, last }));
+                return Err(Failed::Ended(answer.of.reached));
             }
             if asked.exactly && step != asked.step {
                 let why = format!("shard {shard} sends version {step} where {} was asked for", asked.step);
@@ -579,77 +485,6 @@ impl Reader {
     }
 }
 
-/// Receives the pieces of a shard, and how far the shard is then.
-async fn receive(
-    shard: u32,
-    answer: Answer,
-    buckets: &[u32],
-) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
-    let Answer { of, mut stream } = answer;
-    let mut pieces = Pieces { of, buckets, arrived: Vec::with_capacity(buckets.len()) };
-    let named = |failed| match failed {
-        Failed::Replica(why) => Failed::Replica(format!("shard {shard}: {why}")),
-        other => other,
-    };
-    while let Some(message) = next(&mut stream).await.map_err(named)? {
-        pieces.take(message).map_err(named)?;
-    }
-    pieces.whole().map_err(named)
-}
-
-/// What has arrived of one shard's version.
-struct Pieces<'a> {
-    of: VersionOf,
-    /// The buckets that must come, rising.
-    buckets: &'a [u32],
-    arrived: Vec<VersionPiece>,
-}
-
-impl Pieces<'_> {
-    fn take(&mut self, message: VersionMessage) -> Result<(), Failed> {
-        let broken = |what: String| Err(Failed::Replica(what));
-        match message.kind {
-            Some(Kind::Piece(piece)) => {
-                if self.buckets.get(self.arrived.len()) != Some(&piece.bucket) {
-                    return broken(format!("bucket {} is out of place", piece.bucket));
-                }
-                if xxh3_64(&piece.payload) != piece.digest {
-                    return broken(format!("bucket {} was damaged on its way", piece.bucket));
-                }
-                self.arrived.push(piece);
-                Ok(())
-            }
-            Some(Kind::Refused(refused)) if refused.kind() == WireKind::NoVersion => {
-                Err(Failed::Passed(self.of.reached.max(self.of.step)))
-            }
-            Some(Kind::Refused(refused)) => broken(refused.message),
-            // It waits, or this was all.
-            Some(Kind::Of(now)) if now.step == self.of.step => {
-                if !self.arrived.is_empty() && self.arrived.len() < self.buckets.len() {
-                    return broken("a message is out of place".into());
-                }
-                self.of.reached = self.of.reached.max(now.reached);
-                self.of.over = now.over;
-                Ok(())
-            }
-            _ => broken("a message is out of place".into()),
-        }
-    }
-
-    fn whole(self) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
-        match self.arrived.len() == self.buckets.len() {
-            true => Ok((self.of, self.arrived)),
-            false => Err(Failed::Replica("its answer ended early".into())),
-        }
-    }
-}
-
-async fn next(stream: &mut Streaming<VersionMessage>) -> Result<Option<VersionMessage>, Failed> {
-    let message = tokio::time::timeout(SILENCE, stream.message()).await;
-    let message = message.map_err(|_| Failed::Replica(format!("silent for {SILENCE:?}")))?;
-    message.map_err(|s| Failed::Replica(format!("its answer broke off: {}", s.message())))
-}
-
 /// Waits a little; an error: the time is over.
 async fn wait(deadline: Instant, delay: Duration, why: impl Fn() -> String) -> Result<(), ReadError> {
     if Instant::now() >= deadline {
@@ -658,7 +493,3 @@ async fn wait(deadline: Instant, delay: Duration, why: impl Fn() -> String) -> R
     tokio::time::sleep(delay).await;
     Ok(())
 }
-
-#[cfg(test)]
-#[path = "reader_tests.rs"]
-mod tests;

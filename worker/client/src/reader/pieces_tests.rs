@@ -1,7 +1,7 @@
-//! Tests of `reader`.
+//! Tests of `pieces`.
 
 use super::*;
-use paraft_common::TensorSpec;
+use paraft_proto::Refused;
 
 fn piece(bucket: u32, payload: &[u8]) -> VersionMessage {
     let piece =
@@ -21,6 +21,7 @@ fn why(result: Result<(), Failed>) -> String {
     match result {
         Err(Failed::Replica(why)) => why,
         Err(Failed::Passed(reached)) => format!("passed {reached}"),
+        Err(Failed::Ended(last)) => format!("ended {last}"),
         Err(Failed::OtherFounding) => "founding".into(),
         Err(Failed::Error(error)) => error.to_string(),
         Ok(()) => "fine".into(),
@@ -65,36 +66,6 @@ fn passed_version_says_how_far_the_shard_is() {
     assert_eq!(why(waits.take(VersionMessage { kind: Some(Kind::Of(of(7, 9))) })), "fine");
     let refused = Refused { kind: WireKind::NoVersion as i32, ..Refused::default() };
     assert_eq!(why(waits.take(VersionMessage { kind: Some(Kind::Refused(refused)) })), "passed 9");
-}
-
-#[test]
-fn tensor_is_put_together_from_its_buckets() {
-    let tensors =
-        vec![TensorSpec::param("a", &[3]), TensorSpec::param("b", &[2, 2]), TensorSpec::buffer("c", &[2])];
-    let layout = Layout::new(tensors, 2).expect("a layout");
-    let mut buckets = BTreeMap::new();
-    for (id, bucket) in (0u32..).zip(layout.buckets()) {
-        let values = bucket.range().flat_map(|i| (i as u16).to_le_bytes()).collect::<Vec<_>>();
-        buckets.insert(id, Bytes::from(values));
-    }
-    let (foundings, took) = (BTreeMap::new(), Duration::ZERO);
-    let mut version = WholeVersion {
-        step: 1,
-        foundings,
-        digest: 0,
-        reached: 1,
-        is_last: false,
-        took,
-        buckets,
-        received: 0,
-    };
-    let read = |version: &WholeVersion, i| {
-        let bytes = version.tensor(&layout, ValueType::Bf16, i)?;
-        Some(bytes.as_chunks().0.iter().map(|v| u16::from_le_bytes(*v)).collect::<Vec<_>>())
-    };
-    assert_eq!(read(&version, 0), Some(vec![0, 1, 2]));
-    assert_eq!(read(&version, 1), Some(vec![3, 4, 5, 6]));
-    assert_eq!(read(&version, 2), Some(vec![7, 8]));
-    version.buckets.remove(&0);
-    assert_eq!((read(&version, 0), read(&version, 2)), (None, Some(vec![7, 8])));
+    let over = VersionOf { over: true, ..of(7, 6) };
+    assert_eq!(why(pieces().take(VersionMessage { kind: Some(Kind::Of(over)) })), "ended 6");
 }

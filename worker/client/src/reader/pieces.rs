@@ -1,0 +1,84 @@
+//! What one shard sends of a version: each message is checked before it counts.
+
+use super::{Answer, Failed, SILENCE};
+use paraft_proto::{VersionMessage, VersionOf, VersionPiece, WireKind, version_message::Kind};
+use tonic::Streaming;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Receives the pieces of a shard, and how far the shard is then.
+pub(super) async fn receive(
+    shard: u32,
+    answer: Answer,
+    buckets: &[u32],
+) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
+    let Answer { of, mut stream } = answer;
+    let mut pieces = Pieces { of, buckets, arrived: Vec::with_capacity(buckets.len()) };
+    let named = |failed| match failed {
+        Failed::Replica(why) => Failed::Replica(format!("shard {shard}: {why}")),
+        other => other,
+    };
+    while let Some(message) = next(&mut stream).await.map_err(named)? {
+        pieces.take(message).map_err(named)?;
+    }
+    pieces.whole().map_err(named)
+}
+
+/// What has arrived of one shard's version.
+struct Pieces<'a> {
+    of: VersionOf,
+    /// The buckets that must come, rising.
+    buckets: &'a [u32],
+    arrived: Vec<VersionPiece>,
+}
+
+impl Pieces<'_> {
+    fn take(&mut self, message: VersionMessage) -> Result<(), Failed> {
+        let broken = |what: String| Err(Failed::Replica(what));
+        match message.kind {
+            Some(Kind::Piece(piece)) => {
+                if self.buckets.get(self.arrived.len()) != Some(&piece.bucket) {
+                    return broken(format!("bucket {} is out of place", piece.bucket));
+                }
+                if xxh3_64(&piece.payload) != piece.digest {
+                    return broken(format!("bucket {} was damaged on its way", piece.bucket));
+                }
+                self.arrived.push(piece);
+                Ok(())
+            }
+            Some(Kind::Refused(refused)) if refused.kind() == WireKind::NoVersion => {
+                Err(Failed::Passed(self.of.reached.max(self.of.step)))
+            }
+            Some(Kind::Refused(refused)) => broken(refused.message),
+            // It waits, or this was all.
+            Some(Kind::Of(now)) if now.step == self.of.step => {
+                if !self.arrived.is_empty() && self.arrived.len() < self.buckets.len() {
+                    return broken("a message is out of place".into());
+                }
+                self.of.reached = self.of.reached.max(now.reached);
+                self.of.over = now.over;
+                match self.arrived.is_empty() && now.over && now.step > now.reached {
+                    true => Err(Failed::Ended(now.reached)),
+                    false => Ok(()),
+                }
+            }
+            _ => broken("a message is out of place".into()),
+        }
+    }
+
+    fn whole(self) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
+        match self.arrived.len() == self.buckets.len() {
+            true => Ok((self.of, self.arrived)),
+            false => Err(Failed::Replica("its answer ended early".into())),
+        }
+    }
+}
+
+pub(super) async fn next(stream: &mut Streaming<VersionMessage>) -> Result<Option<VersionMessage>, Failed> {
+    let message = tokio::time::timeout(SILENCE, stream.message()).await;
+    let message = message.map_err(|_| Failed::Replica(format!("silent for {SILENCE:?}")))?;
+    message.map_err(|s| Failed::Replica(format!("its answer broke off: {}", s.message())))
+}
+
+#[cfg(test)]
+#[path = "pieces_tests.rs"]
+mod tests;
