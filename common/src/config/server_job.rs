@@ -1,6 +1,8 @@
 //! The part of a job that the servers need. It travels as TOML, the language of the job file, so one
 //! parser and one validation serve both. It is part of the replicated state.
 
+mod tensors;
+
 use super::{EarlyStop, Start, check_name, fingerprint::MAX_FINGERPRINT};
 use crate::{
     algorithm::{AlgorithmConfig, Keeps},
@@ -10,8 +12,8 @@ use crate::{
     durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
     layout::{
-        self, BucketSpec, Cuts, Layout, LayoutError, Lengths, MAX_BUCKET_LEN, MAX_BUCKETS, ParamGroup,
-        TensorKind, TensorSpec,
+        self, BucketSpec, Cuts, Layout, Lengths, MAX_BUCKET_LEN, MAX_BUCKETS, ParamGroup, TensorKind,
+        TensorSpec,
     },
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     round::RoundConfig,
@@ -100,7 +102,7 @@ pub struct ServerJob {
     #[serde(default, rename = "table", skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableSpec>,
     /// The model's tensors in the order of the flat vector, for readers. Empty: the servers do not know them.
-    #[serde(default, with = "names", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, with = "tensors::names", skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<TensorSpec>,
 }
 
@@ -112,50 +114,6 @@ pub struct ChunkPlan {
     pub per_epoch: u64,
     /// Epochs of the job, 1 to 2^32.
     pub epochs: u64,
-}
-
-/// Tensors as texts: `param 128x784 0.weight`. A scalar's shape is `-`.
-mod names {
-    use super::{TensorKind, TensorSpec};
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(tensors: &[TensorSpec], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(tensors.iter().map(|t| {
-            let kind = match t.kind {
-                TensorKind::Param => "param",
-                TensorKind::Buffer => "buffer",
-                TensorKind::Result => "result",
-                TensorKind::Rows => "rows",
-            };
-            let shape: Vec<_> = t.shape.iter().map(ToString::to_string).collect();
-            let shape = if shape.is_empty() { "-".into() } else { shape.join("x") };
-            format!("{kind} {shape} {}", t.name)
-        }))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<TensorSpec>, D::Error> {
-        let texts = Vec::<String>::deserialize(from)?;
-        texts
-            .iter()
-            .map(|text| read(text).ok_or_else(|| Error::custom(format!("`{text}` is no tensor"))))
-            .collect()
-    }
-
-    fn read(text: &str) -> Option<TensorSpec> {
-        let (kind, rest) = text.split_once(' ')?;
-        let (shape, name) = rest.split_once(' ')?;
-        let kind = match kind {
-            "param" => TensorKind::Param,
-            "buffer" => TensorKind::Buffer,
-            "result" => TensorKind::Result,
-            _ => return None,
-        };
-        let shape = match shape {
-            "-" => Vec::new(),
-            shape => shape.split('x').map(|n| n.parse().ok()).collect::<Option<_>>()?,
-        };
-        Some(TensorSpec { name: name.into(), shape, kind })
-    }
 }
 
 /// Why a text is not a valid server job.
@@ -196,36 +154,6 @@ impl ServerJob {
             tables: Vec::new(),
             tensors: Vec::new(),
         }
-    }
-
-    /// Whether workers of both may train together. Some do not name their tensors.
-    pub fn is_same(&self, other: &Self) -> bool {
-        if self == other {
-            return true;
-        }
-        let unnamed = |job: &Self| Self { tensors: Vec::new(), ..job.clone() };
-        (self.tensors.is_empty() || other.tensors.is_empty()) && unnamed(self) == unnamed(other)
-    }
-
-    /// About the bytes that tensors take in the job's text; with more than [`MAX_NAMES_BYTES`] a job has none.
-    fn names_bytes(tensors: &[TensorSpec]) -> usize {
-        tensors.iter().map(|t| t.name.len() + 8 * t.shape.len() + 12).sum()
-    }
-
-    /// The tensors for [`Self::tensors`]; none if their names are too long to travel with each request to join.
-    pub fn named(tensors: &[TensorSpec]) -> Vec<TensorSpec> {
-        if Self::names_bytes(tensors) > MAX_NAMES_BYTES { Vec::new() } else { tensors.to_vec() }
-    }
-
-    /// The layout with the tensors' names; `None` if the servers do not know them.
-    ///
-    /// # Errors
-    /// They are of another length than the job.
-    pub fn named_layout(&self) -> Result<Option<Layout>, LayoutError> {
-        if self.tensors.is_empty() {
-            return Ok(None);
-        }
-        Layout::cut(self.tensors.clone(), self.cuts(), self.bucket_len)?.with_tables(&self.tables).map(Some)
     }
 
     /// Parses and validates the text; afterwards [`Self::layout`] cannot fail. Use it to admit a job.
@@ -353,28 +281,6 @@ impl ServerJob {
             }
         }
         Ok(())
-    }
-
-    fn validate_tensors(&self) -> Result<(), ServerJobError> {
-        let bytes = Self::names_bytes(&self.tensors);
-        if bytes > MAX_NAMES_BYTES {
-            let why = format!("its tensors' names take {bytes} bytes; at most {MAX_NAMES_BYTES}");
-            return Err(ServerJobError(why));
-        }
-        if let Some(t) = self.tensors.iter().find(|t| t.name.chars().any(char::is_control)) {
-            return Err(ServerJobError(format!("tensor {:?} has control characters in its name", t.name)));
-        }
-        let layout = self.named_layout().map_err(|e| ServerJobError(e.to_string()))?;
-        let Some(layout) = layout else { return Ok(()) };
-        let of =
-            |kind| layout.tensors().iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum::<usize>();
-        let lengths = [TensorKind::Param, TensorKind::Buffer, TensorKind::Result].map(of);
-        match lengths == [self.params_len, self.buffers_len, self.results_len] {
-            true => Ok(()),
-            false => {
-                Err(ServerJobError(format!("its tensors hold {lengths:?} values, and not those of the job")))
-            }
-        }
     }
 
     fn validate_tables(&self) -> Result<(), String> {
@@ -575,8 +481,6 @@ pub const MIN_LEASE: Duration = Duration::from_secs(1);
 /// One day in milliseconds: a longer lease would detect no failure.
 pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
 /// The maximal number of samples in a data set.
-/// See [`ServerJob::tensors`].
-const MAX_NAMES_BYTES: usize = 120 << 10;
 const MAX_CHUNKS: u64 = 1 << 32;
 /// 2^34 values are 64 GiB of weights. Whether the fleet's memory suffices is a separate check
 /// ([`crate::need`]).

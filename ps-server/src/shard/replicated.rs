@@ -26,11 +26,12 @@ impl Replicated for Shard {
             return self.noted(Shard::apply_run(self, proposals));
         }
         // A reader may have come while entries were applied without regard to it.
-        self.keep_versions(false);
+        self.keep_versions(None);
         let mut outcomes = Vec::with_capacity(proposals.len());
         for run in proposals.chunk_by(|a, b| may_run_together(a, b)) {
+            let before = self.version_step();
             outcomes.extend(self.noted(Shard::apply_run(self, run))?);
-            self.keep_versions(true);
+            self.keep_versions(Some(before));
         }
         Ok(outcomes)
     }

@@ -231,18 +231,19 @@ impl Shard {
         }
     }
 
-    /// Called between entries, by the task that applies them. `runs_apart`: all entries since the last call were applied as
-    /// [`may_run_together`] asks; otherwise a version that was reached meanwhile may have been passed.
-    pub(super) fn keep_versions(&self, runs_apart: bool) {
+    /// Called between entries, by the task that applies them. `before`: the newest version before the entries since the last
+    /// call, which were applied as [`may_run_together`] asks. A version that was reached by them has the weights that are here.
+    pub(super) fn keep_versions(&self, before: Option<Step>) {
         let mut by_step = self.versions.by_step.lock();
         by_step.retain(|_, kept| kept.strong_count() > 0);
         self.versions.any.store(!by_step.is_empty(), SeqCst);
-        let (reached, unchanged) = match by_step.is_empty() {
-            true => return,
-            // The second part looks at every member, and is seldom needed.
-            false if runs_apart => (self.read(|meta| meta.members.version_step()), true),
-            false => self.reached(),
-        };
+        if by_step.is_empty() {
+            return;
+        }
+        let reached = self.version_step();
+        // One that was reached earlier may have come into the list since, and the weights may have changed. This looks at every
+        // member, and is seldom needed.
+        let unchanged = before.is_some_and(|before| before < reached) || self.reached().1;
         for kept in by_step.range(..=reached).filter_map(|(_, kept)| kept.upgrade()) {
             let mut state = kept.state.lock();
             if matches!(*state, State::Awaited) {
@@ -250,6 +251,10 @@ impl Shard {
                 *state = if here { State::Whole(self.kept_buckets()) } else { State::Passed };
             }
         }
+    }
+
+    pub(super) fn version_step(&self) -> Step {
+        self.read(|meta| meta.members.version_step())
     }
 
     fn kept_buckets(&self) -> Vec<Arc<KeptBucket>> {

@@ -216,3 +216,16 @@ fn versions_for_readers_are_few_and_named_when_passed() {
     assert_eq!(passed, of);
     assert_eq!(kept(&later), Some(vec![-1.0; 3]), "it is kept while a reader has it");
 }
+
+/// A reader comes while an entry is applied: the weights that it would find are of no version.
+#[test]
+fn version_asked_for_amid_an_entry_is_passed() {
+    let (shard, sessions, _) = shard_of(1);
+    (0..3).for_each(|bucket| _ = shard.apply(&push(0, sessions[0], bucket, 1)));
+    let before = shard.version_step();
+    let asked = shard.version_for_reader(least(Step(0))).expect("it is unchanged yet");
+    assert_eq!(asked.step(), Step(1));
+    shard.apply(&push(0, sessions[0], 0, 2));
+    shard.keep_versions(Some(before));
+    assert_eq!(asked.buckets().expect_err("half of step 2 is in the weights"), Passed);
+}
