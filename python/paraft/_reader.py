@@ -113,7 +113,7 @@ class Reader:
             VersionTimeoutError: there was none in time.
             JobEndedError: the job has ended before it.
             VersionNotKeptError: the job has passed the version ``exactly``.
-            OtherFoundingError: the job has begun anew: its versions are other weights.
+            OtherFoundingError: the job was started again under its name: its versions are other weights.
             MisuseError: another thread uses this reader.
         """
         _check_step("at_least", at_least)
@@ -133,7 +133,7 @@ class Reader:
 
         Raises:
             VersionTimeoutError: there was none in time; the job has not ended.
-            OtherFoundingError: the job has begun anew.
+            OtherFoundingError: the job was started again under its name.
         """
         _check_step("every", every)
         if every < 1:
@@ -169,7 +169,7 @@ class Version:
         self.is_last: bool = version.is_last
         #: Equal for readers that read the same tensors in the same type.
         self.digest: str = f"{version.digest:016x}"
-        #: Names the job's state: a job that begins anew has another.
+        #: Names the job's state: one that was started again under its name has another.
         self.founding: int = version.founding
         #: Bytes that came over the network for it.
         self.received: int = version.received

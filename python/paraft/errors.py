@@ -36,7 +36,7 @@ class JobEndedError(ParaftError, RuntimeError):
 
 
 class OtherFoundingError(ParaftError, RuntimeError):
-    """The job has begun anew since the reader was opened: its versions are other weights. Open a new reader."""
+    """The job was started again under its name since the reader was opened: its versions are other weights. Open a new reader."""
 
     exit_code = 78
 

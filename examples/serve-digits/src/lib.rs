@@ -10,7 +10,7 @@ use std::{
 use tokio::task::JoinHandle;
 
 /// How long the server waits for the next version before it asks again.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Pixels of an image, from 0 to 16.
 const PIXELS: usize = 64;
 
@@ -77,14 +77,14 @@ pub async fn follow(
     servers: &[String],
     job: &str,
 ) -> anyhow::Result<(Arc<Digits>, JoinHandle<anyhow::Result<()>>)> {
-    let mut reader = Reader::open(servers, job, ValueType::F32, PATIENCE).await?;
-    let first = reader.next(Want::AtLeast(0), PATIENCE).await?;
+    let mut reader = Reader::open(servers, job, ValueType::F32, TIMEOUT).await?;
+    let first = reader.next(Want::AtLeast(0), TIMEOUT).await?;
     let mut last = first.step;
     let digits = Arc::new(Digits(RwLock::new(Arc::new(Net::of(&reader, &first)?))));
     let served = digits.clone();
     let following = tokio::spawn(async move {
         loop {
-            match reader.next(Want::AtLeast(last + 1), PATIENCE).await {
+            match reader.next(Want::AtLeast(last + 1), TIMEOUT).await {
                 Ok(version) => {
                     // It was received and checked beside the requests; the swap is a pointer.
                     let net = Arc::new(Net::of(&reader, &version)?);

@@ -41,6 +41,20 @@ pub struct Reader {
     _streams: [OwnedSemaphorePermit; 2],
 }
 
+/// Why a reader's stream ends early.
+pub(super) enum Ended {
+    /// The server refuses to continue.
+    Refused(RefusalKind),
+    /// The reader has gone.
+    Gone,
+}
+
+impl From<RefusalKind> for Ended {
+    fn from(kind: RefusalKind) -> Self {
+        Self::Refused(kind)
+    }
+}
+
 /// Room for a copy; dropping it frees the room.
 pub struct Room {
     _bytes: [OwnedSemaphorePermit; 2],

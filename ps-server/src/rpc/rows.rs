@@ -6,7 +6,7 @@
 
 use super::{
     check_protocol,
-    readers::Reader,
+    readers::{Ended, Reader},
     shards::{ShardsService, unknown_caller},
 };
 use crate::{
@@ -49,18 +49,6 @@ const REMOVED_IDS: usize = 1 << 15;
 
 /// Where a stream's messages go; an error: the reader has gone.
 struct Out(mpsc::Sender<RowsMessage>);
-
-/// Why a stream ends early.
-enum Ended {
-    Refused(RefusalKind),
-    Gone,
-}
-
-impl From<RefusalKind> for Ended {
-    fn from(kind: RefusalKind) -> Self {
-        Self::Refused(kind)
-    }
-}
 
 impl Out {
     async fn send(&self, kind: Kind) -> Result<(), Ended> {

@@ -2,7 +2,7 @@
 
 use super::{
     check_protocol, convert,
-    readers::Reader,
+    readers::{Ended, Reader},
     shards::{ShardsService, unknown_caller},
 };
 use crate::{
@@ -39,19 +39,7 @@ const NEWS_INTERVAL: Duration = Duration::from_secs(1);
 /// A reader holds memory of the server as long as it has its version, so it must take so many bytes a second, ...
 const SLOWEST: u64 = 1 << 20;
 /// ... with so much time beyond that.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Why a stream ends early.
-enum Ended {
-    Refused(RefusalKind),
-    Gone,
-}
-
-impl From<RefusalKind> for Ended {
-    fn from(kind: RefusalKind) -> Self {
-        Self::Refused(kind)
-    }
-}
+const GRACE: Duration = Duration::from_secs(30);
 
 type Out = mpsc::Sender<VersionMessage>;
 
@@ -124,7 +112,7 @@ impl ShardsService {
         let (mut sent, began) = (0, Instant::now());
         for bucket in buckets.into_iter().filter(asked) {
             sent += send_bucket(&hosted, &bucket, dtype, &reader, out).await?;
-            if began.elapsed() > PATIENCE + Duration::from_secs(sent / SLOWEST) {
+            if began.elapsed() > GRACE + Duration::from_secs(sent / SLOWEST) {
                 return Err(RefusalKind::Overloaded(format!(
                     "version {} of {shard} was taken too slowly: {sent} bytes in {} s. Read it over a faster connection, \
                      or in bf16",

@@ -75,7 +75,7 @@ pub enum ReadError {
     },
     /// The job is another one than when the reader began: it has the same name, and other state.
     #[error(
-        "job `{0}` has begun anew since this reader began, so its versions are other weights: open a new reader"
+        "job `{0}` was started again under its name since this reader was opened: its versions are other weights. Open a new reader"
     )]
     OtherFounding(String),
     /// The servers refuse, and would again.
@@ -92,7 +92,6 @@ pub struct Reader {
     servers: Vec<String>,
     name: String,
     dtype: ValueType,
-    job: ServerJob,
     layout: Layout,
     shards: u32,
     only: Option<BTreeSet<u32>>,
@@ -160,7 +159,6 @@ impl Reader {
             name: name.into(),
             dtype,
             layout: unknown.layout(),
-            job: unknown,
             shards: 0,
             only: None,
             foundings: BTreeMap::new(),
@@ -188,9 +186,9 @@ impl Reader {
                 Ok(answer) => {
                     let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
                     self.shards = answer.of.shards;
-                    self.job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
-                    let named = self.job.named_layout().map_err(|e| damaged(e.to_string()))?;
-                    self.layout = named.unwrap_or_else(|| self.job.layout());
+                    let job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
+                    let named = job.named_layout().map_err(|e| damaged(e.to_string()))?;
+                    self.layout = named.unwrap_or_else(|| job.layout());
                     return Ok(());
                 }
                 Err(Failed::Replica(other)) => why = format!("{address}: {other}"),
@@ -200,19 +198,9 @@ impl Reader {
         Err(Failed::Replica(why))
     }
 
-    /// The job, as its servers have it.
-    pub fn job(&self) -> &ServerJob {
-        &self.job
-    }
-
     /// The tensors, and where each lies. A job whose client named none has one tensor with the values of each kind.
     pub fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// The type of the values.
-    pub fn dtype(&self) -> ValueType {
-        self.dtype
     }
 
     /// Reads only the buckets with values of tensors whose names `chosen` accepts. Returns how many tensors those are.
@@ -235,7 +223,7 @@ impl Reader {
     /// # Errors
     /// See [`ReadError`].
     pub async fn next(&mut self, want: Want, within: Duration) -> Result<WholeVersion, ReadError> {
-        let (began, deadline) = (Instant::now(), Instant::now() + within);
+        let deadline = Instant::now() + within;
         let mut asked = Asked { step: self.last.unwrap_or(0), exactly: false, else_from: 0 };
         match want {
             Want::AtLeast(step) => asked.step = asked.step.max(step),
@@ -247,7 +235,7 @@ impl Reader {
         loop {
             // A follower may be cut off. A leader is not for long.
             let until = if leaders_first { deadline } else { deadline.min(Instant::now() + SILENCE) };
-            let read = self.read(asked, leaders_first, began);
+            let read = self.read(asked, leaders_first);
             let mut delay = RETRY_DELAY;
             leaders_first = true;
             let why = match tokio::time::timeout_at(until.into(), read).await {
@@ -302,12 +290,7 @@ impl Reader {
         "no replica of its shard 0 answers".into()
     }
 
-    async fn read(
-        &mut self,
-        mut asked: Asked,
-        leaders_first: bool,
-        began: Instant,
-    ) -> Result<WholeVersion, Failed> {
+    async fn read(&mut self, mut asked: Asked, leaders_first: bool) -> Result<WholeVersion, Failed> {
         let mut replicas = match self.known.take() {
             Some(known) => known,
             None => self.replicas().await?,
@@ -363,8 +346,8 @@ impl Reader {
         self.known = Some(known);
         let received = buckets.values().map(|p| p.payload.len() as u64).sum();
         let buckets = buckets.into_iter().map(|(id, piece)| (id, piece.payload)).collect();
-        let (digest, took) = (digest.digest(), began.elapsed());
-        Ok(WholeVersion { step, foundings, digest, reached, is_last, took, buckets, received })
+        let digest = digest.digest();
+        Ok(WholeVersion { step, foundings, digest, reached, is_last, buckets, received })
     }
 
     /// The buckets to read, by shard.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use paraft_common::Layout;
-use std::{collections::BTreeMap, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, str::FromStr};
 
 /// The type in which values travel and arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,8 +56,6 @@ pub struct WholeVersion {
     pub reached: u64,
     /// The job has ended: there will be no later version.
     pub is_last: bool,
-    /// Since the request for this version: it was the newest then, or is newer. Not how long ago it was made.
-    pub took: Duration,
     /// The values of each bucket, little-endian.
     pub buckets: BTreeMap<u32, Bytes>,
     /// Bytes that were received for it.
