@@ -11,6 +11,7 @@ pub mod codec;
 pub mod config;
 pub mod consistency;
 pub mod constraint;
+pub mod difference;
 pub mod draws;
 pub mod durability;
 pub mod encoding;
