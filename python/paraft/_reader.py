@@ -26,6 +26,7 @@ def reader(
     dtype: str = "f32",
     only: Union[str, Sequence[str], None] = None,
     timeout: float = 30.0,
+    share: bool = False,
 ) -> Reader:
     """Opens a reader of a job's weights. It needs no model and is no worker: training does not wait for it::
 
@@ -40,6 +41,8 @@ def reader(
         dtype: ``f32``, or ``bf16`` or ``f16``, rounded by the servers to the nearest, ties to even.
         only: names of tensors; ``*`` stands for any text. Only these are read. Default: all.
         timeout: seconds to wait until the job has begun.
+        share: readers of this host and user that read the same job, type and names receive each version once: one of them reads it for
+            all, and the others map its memory. What is asked for with ``exactly`` is not shared.
 
     Raises:
         VersionTimeoutError: no server answers, the job has not begun, or the certificate does not cover it.
@@ -49,7 +52,7 @@ def reader(
     names = [only] if isinstance(only, str) else None if only is None else list(only)
     if names is not None and not all(names or [""]):
         raise ConfigError("only= has no name; leave it out to read all tensors")
-    session = _paraft.Reader(servers=servers, job=job, dtype=dtype, only=names, timeout=_seconds(timeout), certs=certs)
+    session = _paraft.Reader(servers=servers, job=job, dtype=dtype, only=names, timeout=_seconds(timeout), share=share, certs=certs)
     return Reader(session, dtype)
 
 
@@ -98,7 +101,9 @@ class Reader:
         """The tensors that it reads: names and shapes."""
         return {name: tuple(shape) for name, shape, _ in self._tensors}
 
-    def get(self, *, at_least: int = 0, exactly: Optional[int] = None, timeout: float = 30.0) -> Version:
+    def get(
+        self, *, at_least: int = 0, exactly: Optional[int] = None, max_age: Optional[float] = None, timeout: float = 30.0
+    ) -> Version:
         """Receives a whole version, and checks it. What the caller uses does not change until :meth:`Version.load_into`.
 
         A version is named by a step. Without arguments it is the newest, or the one that the next step makes. It is never older than the
@@ -107,6 +112,8 @@ class Reader:
         Args:
             at_least: the version of this step, or a later one.
             exactly: the version of this step. Ask before the job reaches it: versions are kept only for their readers.
+            max_age: the version that was the newest at some time in the last ``max_age`` seconds, as a majority of servers confirms: it
+                may be the one that this reader has. Where no majority can be asked, there is a ``VersionTimeoutError``.
             timeout: seconds to wait.
 
         Raises:
@@ -121,7 +128,10 @@ class Reader:
             _check_step("exactly", exactly)
         if exactly is not None and at_least > exactly:
             raise ConfigError(f"exactly={exactly} is before at_least={at_least}")
-        return Version(self._session.next(at_least, exactly, _seconds(timeout)), self._dtype, self._tensors)
+        if max_age is not None and (exactly is not None or at_least):
+            raise ConfigError("max_age= goes without at_least= and exactly=: it means the newest version")
+        max_age = max_age if max_age is None else _seconds(max_age)
+        return Version(self._session.next(at_least, exactly, max_age, _seconds(timeout)), self._dtype, self._tensors)
 
     def watch(self, *, every: int = 1, timeout: float = 3600.0) -> Iterator[Version]:
         """Yields the newest version, then each time the next one that is at least ``every`` steps later, and at the job's end its last
@@ -171,7 +181,7 @@ class Version:
         self.digest: str = f"{version.digest:016x}"
         #: Names the job's state: one that was started again under its name has another.
         self.founding: int = version.founding
-        #: Bytes that came over the network for it.
+        #: Bytes that came over the network for it: fewer if it came as a difference, none if a reader of this host shares it.
         self.received: int = version.received
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:

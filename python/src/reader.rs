@@ -75,7 +75,7 @@ fn waited<T: Send>(
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (*, servers, job, dtype, only, timeout, certs=None))]
+    #[pyo3(signature = (*, servers, job, dtype, only, timeout, share=false, certs=None))]
     fn new(
         py: Python<'_>,
         servers: Vec<String>,
@@ -83,6 +83,7 @@ impl Reader {
         dtype: &str,
         only: Option<Vec<String>>,
         timeout: f64,
+        share: bool,
         certs: Option<PathBuf>,
     ) -> PyResult<Self> {
         let dtype: ValueType = dtype.parse().map_err(|e: String| errors::config(py, &e))?;
@@ -110,12 +111,26 @@ impl Reader {
         if only.is_some() {
             versions.only(is_chosen);
         }
+        if share {
+            versions.share().map_err(|e| raised(py, &e))?;
+        }
         Ok(Self { runtime, versions: Mutex::new(versions), layout, dtype, chosen })
     }
 
-    /// The newest version from `at_least` on, or the version `exactly`.
-    fn next(&self, py: Python<'_>, at_least: u64, exactly: Option<u64>, timeout: f64) -> PyResult<Version> {
-        let want = exactly.map_or(Want::AtLeast(at_least), Want::Exactly);
+    /// The newest version from `at_least` on, the version `exactly`, or one that was the newest at most `max_age` seconds ago.
+    fn next(
+        &self,
+        py: Python<'_>,
+        at_least: u64,
+        exactly: Option<u64>,
+        max_age: Option<f64>,
+        timeout: f64,
+    ) -> PyResult<Version> {
+        let want = match (exactly, max_age) {
+            (Some(step), _) => Want::Exactly(step),
+            (None, Some(age)) => Want::MaxAge(Duration::from_secs_f64(age)),
+            (None, None) => Want::AtLeast(at_least),
+        };
         let Some(mut versions) = self.versions.try_lock() else {
             return Err(errors::misuse(
                 py,

@@ -72,8 +72,9 @@ fn sweep(dir: &Path, older: Duration) {
     }
 }
 
+/// A directory of this user alone, for sockets between processes of this host. `None`: there is none that is safe.
 #[cfg(unix)]
-fn socket_dir() -> Option<PathBuf> {
+pub fn socket_dir() -> Option<PathBuf> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     let me = std::fs::metadata("/proc/self").ok()?.uid();
     let dir = std::env::temp_dir().join(format!("paraft-{me}"));
@@ -83,8 +84,9 @@ fn socket_dir() -> Option<PathBuf> {
     (m.is_dir() && m.uid() == me && m.mode() & 0o077 == 0).then_some(dir)
 }
 
+/// Likewise.
 #[cfg(not(unix))]
-fn socket_dir() -> Option<PathBuf> {
+pub fn socket_dir() -> Option<PathBuf> {
     None
 }
 

@@ -8,16 +8,17 @@ use super::{
 use crate::{
     connections::{Rank, Visitor},
     replicas::Replica,
-    shard::versions::{KeptBucket, KeptVersion, Passed, Wanted},
+    shard::versions::{BASE_TIME, Base, KeptBucket, KeptVersion, Passed, Wanted},
 };
 use bytes::Bytes;
 use futures::Stream;
-use paraft_common::{Encoding, Step, codec::F32_BYTES};
+use paraft_common::{Encoding, Step, difference::Code};
 use paraft_proto::{
     ReadVersionRequest, RefusalKind, VersionMessage, VersionOf, VersionPiece, version_message::Kind,
 };
 use paraft_tls::Need;
 use std::{
+    collections::BTreeMap,
     pin::Pin,
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::Duration,
@@ -25,7 +26,6 @@ use std::{
 use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::Status;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// The stream that answers the call.
 pub type VersionStream = Pin<Box<dyn Stream<Item = Result<VersionMessage, Status>> + Send>>;
@@ -95,6 +95,10 @@ impl ShardsService {
             true => Wanted::Exactly(Step(request.step)),
             false => Wanted::AtLeast { step: Step(request.step), else_from: Step(request.else_from) },
         };
+        if request.confirm {
+            let confirmed = hosted.group.barrier().await;
+            confirmed.map_err(|e| RefusalKind::Unavailable(format!("{shard}'s newest version: {e}")))?;
+        }
         let of = |step| news(&hosted, step);
         let first = |step| VersionOf { job: hosted.shard.read(|meta| meta.job.clone()), ..of(step) };
         let kept = match hosted.shard.version_for_reader(wanted) {
@@ -109,9 +113,13 @@ impl ShardsService {
         let buckets = reached(&hosted, &kept, out).await?;
         let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
         let asked = |bucket: &Arc<KeptBucket>| ids.is_empty() || ids.contains(&bucket.id);
+        let base = request.have.and_then(|step| hosted.shard.base(Step(step), dtype));
         let (mut sent, began) = (0, Instant::now());
+        let mut values = BTreeMap::new();
         for bucket in buckets.into_iter().filter(asked) {
-            sent += send_bucket(&hosted, &bucket, dtype, &reader, out).await?;
+            let (bytes, own) = send_bucket(&hosted, &bucket, (dtype, base.as_ref()), &reader, out).await?;
+            sent += bytes;
+            values.insert(bucket.id, own);
             if began.elapsed() > GRACE + Duration::from_secs(sent / SLOWEST) {
                 return Err(RefusalKind::Overloaded(format!(
                     "version {} of {shard} was taken too slowly: {sent} bytes in {} s. Read it over a faster connection, \
@@ -121,6 +129,11 @@ impl ShardsService {
                 ))
                 .into());
             }
+        }
+        if request.remember
+            && let Some(base) = hosted.shard.remember(kept.step(), dtype, values)
+        {
+            tokio::spawn(forget(hosted.clone(), Arc::downgrade(&base)));
         }
         send(out, Kind::Of(of(kept.step().0))).await
     }
@@ -199,32 +212,41 @@ async fn reached(
 async fn send_bucket(
     hosted: &Replica,
     bucket: &Arc<KeptBucket>,
-    dtype: Encoding,
+    (dtype, base): (Encoding, Option<&Arc<Base>>),
     reader: &Reader,
     out: &Out,
-) -> Result<u64, Ended> {
-    let values = bucket.bytes();
+) -> Result<(u64, Bytes), Ended> {
     let _room = tokio::select! {
-        room = reader.room(values.len()) => room,
+        room = reader.room(bucket.bytes().len()) => room,
         () = out.closed() => return Err(Ended::Gone),
     };
-    let payload = rounded(values, dtype);
+    let (own, base) = (bucket.clone(), base.cloned());
+    let made = tokio::task::spawn_blocking(move || {
+        let encoded = own.encoded(dtype);
+        let (code, payload) =
+            match base.as_ref().and_then(|base| Some((base.step, base.buckets.get(&own.id)?))) {
+                Some((step, old)) => encoded.difference(step, old),
+                None => (Code::Whole, encoded.values.clone()),
+            };
+        (encoded, code, payload)
+    });
+    let (encoded, code, payload) = made.await.map_err(|_| Ended::Gone)?;
     hosted.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
     let sent = payload.len() as u64;
-    let digest = xxh3_64(&payload);
-    let piece = VersionPiece { bucket: bucket.id.0, version: bucket.version.0, digest, payload };
-    send(out, Kind::Piece(piece)).await?;
-    Ok(sent)
+    let (version, digest, code) = (bucket.version.0, encoded.digest, code.number());
+    send(out, Kind::Piece(VersionPiece { bucket: bucket.id.0, version, digest, payload, code })).await?;
+    Ok((sent, encoded.values.clone()))
 }
 
-/// Values rounded to a type, ties to even.
-fn rounded(values: Bytes, dtype: Encoding) -> Bytes {
-    let f32s = || values.as_chunks::<F32_BYTES>().0.iter().map(|v| f32::from_le_bytes(*v));
-    match dtype {
-        Encoding::Bf16 => {
-            f32s().flat_map(|v| half::bf16::from_f32(v).to_le_bytes()).collect::<Vec<_>>().into()
+/// Forgets a version once no reader has named it for a while.
+async fn forget(hosted: Replica, base: Weak<Base>) {
+    let mut left = BASE_TIME;
+    loop {
+        tokio::time::sleep(left).await;
+        let Some(base) = base.upgrade() else { return };
+        match hosted.shard.forget_base(&base) {
+            Some(more) => left = more,
+            None => return,
         }
-        Encoding::F16 => f32s().flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect::<Vec<_>>().into(),
-        _ => values,
     }
 }

@@ -7,10 +7,16 @@
 //! A replica keeps a version only for readers that ask for it, and most are asked for before they are reached. Its bytes are
 //! copied once, and all its readers share them; so no update waits for a reader.
 
-use super::{Shard, weights::Weights};
-use bytes::Bytes;
+mod bases;
+mod values;
+
+pub use bases::{BASE_TIME, Base};
+pub use values::{Encoded, KeptBucket};
+
+use super::Shard;
+use bases::Bases;
 use paraft_changes::shard::Proposal;
-use paraft_common::{BucketId, Step, TensorKind, Version, codec::put_f32_le, need};
+use paraft_common::{Step, TensorKind, need};
 use paraft_proto::RefusalKind;
 use parking_lot::Mutex;
 use std::{
@@ -46,6 +52,7 @@ pub struct Versions {
     any: AtomicBool,
     /// Odd while entries are applied.
     applying: AtomicU64,
+    bases: Bases,
 }
 
 /// A version, as long as a reader has it.
@@ -66,40 +73,6 @@ enum State {
 /// A replica has passed a version without keeping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed;
-
-/// A bucket of a version.
-#[derive(Debug)]
-pub struct KeptBucket {
-    /// Its number.
-    pub id: BucketId,
-    /// Updates in it.
-    pub version: Version,
-    values: Mutex<Values>,
-}
-
-#[derive(Debug)]
-enum Values {
-    /// As the shard has them, or had: an update copies them.
-    Shared(Weights),
-    /// Little-endian.
-    Own(Bytes),
-}
-
-impl KeptBucket {
-    /// The values, f32, little-endian. The first call copies them; the shard's own are released.
-    pub fn bytes(&self) -> Bytes {
-        let mut values = self.values.lock();
-        if let Values::Shared(weights) = &*values {
-            let mut bytes = Vec::with_capacity(size_of_val(&**weights));
-            put_f32_le(weights, &mut bytes);
-            *values = Values::Own(bytes.into());
-        }
-        match &*values {
-            Values::Own(bytes) => bytes.clone(),
-            Values::Shared(_) => Bytes::new(),
-        }
-    }
-}
 
 impl KeptVersion {
     /// The step that names it.
@@ -165,7 +138,7 @@ impl Shard {
     /// It was passed; too many are in use; there is no memory for it; or the shard has no weights yet.
     pub fn version_for_reader(&self, wanted: Wanted) -> Result<Arc<KeptVersion>, RefusalKind> {
         let conf = self.configured().filter(|conf| conf.is_initialised());
-        let conf = conf.ok_or(RefusalKind::NotInitialised)?;
+        conf.ok_or(RefusalKind::NotInitialised)?;
         let mut by_step = self.versions.by_step.lock();
         by_step.retain(|_, kept| kept.strong_count() > 0);
         let (reached, unchanged) = self.reached();
@@ -199,8 +172,7 @@ impl Shard {
                 steps.join(", ")
             )));
         }
-        let dense = conf.buckets.iter().filter(|b| b.spec.kind != TensorKind::Rows);
-        let bytes = dense.map(|b| 4 * b.spec.len as u64).sum::<u64>();
+        let bytes = self.version_bytes();
         self.room.take(bytes).map_err(|e| {
             let bytes = need::Bytes(bytes);
             RefusalKind::Overloaded(format!("a version of {} takes {bytes} for its readers: {e}", self.id()))
@@ -209,6 +181,13 @@ impl Shard {
         by_step.insert(step, Arc::downgrade(&kept));
         self.versions.any.store(true, SeqCst);
         Ok(kept)
+    }
+
+    /// Bytes of a version in f32.
+    fn version_bytes(&self) -> u64 {
+        let conf = self.configured();
+        let buckets = conf.iter().flat_map(|conf| &conf.buckets).filter(|b| b.spec.kind != TensorKind::Rows);
+        buckets.map(|b| 4 * b.spec.len as u64).sum()
     }
 
     fn passed(&self, step: Step, reached: Step) -> RefusalKind {
@@ -260,10 +239,7 @@ impl Shard {
     fn kept_buckets(&self) -> Vec<Arc<KeptBucket>> {
         let conf = self.configured();
         let buckets = conf.iter().flat_map(|conf| &conf.buckets).filter(|b| b.spec.kind != TensorKind::Rows);
-        let kept = |id, version, weights| {
-            Arc::new(KeptBucket { id, version, values: Mutex::new(Values::Shared(weights)) })
-        };
-        buckets.map(|b| b.peek(|data| kept(b.id, data.version, data.weights.clone()))).collect()
+        buckets.map(|b| b.peek(|data| KeptBucket::new(b.id, data.version, data.weights.clone()))).collect()
     }
 }
 

@@ -8,7 +8,9 @@ use crate::{
         properties::{admit, join},
     },
 };
-use paraft_common::{Encoding, Mode, Payload, Seq, SessionId, ShardId, WorkerId, config::ServerJob};
+use paraft_common::{
+    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Version, WorkerId, config::ServerJob,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -228,4 +230,24 @@ fn version_asked_for_amid_an_entry_is_passed() {
     shard.apply(&push(0, sessions[0], 0, 2));
     shard.keep_versions(Some(before));
     assert_eq!(asked.buckets().expect_err("half of step 2 is in the weights"), Passed);
+}
+
+#[test]
+fn replica_remembers_two_versions_for_differences() {
+    let (shard, ..) = shard_of(1);
+    let of = |values: &'static [u8]| BTreeMap::from([(BucketId(0), bytes::Bytes::from_static(values))]);
+    let f32 = Encoding::F32;
+    let first = shard.remember(Step(1), f32, of(b"1111")).expect("there is memory");
+    assert!(shard.remember(Step(1), f32, of(b"1111")).is_none(), "it is known");
+    assert!(shard.base(Step(1), Encoding::Bf16).is_none(), "another type");
+    assert_eq!(shard.base(Step(1), f32).map(|base| base.step), Some(Step(1)));
+    let second = shard.remember(Step(2), f32, of(b"2222")).expect("there is memory");
+    let both = BTreeMap::from([(BucketId(1), bytes::Bytes::from_static(b"more"))]);
+    let second_and_more = shard.remember(Step(2), f32, both).expect("another bucket");
+    assert_eq!(shard.base(Step(2), f32).map(|base| base.buckets.len()), Some(2));
+    assert_eq!(shard.forget_base(&second), None, "it was replaced");
+    shard.remember(Step(3), f32, of(b"3333")).expect("there is memory");
+    assert_eq!([1, 2, 3].map(|step| shard.base(Step(step), f32).is_some()), [false, true, true]);
+    assert_eq!(shard.forget_base(&first), None, "the oldest is forgotten");
+    assert!(shard.forget_base(&second_and_more).is_some_and(|left| left > BASE_TIME / 2));
 }

@@ -133,6 +133,152 @@ fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
     Ok(())
 }
 
+/// Readers that take every version, or one in 3, 7 or 37, get the bits that a reader without any version gets.
+#[test]
+fn differences_give_the_bits_of_the_whole_version() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(2))?;
+    let ledger =
+        Ledger { grace_ms: 60_000, extra: 1 << 16, ..Ledger::in_every_bucket(Mode::Bsp, 1, 80, BUCKETS) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let runtime = runtime()?;
+    let open = |dtype| runtime.block_on(Reader::open(&fleet.at.addresses, ledger.name, dtype, WITHIN));
+    let types = [ValueType::F32, ValueType::Bf16, ValueType::F16];
+    let mut readers = Vec::new();
+    for every in [1, 3, 7, 37] {
+        for dtype in types {
+            readers.push((every, dtype, open(dtype)?));
+        }
+    }
+    for step in 1..=75 {
+        page.step()?;
+        let mut due: Vec<_> = readers.iter_mut().filter(|(every, ..)| step % every == 0).collect();
+        let mut wholes = BTreeMap::new();
+        for dtype in types.into_iter().filter(|_| !due.is_empty()) {
+            let mut other = open(dtype)?;
+            other.once();
+            let whole = runtime.block_on(other.next(Want::Exactly(step), WITHIN))?;
+            ensure!(whole.received >= 2 << 16, "a whole of {} bytes", whole.received);
+            wholes.insert(dtype.name(), whole);
+        }
+        for (every, dtype, reader) in &mut due {
+            let version = runtime.block_on(reader.next(Want::Exactly(step), WITHIN))?;
+            let whole = &wholes[dtype.name()];
+            ensure!(version.buckets == whole.buckets && version.digest == whole.digest, "{step} of {every}");
+            // The replica that answers may not be the one before. Of those that take each version, most are.
+            let is_difference = version.received < whole.received / 4;
+            ensure!(
+                is_difference || step <= 3 * *every || *every > 1,
+                "{} bytes at {step}",
+                version.received
+            );
+        }
+    }
+    page.finish()?;
+    Ok(())
+}
+
+/// Readers of one host: one of them reads for all, and when it goes another does.
+#[test]
+fn readers_of_a_host_share_what_one_of_them_reads() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(2))?;
+    let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 120, BUCKETS) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    page.step()?;
+    let shared = |until: u64| -> Result<(u64, Vec<WholeVersion>)> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let open = Reader::open(&fleet.at.addresses, ledger.name, ValueType::F32, WITHIN);
+        let mut reader = runtime.block_on(open)?;
+        reader.share()?;
+        let (mut kept, mut received, mut next) = (Vec::new(), 0, 0);
+        while next <= until {
+            let version = runtime.block_on(reader.next(Want::AtLeast(next), WITHIN))?;
+            ensure!(version.step >= next, "version {} instead of {next}", version.step);
+            check(&ledger, version.step, &weights(&reader, &version)?)?;
+            (received, next) = (received + version.received, version.step + 1);
+            kept.push(version);
+        }
+        Ok((received, kept))
+    };
+    thread::scope(|scope| {
+        // The first ones end early, among them the one that reads for all.
+        let readers: Vec<_> = [40, 40, 80, 119, 119, 119, 119, 119]
+            .into_iter()
+            .map(|until| {
+                thread::sleep(Duration::from_millis(20));
+                scope.spawn(move || shared(until))
+            })
+            .collect();
+        while page.done.0 < ledger.steps {
+            page.step()?;
+            thread::sleep(Duration::from_millis(10));
+        }
+        page.finish()?;
+        let mut digests = BTreeMap::new();
+        for reader in readers {
+            let (received, versions) = reader.join().expect("no reader panicked")?;
+            ensure!(received == 0, "{received} bytes were received, not mapped");
+            for version in versions {
+                // What the others have is there still, though its reader has gone.
+                let all: Vec<u8> = version.buckets.values().flat_map(|values| values.to_vec()).collect();
+                let known = digests.entry(version.step).or_insert((version.digest, all.clone()));
+                ensure!(*known == (version.digest, all), "version {} has two contents", version.step);
+            }
+        }
+        ensure!(digests.len() > 5, "{} versions", digests.len());
+        Ok(())
+    })
+}
+
+/// Cut off from every majority, a reader is told so rather than given old weights as new ones.
+#[test]
+fn version_of_a_bounded_age_needs_a_majority() -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 30, BUCKETS) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    page.step()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let open = || runtime.block_on(Reader::open(&fleet.at.addresses, ledger.name, ValueType::F32, WITHIN));
+    let (mut alone, mut first, mut second) = (open()?, open()?, open()?);
+    first.share()?;
+    second.share()?;
+    let age = Want::MaxAge(Duration::from_secs(3600));
+    for reader in [&mut alone, &mut first, &mut second] {
+        ensure!(runtime.block_on(reader.next(age, WITHIN))?.step == 1, "the newest");
+    }
+    page.step()?;
+    for reader in [&mut alone, &mut first, &mut second] {
+        ensure!(runtime.block_on(reader.next(age, WITHIN))?.step == 1, "it was the newest within the hour");
+    }
+    for reader in [&mut alone, &mut first, &mut second] {
+        let now = runtime.block_on(reader.next(Want::MaxAge(Duration::from_secs(5)), WITHIN))?;
+        let newest = runtime.block_on(reader.next(Want::AtLeast(0), WITHIN))?;
+        ensure!(newest.step == 2 && now.step >= 1, "{} and {}", newest.step, now.step);
+        ensure!(runtime.block_on(reader.next(age, WITHIN))?.step == 2, "never an older one than before");
+    }
+    let (leader, _) = fleet.leader(ShardId(0));
+    let others: Vec<_> = fleet.alive().into_iter().filter(|id| *id != leader).collect();
+    others.iter().for_each(|id| fleet.kill(*id));
+    for reader in [&mut alone, &mut first, &mut second] {
+        let fresh = Want::MaxAge(Duration::from_millis(1));
+        let error =
+            runtime.block_on(reader.next(fresh, Duration::from_secs(4))).expect_err("a minority answers");
+        ensure!(matches!(error, ReadError::Timeout(_)), "{error}");
+        ensure!(error.to_string().contains("at most 1.0ms old"), "{error}");
+    }
+    for id in others {
+        fleet.restart_server(id)?;
+    }
+    fleet.whole()?;
+    for reader in [&mut alone, &mut first, &mut second] {
+        let age = Want::MaxAge(Duration::from_secs(20));
+        ensure!(runtime.block_on(reader.next(age, WITHIN))?.step == 2, "a majority is back");
+    }
+    Ok(())
+}
+
 /// A version that is asked for in time is read though the job has passed it long ago; one that nobody asked for is not kept.
 #[test]
 fn version_asked_for_in_time_is_kept_for_its_reader() -> Result<()> {

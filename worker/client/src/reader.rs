@@ -9,27 +9,24 @@
 //! Version `s` of each shard is what its log has at one place, so that all replicas give the same bytes, and a version is
 //! the same whoever reads it, whenever.
 
+mod ask;
+mod host;
 mod pieces;
 mod version;
 
 pub use version::{ValueType, WholeVersion};
 
-use crate::connect::{Transport, channel, describe, shards, status};
-use paraft_common::{BucketId, Layout, Mode, TensorKind, config::ServerJob, placement};
-use paraft_proto::{
-    Candidates, PROTOCOL, ReadVersionRequest, Refused, StatusReply, VersionMessage, VersionOf, VersionPiece,
-    WireKind, version_message::Kind,
-};
-use pieces::{next, receive};
+use ask::{Asked, Failed};
+use bytes::Bytes;
+use paraft_common::{BucketId, Layout, Mode, TensorKind, config::ServerJob};
+use pieces::{Arrived, receive};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
-use tonic::Streaming;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Servers answer a request for a version at once.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that has answered is heard each second until the version is there, and then piece by piece.
 const SILENCE: Duration = Duration::from_secs(6);
 /// Before all replicas are tried again.
@@ -46,10 +43,13 @@ pub enum Want {
     AtLeast(u64),
     /// This version.
     Exactly(u64),
+    /// The version that was the newest at some time in this last while, as a majority of shard 0's replicas has confirmed. It may
+    /// be the one that the reader has.
+    MaxAge(Duration),
 }
 
 /// Why a version was not read.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum ReadError {
     /// It was not there in time.
     #[error("{0}")]
@@ -100,45 +100,27 @@ pub struct Reader {
     last: Option<u64>,
     /// The servers that sent it, by shard.
     known: Option<BTreeMap<u32, Vec<String>>>,
+    /// What the servers may send the next version as a difference to.
+    has: Option<Has>,
+    /// The newest version of this time.
+    confirmed: Option<(Instant, WholeVersion)>,
+    reads_again: bool,
+    host: Option<host::Host>,
 }
 
-/// What is asked of a shard.
-#[derive(Clone, Copy)]
-struct Asked {
+/// The values of the version that was read last.
+#[derive(Debug)]
+struct Has {
     step: u64,
-    exactly: bool,
-    /// If the newest version is not kept: one to come, from this step on.
-    else_from: u64,
-}
-
-impl Asked {
-    /// The newest version.
-    const NEWEST: Self = Self { step: 0, exactly: false, else_from: 0 };
+    buckets: BTreeMap<u32, Bytes>,
 }
 
 fn described(want: Want) -> String {
     match want {
         Want::Exactly(step) => format!("version {step}"),
         Want::AtLeast(step) => format!("version from {step} on"),
+        Want::MaxAge(age) => format!("version that is known to be at most {age:.1?} old"),
     }
-}
-
-/// One shard's answer.
-struct Answer {
-    of: VersionOf,
-    stream: Streaming<VersionMessage>,
-}
-
-enum Failed {
-    /// Another replica may do.
-    Replica(String),
-    /// The shard has passed the version; what it has reached.
-    Passed(u64),
-    /// The job has ended before the version, at this one.
-    Ended(u64),
-    /// The replica has other state than the reader has seen, or is behind.
-    OtherFounding,
-    Error(ReadError),
 }
 
 impl Reader {
@@ -164,6 +146,10 @@ impl Reader {
             foundings: BTreeMap::new(),
             last: None,
             known: None,
+            has: None,
+            confirmed: None,
+            reads_again: true,
+            host: None,
         };
         loop {
             let why = match this.begin().await {
@@ -174,7 +160,8 @@ impl Reader {
                     "its replicas change".into()
                 }
             };
-            wait(deadline, RETRY_DELAY, || format!("job `{name}` cannot be read: {why}")).await?;
+            let late = || ReadError::Timeout(format!("job `{name}` cannot be read: {why}"));
+            wait(deadline, RETRY_DELAY, late).await?;
         }
     }
 
@@ -186,6 +173,7 @@ impl Reader {
                 Ok(answer) => {
                     let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
                     self.shards = answer.of.shards;
+                    self.foundings.insert(0, answer.of.founding);
                     let job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
                     let named = job.named_layout().map_err(|e| damaged(e.to_string()))?;
                     self.layout = named.unwrap_or_else(|| job.layout());
@@ -218,21 +206,91 @@ impl Reader {
         tensors.len()
     }
 
+    /// The next version will be the only one: the servers need not remember it for a difference to a later one.
+    pub fn once(&mut self) {
+        self.reads_again = false;
+    }
+
+    /// From now on, readers of this host and user that read the same values, and call this too, read each version once: one of
+    /// them receives it, and the others map its memory, which is sealed. Call it after [`Self::only`]. A version that is asked for
+    /// [exactly](Want::Exactly) is read by itself.
+    ///
+    /// # Errors
+    /// The host has no directory for their socket that only this user can open.
+    pub fn share(&mut self) -> Result<(), ReadError> {
+        let host = host::Host::of(self.again());
+        let host = host.map_err(|e| ReadError::Refused(format!("readers of this host cannot share: {e}")))?;
+        self.host = Some(host);
+        Ok(())
+    }
+
+    /// A reader of the same values, which has none yet.
+    fn again(&self) -> Self {
+        Self {
+            servers: self.servers.clone(),
+            name: self.name.clone(),
+            dtype: self.dtype,
+            layout: self.layout.clone(),
+            shards: self.shards,
+            only: self.only.clone(),
+            foundings: self.foundings.clone(),
+            last: None,
+            known: None,
+            has: None,
+            confirmed: None,
+            reads_again: true,
+            host: None,
+        }
+    }
+
+    /// The reader need not hold the values twice: these are those it read last.
+    fn has_now(&mut self, version: &WholeVersion) {
+        self.confirmed = None;
+        self.has = Some(Has { step: version.step, buckets: version.buckets.clone() });
+    }
+
     /// Reads a version. It is never older than the one before.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub async fn next(&mut self, want: Want, within: Duration) -> Result<WholeVersion, ReadError> {
         let deadline = Instant::now() + within;
-        let mut asked = Asked { step: self.last.unwrap_or(0), exactly: false, else_from: 0 };
-        match want {
-            Want::AtLeast(step) => asked.step = asked.step.max(step),
-            Want::Exactly(step) => asked = Asked { step, exactly: true, else_from: 0 },
+        if let Want::MaxAge(age) = want
+            && let Some((at, version)) = &self.confirmed
+            && at.elapsed() <= age
+            && Some(version.step) >= self.last
+        {
+            return Ok(version.clone());
         }
+        let least = self.last.unwrap_or(0);
+        let asked = match want {
+            Want::Exactly(step) => Asked { step, exactly: true, ..Asked::NEWEST },
+            Want::AtLeast(step) => Asked { step: least.max(step), ..Asked::NEWEST },
+            Want::MaxAge(_) => Asked { step: least, confirm: true, ..Asked::NEWEST },
+        };
+        let Some(host) = self.host.as_mut().filter(|_| !asked.exactly) else {
+            return self.next_of_servers(want, asked, (within, deadline)).await;
+        };
+        let age = if let Want::MaxAge(age) = want { Some(age) } else { None };
+        let Some(version) = host.next(asked.step, age, deadline).await else {
+            return Err(self.late(want, within, &self.seen().await));
+        };
+        self.last = version.as_ref().map_or(self.last, |version| Some(version.step));
+        version
+    }
+
+    /// Reads a version from the servers, whatever other readers of this host have.
+    async fn next_of_servers(
+        &mut self,
+        want: Want,
+        mut asked: Asked,
+        (within, deadline): (Duration, Instant),
+    ) -> Result<WholeVersion, ReadError> {
         let mut ahead = 1;
-        let mut leaders_first = false;
+        let mut leaders_first = asked.confirm;
         let mut failed = None;
         loop {
+            let began = Instant::now();
             // A follower may be cut off. A leader is not for long.
             let until = if leaders_first { deadline } else { deadline.min(Instant::now() + SILENCE) };
             let read = self.read(asked, leaders_first);
@@ -241,10 +299,21 @@ impl Reader {
             let why = match tokio::time::timeout_at(until.into(), read).await {
                 Ok(Ok(version)) => {
                     self.last = Some(version.step);
-                    return Ok(version);
+                    match want {
+                        Want::MaxAge(age) if began.elapsed() > age => {
+                            format!("reading the newest one took {:.1?}", began.elapsed())
+                        }
+                        Want::MaxAge(_) => {
+                            self.confirmed = Some((began, version.clone()));
+                            return Ok(version);
+                        }
+                        _ => return Ok(version),
+                    }
                 }
                 Ok(Err(Failed::Error(error))) => return Err(error),
                 Ok(Err(Failed::Replica(why))) => {
+                    // Whatever was wrong: whole values depend on nothing.
+                    self.has = None;
                     failed = Some(why.clone());
                     why
                 }
@@ -270,9 +339,13 @@ impl Reader {
                     None => self.seen().await,
                 },
             };
-            let late = || format!("no {} of job `{}` within {within:.0?}: {why}", described(want), self.name);
-            wait(deadline, delay, late).await?;
+            wait(deadline, delay, || self.late(want, within, &why)).await?;
         }
+    }
+
+    fn late(&self, want: Want, within: Duration, why: &str) -> ReadError {
+        let (want, job) = (described(want), &self.name);
+        ReadError::Timeout(format!("no {want} of job `{job}` within {within:.0?}: {why}"))
     }
 
     /// What a message about a time-out says of the job.
@@ -311,7 +384,7 @@ impl Reader {
                 let why = format!("shard {shard} sends version {step} where {} was asked for", asked.step);
                 return Err(Failed::Error(ReadError::Damaged(why)));
             }
-            asked = Asked { step, exactly: true, else_from: 0 };
+            asked = Asked { step, exactly: true, ..Asked::NEWEST };
             open.push((*shard, answer));
         }
         if open.is_empty() {
@@ -323,155 +396,42 @@ impl Reader {
             return Err(Failed::OtherFounding);
         }
         // All shards have promised the version: it is whole once the last of them has sent it.
-        let parts = open.into_iter().map(|(shard, answer)| receive(shard, answer, &wanted[&shard]));
+        let old = self.has.as_ref().map(|has| &has.buckets);
+        let width = self.dtype.bytes();
+        let parts =
+            open.into_iter().map(|(shard, answer)| receive(shard, answer, &wanted[&shard], (width, old)));
         let parts = futures::future::try_join_all(parts).await?;
-        let mut buckets: BTreeMap<u32, VersionPiece> = BTreeMap::new();
+        let mut buckets: BTreeMap<u32, Arrived> = BTreeMap::new();
         let (reached, is_last) =
             parts.first().map_or((step, false), |(of, _)| (of.reached, of.over && of.reached == step));
-        parts.into_iter().for_each(|(_, pieces)| buckets.extend(pieces.into_iter().map(|p| (p.bucket, p))));
+        parts.into_iter().for_each(|(_, arrived)| buckets.extend(arrived.into_iter().map(|a| (a.bucket, a))));
         let mut digest = Xxh3::new();
-        for piece in buckets.values() {
-            let len = self.layout.bucket(BucketId(piece.bucket)).map_or(0, |b| b.len);
-            if piece.payload.len() != len * self.dtype.bytes() {
-                let (got, bucket) = (piece.payload.len(), piece.bucket);
+        for arrived in buckets.values() {
+            let len = self.layout.bucket(BucketId(arrived.bucket)).map_or(0, |b| b.len);
+            if arrived.values.len() != len * width {
+                let (got, bucket) = (arrived.values.len(), arrived.bucket);
                 let why =
                     format!("bucket {bucket} has {got} bytes, not {len} values in {}", self.dtype.name());
                 return Err(Failed::Error(ReadError::Damaged(why)));
             }
-            [u64::from(piece.bucket), piece.version, piece.digest]
+            [u64::from(arrived.bucket), arrived.version, arrived.digest]
                 .iter()
                 .for_each(|word| digest.update(&word.to_le_bytes()));
         }
         self.foundings.extend(&foundings);
         self.known = Some(known);
-        let received = buckets.values().map(|p| p.payload.len() as u64).sum();
-        let buckets = buckets.into_iter().map(|(id, piece)| (id, piece.payload)).collect();
+        let received = buckets.values().map(|a| a.received).sum();
+        let buckets: BTreeMap<_, _> = buckets.into_iter().map(|(id, a)| (id, a.values)).collect();
+        self.has = self.reads_again.then(|| Has { step, buckets: buckets.clone() });
         let digest = digest.digest();
         Ok(WholeVersion { step, foundings, digest, reached, is_last, buckets, received })
-    }
-
-    /// The buckets to read, by shard.
-    fn by_shard(&self) -> BTreeMap<u32, Vec<u32>> {
-        let mut all = BTreeMap::<u32, Vec<u32>>::new();
-        for (id, bucket) in (0u32..).zip(self.layout.buckets()) {
-            if bucket.kind != TensorKind::Rows && self.only.as_ref().is_none_or(|only| only.contains(&id)) {
-                let shard = placement::shard_of(&self.layout, BucketId(id), self.shards);
-                all.entry(shard.0).or_default().push(id);
-            }
-        }
-        all
-    }
-
-    async fn ask_any(
-        &self,
-        shard: u32,
-        replicas: Option<&Vec<String>>,
-        asked: Asked,
-    ) -> Result<Answer, Failed> {
-        let mut why = format!("no server has shard {shard}");
-        let (mut passed, mut other) = (None, false);
-        for address in replicas.into_iter().flatten() {
-            match self.ask(shard, address, asked).await {
-                Ok(answer) => return Ok(answer),
-                Err(Failed::Replica(other)) => why = format!("shard {shard} at {address}: {other}"),
-                // Another replica may keep it for another reader, or be behind.
-                Err(Failed::Passed(reached)) => passed = passed.max(Some(reached)),
-                // The last one leads, and knows.
-                Err(Failed::OtherFounding) => other = true,
-                Err(error) => return Err(error),
-            }
-        }
-        if other {
-            return Err(Failed::OtherFounding);
-        }
-        Err(passed.map_or(Failed::Replica(why), Failed::Passed))
-    }
-
-    async fn ask(&self, shard: u32, address: &str, asked: Asked) -> Result<Answer, Failed> {
-        let only = match &self.only {
-            Some(_) => self.by_shard().remove(&shard).unwrap_or_default(),
-            None => Vec::new(),
-        };
-        let request = ReadVersionRequest {
-            protocol: PROTOCOL,
-            shard,
-            job: self.name.clone(),
-            founding: self.foundings.get(&shard).copied().unwrap_or(0),
-            step: asked.step,
-            exactly: asked.exactly,
-            else_from: asked.else_from,
-            dtype: self.dtype.name().into(),
-            only,
-        };
-        let asks = async {
-            let channel = channel(address, Transport::Auto).await.map_err(Failed::Replica)?;
-            let reply = shards(channel).read_version(request).await;
-            let mut stream =
-                reply.map_err(|s| self.refused(crate::orders::refused(address, &s)))?.into_inner();
-            let of = match next(&mut stream).await?.and_then(|m| m.kind) {
-                Some(Kind::Of(of)) => of,
-                Some(Kind::Refused(refused)) => return Err(self.refused(refused)),
-                _ => return Err(Failed::Replica("its answer does not begin".into())),
-            };
-            Ok(Answer { of, stream })
-        };
-        let late = |_| Err(Failed::Replica(format!("no answer within {ANSWER_TIMEOUT:?}")));
-        tokio::time::timeout(ANSWER_TIMEOUT, asks).await.unwrap_or_else(late)
-    }
-
-    fn refused(&self, refused: Refused) -> Failed {
-        match refused.kind() {
-            WireKind::OtherFounding => Failed::OtherFounding,
-            _ if refused.is_final() => Failed::Error(ReadError::Refused(refused.message)),
-            _ => Failed::Replica(refused.message),
-        }
-    }
-
-    /// The servers with each shard, leaders last.
-    async fn replicas(&self) -> Result<BTreeMap<u32, Vec<String>>, Failed> {
-        let mut known = Candidates::of(self.servers.iter().cloned());
-        let (mut all, mut jobs) = (self.servers.clone(), Vec::new());
-        while let Some(server) = known.next() {
-            let Ok(fleet) = describe(&server, ANSWER_TIMEOUT).await else { continue };
-            jobs =
-                fleet.jobs.iter().filter(|job| !job.released).map(|job| format!("`{}`", job.name)).collect();
-            all.extend(fleet.servers.iter().map(|s| s.address.clone()));
-            if fleet.fleet != 0 {
-                break; // it leads the control group, and knows all
-            }
-            known.failed(&server, "", &fleet.leader);
-        }
-        let mut known = BTreeSet::new();
-        all.retain(|address| known.insert(address.clone()));
-        let asks = all.iter().map(|address| status(address, false, ANSWER_TIMEOUT));
-        let replies = futures::future::join_all(asks).await;
-        let seen: Vec<StatusReply> = replies.iter().filter_map(|r| r.as_ref().ok()).cloned().collect();
-        if seen.is_empty() {
-            let why = replies.into_iter().find_map(Result::err).unwrap_or_default();
-            return Err(Failed::Replica(format!("no server answers: {why}")));
-        }
-        let mut replicas = BTreeMap::<u32, Vec<String>>::new();
-        for reply in &seen {
-            for shard in reply.shards.iter().filter(|s| s.job_name == self.name) {
-                let of = replicas.entry(shard.shard).or_default();
-                of.insert(if shard.role == "leader" { of.len() } else { 0 }, reply.address.clone());
-            }
-        }
-        if replicas.is_empty() {
-            jobs.retain(|name| name != "``");
-            let there = if jobs.is_empty() { "none".into() } else { jobs.join(", ") };
-            return Err(Failed::Replica(format!(
-                "no server has it: it has not begun, was deleted, or the certificate is not for it; jobs there: {there}"
-            )));
-        }
-        Ok(replicas)
     }
 }
 
 /// Waits a little; an error: the time is over.
-async fn wait(deadline: Instant, delay: Duration, why: impl Fn() -> String) -> Result<(), ReadError> {
+async fn wait(deadline: Instant, delay: Duration, late: impl Fn() -> ReadError) -> Result<(), ReadError> {
     if Instant::now() >= deadline {
-        return Err(ReadError::Timeout(why()));
+        return Err(late());
     }
     tokio::time::sleep(delay).await;
     Ok(())

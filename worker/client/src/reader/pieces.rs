@@ -1,7 +1,13 @@
 //! What one shard sends of a version: each message is checked before it counts.
 
-use super::{Answer, Failed, SILENCE};
+use super::{
+    SILENCE,
+    ask::{Answer, Failed},
+};
+use bytes::Bytes;
+use paraft_common::difference::{Code, decode};
 use paraft_proto::{VersionMessage, VersionOf, VersionPiece, WireKind, version_message::Kind};
+use std::collections::BTreeMap;
 use tonic::Streaming;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -10,9 +16,10 @@ pub(super) async fn receive(
     shard: u32,
     answer: Answer,
     buckets: &[u32],
-) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
+    (width, old): (usize, Option<&BTreeMap<u32, Bytes>>),
+) -> Result<(VersionOf, Vec<Arrived>), Failed> {
     let Answer { of, mut stream } = answer;
-    let mut pieces = Pieces { of, buckets, arrived: Vec::with_capacity(buckets.len()) };
+    let mut pieces = Pieces { of, buckets, width, old, arrived: Vec::with_capacity(buckets.len()) };
     let named = |failed| match failed {
         Failed::Replica(why) => Failed::Replica(format!("shard {shard}: {why}")),
         other => other,
@@ -23,12 +30,26 @@ pub(super) async fn receive(
     pieces.whole().map_err(named)
 }
 
+/// A bucket that has arrived, checked.
+pub(super) struct Arrived {
+    pub bucket: u32,
+    pub version: u64,
+    pub digest: u64,
+    pub values: Bytes,
+    /// Bytes on the wire.
+    pub received: u64,
+}
+
 /// What has arrived of one shard's version.
 struct Pieces<'a> {
     of: VersionOf,
     /// The buckets that must come, rising.
     buckets: &'a [u32],
-    arrived: Vec<VersionPiece>,
+    /// Bytes of a value.
+    width: usize,
+    /// What the reader has.
+    old: Option<&'a BTreeMap<u32, Bytes>>,
+    arrived: Vec<Arrived>,
 }
 
 impl Pieces<'_> {
@@ -39,10 +60,14 @@ impl Pieces<'_> {
                 if self.buckets.get(self.arrived.len()) != Some(&piece.bucket) {
                     return broken(format!("bucket {} is out of place", piece.bucket));
                 }
-                if xxh3_64(&piece.payload) != piece.digest {
-                    return broken(format!("bucket {} was damaged on its way", piece.bucket));
-                }
-                self.arrived.push(piece);
+                let (bucket, received) = (piece.bucket, piece.payload.len() as u64);
+                let (version, digest) = (piece.version, piece.digest);
+                let values = match self.values(piece) {
+                    Ok(values) if xxh3_64(&values) == digest => values,
+                    Ok(_) => return broken(format!("bucket {bucket} was damaged on its way")),
+                    Err(why) => return broken(format!("bucket {bucket}: {why}")),
+                };
+                self.arrived.push(Arrived { bucket, version, digest, values, received });
                 Ok(())
             }
             Some(Kind::Refused(refused)) if refused.kind() == WireKind::NoVersion => {
@@ -65,7 +90,22 @@ impl Pieces<'_> {
         }
     }
 
-    fn whole(self) -> Result<(VersionOf, Vec<VersionPiece>), Failed> {
+    fn values(&self, piece: VersionPiece) -> Result<Bytes, &'static str> {
+        let code = Code::of(piece.code).ok_or("it has an unknown code")?;
+        if code == Code::Whole {
+            return Ok(piece.payload);
+        }
+        let old = self
+            .old
+            .and_then(|old| old.get(&piece.bucket))
+            .ok_or("a difference to what the reader has not")?;
+        match code {
+            Code::Same => Ok(old.clone()),
+            _ => decode(code, self.width, old, &piece.payload).map(Bytes::from),
+        }
+    }
+
+    fn whole(self) -> Result<(VersionOf, Vec<Arrived>), Failed> {
         match self.arrived.len() == self.buckets.len() {
             true => Ok((self.of, self.arrived)),
             false => Err(Failed::Replica("its answer ended early".into())),
