@@ -4,7 +4,7 @@ fn fragment() -> Fragment {
     let step = |i: usize| Step {
         observation: [i as f32, -0.5, 0.25, 1.0],
         log_probability: -0.75,
-        right: i % 2 == 0,
+        right: i.is_multiple_of(2),
         over: i == 2,
     };
     Fragment {

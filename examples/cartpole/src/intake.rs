@@ -7,7 +7,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+        mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
     time::Duration,
@@ -64,10 +64,7 @@ impl Intake {
 
     /// The next fragment; `None`: none came within the time.
     pub fn next(&self, within: Duration) -> Option<Fragment> {
-        match self.fragments.recv_timeout(within) {
-            Ok(fragment) => Some(fragment),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.fragments.recv_timeout(within).ok()
     }
 }
 

@@ -67,7 +67,8 @@ pub struct Report {
     pub steps: u64,
     /// Fragments of policies that were too old.
     pub dropped: u64,
-    /// Updates when the last [`WINDOW`] episodes first had the wanted mean reward; `None`: never.
+    /// Updates when the last [`WINDOW`] episodes, and then as many new ones of the newest weights, had the wanted mean reward;
+    /// `None`: never.
     pub solved_at: Option<u64>,
     /// The highest mean reward of [`WINDOW`] successive episodes; `None`: there were fewer.
     pub best_mean: Option<f64>,

@@ -55,7 +55,8 @@ pub struct Settings {
     /// Where the learner waits for actors. They send plain text: leave this host only through a tunnel.
     #[arg(long, env = "CARTPOLE_LISTEN", value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub listen: String,
-    /// Training ends once the last 100 episodes have this mean reward; over 500: only after train.max_steps.
+    /// Training ends once the last 100 episodes, and then 100 new ones of the newest weights, have this mean reward; over 500: only
+    /// after train.max_steps.
     #[arg(long, env = "CARTPOLE_TARGET", value_name = "REWARD", default_value_t = 475.0)]
     pub target: f64,
     /// Discount of later rewards, from 0 to 1.
