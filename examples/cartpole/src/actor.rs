@@ -223,3 +223,7 @@ pub fn evaluate(weights: &[f32], episodes: u32, seed: u64) -> f64 {
     });
     rewards.sum::<f64>() / f64::from(episodes.max(1))
 }
+
+#[cfg(test)]
+#[path = "actor_tests.rs"]
+mod tests;

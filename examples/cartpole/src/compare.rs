@@ -1,4 +1,5 @@
-//! Several runs of a job, each by `paraft train`, and their reports in one table.
+//! Several runs of a job, each by `paraft train`, and their reports in one table. Settings that they share are variables of the
+//! environment.
 
 use crate::{
     report::{Report, table},
@@ -38,17 +39,14 @@ pub struct Compare {
     /// Print the reports as a JSON list instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// The learner's settings, of all runs.
-    #[command(flatten)]
-    pub settings: Settings,
 }
 
 /// Runs them one after the other, and prints the reports.
 ///
 /// # Errors
-/// The folder exists, or a run fails: the text says where its log is.
+/// The folder exists, a variable of the environment is out of range, or a run fails: the text says where its log is.
 pub fn run(args: &Compare) -> anyhow::Result<()> {
-    args.settings.check().map_err(|why| anyhow::anyhow!(why))?;
+    Settings::of_environment().map_err(|why| anyhow::anyhow!(why))?; // which the runs inherit
     ensure!(!args.to.exists(), "{} exists: give another folder with --to", args.to.display());
     fs::create_dir_all(&args.to).with_context(|| format!("{} cannot be made", args.to.display()))?;
     let to = fs::canonicalize(&args.to)?;
@@ -79,29 +77,14 @@ fn one(
     folder: &Path,
 ) -> anyhow::Result<Report> {
     let (report, log) = (folder.with_extension("json"), folder.with_extension("log"));
-    let s = &args.settings;
     let output = fs::File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
     let mut command = Command::new(&args.paraft);
     command.arg("train").arg(&args.job).arg("--no-dashboard").arg("--run-dir").arg(folder);
     let program = serde_json::to_string(&[program])?; // as TOML writes a list of texts
     command.args(["--set", &format!("seed={seed}"), "--set", &format!("cluster.worker_command={program}")]);
     args.set.iter().for_each(|set| _ = command.args(["--set", set]));
-    let numbers = [
-        ("CARTPOLE_REFRESH", age.to_string()),
-        ("CARTPOLE_CORRECT", correct.name().into()),
-        ("CARTPOLE_FRAGMENT", s.acting.fragment.to_string()),
-        ("CARTPOLE_MAX_AGE", s.acting.max_age.to_string()),
-        ("CARTPOLE_ACTORS", s.actors.to_string()),
-        ("CARTPOLE_LISTEN", s.listen.clone()),
-        ("CARTPOLE_TARGET", s.target.to_string()),
-        ("CARTPOLE_GAMMA", s.gamma.to_string()),
-        ("CARTPOLE_REWARD_SCALE", s.reward_scale.to_string()),
-        ("CARTPOLE_ENTROPY", s.entropy.to_string()),
-        ("CARTPOLE_VALUE", s.value.to_string()),
-        ("CARTPOLE_RHO_BAR", s.rho_bar.to_string()),
-        ("CARTPOLE_C_BAR", s.c_bar.to_string()),
-    ];
-    command.envs(numbers).env("CARTPOLE_REPORT", &report);
+    command.env("CARTPOLE_REFRESH", age.to_string()).env("CARTPOLE_CORRECT", correct.name());
+    command.env("CARTPOLE_REPORT", &report);
     command.stdout(output.try_clone()?).stderr(output);
     let failed = || format!("{} cannot be started; name it with --paraft", args.paraft.display());
     let status = command.status().with_context(failed)?;

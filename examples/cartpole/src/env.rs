@@ -54,6 +54,12 @@ impl CartPole {
         Self { state, steps: 0 }
     }
 
+    /// The same state, with so many steps behind it.
+    #[cfg(test)]
+    pub(crate) fn after(self, steps: u32) -> Self {
+        Self { steps, ..self }
+    }
+
     /// What a policy sees.
     pub fn observation(&self) -> [f32; OBSERVATION] {
         self.state.map(|v| v as f32)

@@ -48,13 +48,6 @@ struct Actor {
     acting: Acting,
 }
 
-/// The learner's settings, from the environment alone.
-#[derive(Parser)]
-struct OfEnvironment {
-    #[command(flatten)]
-    settings: Settings,
-}
-
 fn main() -> anyhow::Result<()> {
     let first = std::env::args().nth(1).unwrap_or_default();
     if !["actor", "compare", "help", "--help", "-h", ""].contains(&first.as_str()) {
@@ -67,8 +60,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn learn(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
-    let of = OfEnvironment::try_parse_from(["cartpole"]).map_err(|e| WorkerError::Job(e.to_string()))?;
-    let report = learner::train(job, options, &of.settings)?;
+    let settings = Settings::of_environment().map_err(WorkerError::Job)?;
+    let report = learner::train(job, options, &settings)?;
     println!("{}", table(&[report]));
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Settings that are not the job's: flags, or variables of the environment. `paraft train` passes the environment on to the
-//! learner; the learner gives them to its own actors.
+//! Settings that are not the job's: variables of the environment, since `paraft train` passes that on to the learner, whose flags
+//! are those of `paraft worker`. The learner gives its own actors theirs; for an actor elsewhere they are flags too.
 
 use crate::vtrace::Bars;
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -82,7 +82,23 @@ pub struct Settings {
     pub report: Option<PathBuf>,
 }
 
+/// [`Settings`] alone.
+#[derive(Parser)]
+struct OfEnvironment {
+    #[command(flatten)]
+    settings: Settings,
+}
+
 impl Settings {
+    /// The defaults, and what the environment says otherwise.
+    ///
+    /// # Errors
+    /// A variable is out of its range; the text names it.
+    pub fn of_environment() -> Result<Self, String> {
+        let of = OfEnvironment::try_parse_from(["cartpole"]).map_err(|e| e.to_string())?;
+        of.settings.check().map(|()| of.settings)
+    }
+
     /// Bounds of the importance weights.
     pub fn bars(&self) -> Bars {
         Bars { rho: self.rho_bar, c: self.c_bar }
@@ -109,17 +125,9 @@ impl Settings {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Flags {
-        #[command(flatten)]
-        settings: Settings,
-    }
-
     /// The defaults.
     pub(crate) fn settings() -> Settings {
-        Flags::parse_from(["cartpole"]).settings
+        OfEnvironment::parse_from(["cartpole"]).settings
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The learner on a real fleet, with actors in its process and one in a process of its own.
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use paraft_common::ShardId;
 use paraft_example_cartpole::{
     learner,
@@ -23,19 +22,13 @@ const JOB: &str = "name = \"cartpole\"\nseed = 1\n[train]\nworkers = 1\nbatch = 
 /// A random policy's episodes have a mean reward of about 22.
 const LEARNED: f64 = 100.0;
 
-#[derive(Parser)]
-struct Flags {
-    #[command(flatten)]
-    settings: Settings,
-}
-
 #[test]
 fn policy_learns_from_older_ones_while_a_leader_dies() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let job = train::job_on(&fleet.at, JOB, &[])?;
     // A port that was free a moment ago: the other process needs to know it.
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-    let defaults = Flags::parse_from(["cartpole"]).settings;
+    let defaults = Settings::of_environment().map_err(|why| anyhow::anyhow!(why))?;
     let acting = Acting { refresh: 20, ..defaults.acting };
     let settings = Settings { acting, actors: 3, listen: listen.clone(), target: 195.0, ..defaults };
     let options = WorkerOptions::new(0, fleet.at.addresses.clone());
