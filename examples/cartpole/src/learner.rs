@@ -88,15 +88,28 @@ fn ended(thread: JoinHandle<Result<Played, ActorError>>) -> Result<(), WorkerErr
 /// # Errors
 /// The settings or the job are out of range, the learner's address is taken, an actor fails, or training does.
 pub fn train(job: &Job, options: &WorkerOptions, settings: &Settings) -> Result<Report, WorkerError> {
+    let intake = Intake::listen(&settings.listen, job.train.batch).map_err(|e| {
+        let at = &settings.listen;
+        WorkerError::Job(format!("the learner cannot listen at {at}: {e}; choose another CARTPOLE_LISTEN"))
+    })?;
+    train_from(job, options, settings, intake)
+}
+
+/// As [`train`], with fragments from this intake.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_from(
+    job: &Job,
+    options: &WorkerOptions,
+    settings: &Settings,
+    intake: Intake,
+) -> Result<Report, WorkerError> {
     settings.check().map_err(|why| WorkerError::Job(format!("settings: {why}")))?;
     if job.train.workers != 1 {
         let why = "train.workers: this example has one learner; set it to 1, and let more actors play";
         return Err(WorkerError::Job(why.into()));
     }
-    let intake = Intake::listen(&settings.listen, job.train.batch).map_err(|e| {
-        let at = &settings.listen;
-        WorkerError::Job(format!("the learner cannot listen at {at}: {e}; choose another CARTPOLE_LISTEN"))
-    })?;
     let setup = Setup { data: "CartPole-v1".into(), ..Setup::new(net::tensors(), 0, net::init) };
     let mut run = OpenRun::join(job, options, setup, Box::new(vec![0.0; net::LEN]))?;
     eprintln!("the learner of job `{}` takes fragments at {}", job.name, intake.address());
@@ -193,4 +206,50 @@ fn collect(
         }
     }
     Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fragment::{Answer, Step},
+        settings::tests::settings,
+    };
+    use std::{net::TcpStream, path::Path};
+
+    #[test]
+    fn fragments_of_too_old_policies_are_left_out_and_counted() -> anyhow::Result<()> {
+        let set = ["train.workers=1".into(), "train.batch=2".into()];
+        let job = Job::parse("name = \"cartpole\"", Path::new("job.toml"), &set)?;
+        let settings = Settings { actors: 0, ..settings() };
+        let intake = Intake::listen("127.0.0.1:0", 4)?;
+        let mut actor = TcpStream::connect(intake.address())?;
+        for version in [9, 10, 11, 59] {
+            let step = Step { observation: [0.0; 4], log_probability: -0.7, right: true, over: true };
+            let fragment = Fragment { version, steps: vec![step], last: [0.0; 4], episodes: vec![30] };
+            fragment.write(&mut actor)?;
+            Answer::read(&mut actor)?;
+        }
+        let mut actors = Actors::start(&job, &[], String::new(), &settings)?;
+        let mut report = Report::new(1, settings.correct, 50, 50);
+        let options = WorkerOptions::new(0, Vec::new());
+        let batch = collect(&job, &options, &settings, 61, &intake, &mut actors, &mut report)?;
+        assert_eq!(batch.iter().map(|f| f.version).collect::<Vec<_>>(), [11, 59]);
+        assert_eq!((report.dropped, report.ages[4].episodes, report.mean_of_last(4)), (2, 2, 30.0));
+        Ok(())
+    }
+
+    #[test]
+    fn interrupted_learner_waits_for_no_fragment() -> anyhow::Result<()> {
+        let job = Job::parse("name = \"cartpole\"", Path::new("job.toml"), &[])?;
+        let settings = Settings { actors: 0, ..settings() };
+        let intake = Intake::listen("127.0.0.1:0", 4)?;
+        let mut actors = Actors::start(&job, &[], String::new(), &settings)?;
+        let options =
+            WorkerOptions { interrupt: Arc::new(AtomicBool::new(true)), ..WorkerOptions::new(0, Vec::new()) };
+        let mut report = Report::new(1, settings.correct, 50, 50);
+        let ended = collect(&job, &options, &settings, 0, &intake, &mut actors, &mut report);
+        assert!(matches!(ended, Err(WorkerError::Interrupted)), "{ended:?}");
+        Ok(())
+    }
 }

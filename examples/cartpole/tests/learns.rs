@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use paraft_common::ShardId;
 use paraft_example_cartpole::{
+    intake::Intake,
     learner,
     settings::{Acting, Settings},
 };
@@ -12,7 +13,6 @@ use paraft_tests::{
 };
 use paraft_worker::WorkerOptions;
 use std::{
-    net::TcpListener,
     process::{Command, Stdio},
     thread,
 };
@@ -26,18 +26,18 @@ const LEARNED: f64 = 100.0;
 fn policy_learns_from_older_ones_while_a_leader_dies() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
     let job = train::job_on(&fleet.at, JOB, &[])?;
-    // A port that was free a moment ago: the other process needs to know it.
-    let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let intake = Intake::listen("127.0.0.1:0", job.train.batch)?;
+    let learner = intake.address().to_string();
     let defaults = Settings::of_environment().map_err(|why| anyhow::anyhow!(why))?;
     let acting = Acting { refresh: 20, ..defaults.acting };
-    let settings = Settings { acting, actors: 3, listen: listen.clone(), target: 195.0, ..defaults };
+    let settings = Settings { acting, actors: 3, target: 195.0, ..defaults };
     let options = WorkerOptions::new(0, fleet.at.addresses.clone());
     let mut actor = Command::new(env!("CARGO_BIN_EXE_paraft-example-cartpole"));
-    actor.args(["actor", "--servers", &fleet.at.addresses.join(","), "--learner", &listen, "--seed", "99"]);
+    actor.args(["actor", "--servers", &fleet.at.addresses.join(","), "--learner", &learner, "--seed", "99"]);
     actor.args(["--refresh", "20"]).env("PARAFT_INSECURE", "1").stdout(Stdio::piped());
     let actor = actor.spawn()?;
     let report = thread::scope(|s| {
-        let learner = s.spawn(|| learner::train(&job, &options, &settings));
+        let learner = s.spawn(|| learner::train_from(&job, &options, &settings, intake));
         let of = |fleet: &Fleet| fleet.leader(ShardId(0));
         wait::until("some updates", || of(&fleet).1.version, |version| *version > 100);
         let (leader, _) = of(&fleet);
