@@ -91,7 +91,7 @@ impl Policy {
     async fn refresh(&mut self, runtime: &Handle, updates: u64, acting: Acting) -> Result<bool, ActorError> {
         loop {
             let age = updates.saturating_sub(self.version);
-            if age >= acting.refresh.max(1)
+            if (age >= acting.refresh || age > acting.max_age)
                 && let Some(mut reader) = self.reader.take()
             {
                 // The newest one: to wait for a version far ahead would delay other readers' next ones.

@@ -1,3 +1,5 @@
+//! Fragments of one actor.
+
 use super::*;
 use crate::env::MAX_STEPS;
 

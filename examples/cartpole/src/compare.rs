@@ -25,7 +25,7 @@ pub struct Compare {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "vtrace,none")]
     pub corrections: Vec<Correct>,
     /// Ages at which actors take a version, in updates, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "50")]
+    #[arg(long, value_delimiter = ',', default_value = "50", value_parser = clap::value_parser!(u64).range(1..))]
     pub ages: Vec<u64>,
     /// The `paraft` program.
     #[arg(long, default_value = "paraft")]

@@ -1,3 +1,5 @@
+//! CartPole against Gymnasium.
+
 use super::*;
 
 /// `env.reset(seed=42)` of Gymnasium 1.2.0.

@@ -1,3 +1,5 @@
+//! What travels, and what is refused.
+
 use super::*;
 
 fn fragment() -> Fragment {

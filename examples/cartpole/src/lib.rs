@@ -7,7 +7,7 @@
 //!             └───────────── gradients ────┴──────────────────┘
 //! ```
 //!
-//! - [`env`]: CartPole. [`net`]: policy and value. [`vtrace`], [`loss`]: the gradient.
+//! - [`mod@env`]: CartPole. [`net`]: policy and value. [`vtrace`], [`loss`]: the gradient.
 //! - [`actor`]: reads versions and plays. [`fragment`]: what it sends. [`intake`]: how the learner receives it.
 //! - [`learner`]: the training loop. [`report`]: rewards by the policy's age.
 //! - [`settings`]: flags. [`compare`]: several runs, with correction and without.

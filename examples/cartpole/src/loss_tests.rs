@@ -1,3 +1,5 @@
+//! The loss's gradient against differences.
+
 use super::*;
 use crate::{env::CartPole, fragment::Step, net, rng::Rng, settings::tests::settings};
 

@@ -62,7 +62,7 @@ fn main() -> anyhow::Result<()> {
 fn learn(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
     let settings = Settings::of_environment().map_err(WorkerError::Job)?;
     let report = learner::train(job, options, &settings)?;
-    println!("{}", table(&[report]));
+    eprint!("{}", table(&[report])); // a worker's standard error is a file in the run's folder
     Ok(())
 }
 

@@ -1,3 +1,5 @@
+//! Gradients against differences.
+
 use super::*;
 
 fn weights() -> Vec<f32> {

@@ -33,7 +33,7 @@ pub struct Acting {
     #[arg(long, env = "CARTPOLE_FRAGMENT", value_name = "STEPS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub fragment: u32,
     /// An actor takes a version once its policy is at least so many updates old.
-    #[arg(long, env = "CARTPOLE_REFRESH", value_name = "UPDATES", default_value_t = 1)]
+    #[arg(long, env = "CARTPOLE_REFRESH", value_name = "UPDATES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub refresh: u64,
     /// The learner drops fragments of policies that are more updates old, and actors with such a policy wait for a version.
     #[arg(long, env = "CARTPOLE_MAX_AGE", value_name = "UPDATES", default_value_t = 50)]

@@ -1,3 +1,5 @@
+//! V-trace against n-step returns, the paper's sums, and RLax.
+
 use super::*;
 use crate::rng::Rng;
 
