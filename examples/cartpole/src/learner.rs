@@ -222,9 +222,9 @@ mod tests {
         let set = ["train.workers=1".into(), "train.batch=2".into()];
         let job = Job::parse("name = \"cartpole\"", Path::new("job.toml"), &set)?;
         let settings = Settings { actors: 0, ..settings() };
-        let intake = Intake::listen("127.0.0.1:0", 4)?;
+        let intake = Intake::listen("127.0.0.1:0", 8)?;
         let mut actor = TcpStream::connect(intake.address())?;
-        for version in [9, 10, 11, 59] {
+        for version in [9, 10, 11, 59, 60] {
             let step = Step { observation: [0.0; 4], log_probability: -0.7, right: true, over: true };
             let fragment = Fragment { version, steps: vec![step], last: [0.0; 4], episodes: vec![30] };
             fragment.write(&mut actor)?;

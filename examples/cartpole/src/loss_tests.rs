@@ -7,6 +7,10 @@ fn weights(seed: u64) -> Vec<f32> {
     let mut weights = vec![0.0; LEN];
     net::init(seed, &mut weights);
     weights.iter_mut().for_each(|w| *w *= 3.0);
+    // Otherwise the policy is almost uniform, and its entropy has almost no gradient.
+    let lens: Vec<_> = net::tensors().iter().map(|t| t.len()).collect();
+    let last = lens[..4].iter().sum()..lens[..6].iter().sum();
+    weights[last].iter_mut().for_each(|w| *w *= 30.0);
     weights
 }
 
@@ -30,7 +34,7 @@ fn played(by: &[f32], each_over: bool) -> Vec<Fragment> {
 
 fn assert_differences(range: std::ops::Range<usize>, of: &Gradient, loss: impl Fn(&[f32]) -> f64) {
     let weights = weights(4);
-    for i in range.step_by(41) {
+    for i in range.step_by(13) {
         let moved = |by: f32| {
             let mut moved = weights.clone();
             moved[i] += by;
@@ -39,7 +43,7 @@ fn assert_differences(range: std::ops::Range<usize>, of: &Gradient, loss: impl F
         let ((up, above), (down, below)) = (moved(0.01), moved(-0.01));
         let by_difference = (up - down) / (above - below);
         let far = (by_difference - f64::from(of.values[i])).abs();
-        assert!(far < 2e-3 * (1.0 + by_difference.abs()), "{i}: {} for {by_difference}", of.values[i]);
+        assert!(far < 1e-4 + 0.02 * by_difference.abs(), "{i}: {} for {by_difference}", of.values[i]);
     }
 }
 
