@@ -1,0 +1,115 @@
+use super::*;
+use std::collections::VecDeque;
+
+/// Fails at the calls that are named, in this order; says its label.
+struct Scripted {
+    fails: VecDeque<&'static str>,
+    calls: Vec<&'static str>,
+    label: String,
+    panics: bool,
+}
+
+impl Scripted {
+    fn new(fails: &[&'static str]) -> Self {
+        Self { fails: fails.iter().copied().collect(), calls: Vec::new(), label: "41".into(), panics: false }
+    }
+
+    fn call(&mut self, name: &'static str) -> Result<(), String> {
+        self.calls.push(name);
+        match self.fails.front() == Some(&name) {
+            true => Err(format!("{} fails", self.fails.pop_front().unwrap())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Engine for Scripted {
+    fn url(&self) -> &str {
+        "http://engine"
+    }
+    fn prepare(&mut self) -> Result<(), String> {
+        self.call("prepare")
+    }
+    fn pause(&mut self) -> Result<(), String> {
+        self.call("pause")
+    }
+    fn flush(&mut self) -> Result<(), String> {
+        assert!(!self.panics, "it was told to");
+        self.call("flush")
+    }
+    fn load(&mut self, version: &Staged<'_>) -> Result<(), String> {
+        self.call("load")?;
+        if self.call("labels another").is_ok() {
+            self.label = version.label.into();
+        }
+        Ok(())
+    }
+    fn label(&mut self) -> Result<String, String> {
+        self.call("label").map(|()| self.label.clone())
+    }
+    fn resume(&mut self) -> Result<(), String> {
+        self.call("resume")
+    }
+}
+
+fn updated(fails: &[&'static str], whole: bool) -> (State, Vec<&'static str>) {
+    let mut engine = Scripted::new(fails);
+    let staged = Staged { label: "42", folder: Path::new("/v000042") };
+    let outcome = update(&mut engine, &staged, whole);
+    assert_eq!(outcome.why.is_some(), outcome.state != State::Current);
+    engine.calls.retain(|call| *call != "prepare" && *call != "labels another");
+    (outcome.state, engine.calls)
+}
+
+#[test]
+fn engine_is_resumed_unless_it_may_be_half_loaded() {
+    let all = ["pause", "flush", "load", "label", "resume"];
+    for (fails, whole, state, calls) in [
+        (&[][..], true, State::Current, &all[..]),
+        (&[], false, State::Current, &all),
+        (&["prepare"], true, State::Behind, &[]),
+        (&["prepare"], false, State::HalfLoaded, &[]),
+        (&["pause"], true, State::Behind, &["pause", "resume"]),
+        (&["pause"], false, State::HalfLoaded, &["pause"]),
+        (&["flush"], true, State::Behind, &["pause", "flush", "resume"]),
+        (&["flush"], false, State::HalfLoaded, &["pause", "flush"]),
+        (&["load"], true, State::HalfLoaded, &all[..3]),
+        (&["label"], true, State::HalfLoaded, &all[..4]),
+        (&["labels another"], true, State::HalfLoaded, &all[..4]),
+        (
+            &["resume"; 2],
+            true,
+            State::Current,
+            &["pause", "flush", "load", "label", "resume", "resume", "resume"],
+        ),
+        (
+            &["resume"; 3],
+            true,
+            State::Paused,
+            &["pause", "flush", "load", "label", "resume", "resume", "resume"],
+        ),
+        (&["flush", "resume"], true, State::Behind, &["pause", "flush", "resume", "resume"]),
+    ] {
+        assert_eq!(updated(fails, whole), (state, calls.to_vec()), "{fails:?} {whole}");
+    }
+}
+
+#[test]
+fn engine_is_resumed_if_the_feed_panics() {
+    let mut engine = Scripted { panics: true, ..Scripted::new(&[]) };
+    let staged = Staged { label: "42", folder: Path::new("/v000042") };
+    let caught =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| update(&mut engine, &staged, true)));
+    assert!(caught.is_err());
+    assert_eq!(engine.calls, ["prepare", "pause", "resume"]);
+}
+
+#[test]
+fn status_of_success_is_no_success_if_the_body_denies_it() {
+    let answer = |status, body: &str| done("POST /x", Ok(Answer { status, body: body.into() }));
+    assert!(answer(200, "Cache flushed.").is_ok());
+    assert!(answer(200, r#"{"success": true}"#).is_ok());
+    assert!(answer(200, r#"{"success": false, "message": "no"}"#).unwrap_err().contains("no"));
+    assert!(answer(400, "busy").unwrap_err().contains("status 400: busy"));
+    assert_eq!(done("GET /x", Err("no answer".into())).unwrap_err(), "GET /x: no answer");
+}
