@@ -40,7 +40,7 @@ mod vllm;
 /// How often a job's last version is brought to engines that do not take it.
 const LAST_TRIES: u32 = 5;
 /// Before engines that did not take a version are tried again: doubled each time, up to the second one.
-const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
 #[derive(Args)]
 pub struct FeedArgs {
@@ -185,6 +185,13 @@ impl Fed {
     }
 
     fn update(&mut self, version: &WholeVersion, staged: &Staged<'_>) {
+        // The others do not wait again for one that is gone.
+        if let Some(last) = self.last.as_mut().filter(|last| last.state != State::Current)
+            && let Err(why) = self.engine.answers()
+        {
+            (last.why, last.paused, last.told) = (Some(why), Duration::ZERO, false);
+            return;
+        }
         // What is said of it should this thread panic.
         let why = Some("the feed itself failed".to_string());
         let (url, state) = (self.engine.url().to_string(), State::HalfLoaded);
@@ -210,6 +217,11 @@ impl Fed {
 
 impl Feed {
     async fn run(&self, servers: &[String], mut engines: Vec<Fed>) -> Result<i32, Failure> {
+        let ended = self.follow(servers, &mut engines).await;
+        ended.map_err(|failure| engines.iter().filter_map(line).fold(failure, Failure::more_help))
+    }
+
+    async fn follow(&self, servers: &[String], engines: &mut [Fed]) -> Result<i32, Failure> {
         let mut stop = signals()?;
         let within = Duration::from_secs_f64(self.timeout);
         let source = Source { servers, job: &self.job, dtype: self.dtype, only: &[], within };
@@ -222,7 +234,7 @@ impl Feed {
         loop {
             let asked = Instant::now();
             let version = tokio::select! {
-                version = versions.next() => version.map_err(|failure| with(failure, &engines))?,
+                version = versions.next() => version?,
                 code = stopped(&mut stop) => return Ok(code),
             };
             let Some(version) = version else { return Ok(exit::OK) };
@@ -231,10 +243,10 @@ impl Feed {
             // Should this process be killed, the next one knows which engines may be half loaded.
             let told = engines.iter().filter(|fed| !fed.serves(&version)).map(|fed| fed.engine.url());
             folders.note(told)?;
-            all(&mut engines, &version, &folder);
+            all(engines, &version, &folder);
             folders.note(engines.iter().filter(|fed| !fed.whole).map(|fed| fed.engine.url()))?;
             let is_current = engines.iter().all(|fed| fed.serves(&version));
-            self.tell(&engines, &version, &folder, [arrived - asked, arrived.elapsed()]);
+            self.tell(engines, &version, &folder, [arrived - asked, arrived.elapsed()]);
             all_loaded |= is_current;
             let used: BTreeSet<_> = engines.iter().filter_map(|fed| fed.folder.clone()).collect();
             folders.clear(&used, all_loaded)?;
@@ -248,7 +260,7 @@ impl Feed {
             failures += 1;
             if version.is_last && failures >= LAST_TRIES {
                 let why = format!("job `{}` has ended, and engines do not have its last version", self.job);
-                return Err(with(Failure::new(exit::UNAVAILABLE, why), &engines));
+                return Err(Failure::new(exit::UNAVAILABLE, why));
             }
             let delay = RETRY_DELAYS[0] * 2u32.pow(failures.min(6) - 1);
             tokio::select! {
@@ -313,11 +325,6 @@ fn all(engines: &mut [Fed], version: &WholeVersion, folder: &Path) {
 fn line(fed: &Fed) -> Option<String> {
     let last = fed.last.as_ref().filter(|last| last.state != State::Current)?;
     Some(format!("{} {}: {}", last.url, last.state.advice(), last.why.as_deref().unwrap_or("no reason")))
-}
-
-/// A failure, and what it leaves.
-fn with(failure: Failure, engines: &[Fed]) -> Failure {
-    engines.iter().filter_map(line).fold(failure, Failure::more_help)
 }
 
 /// The exit code of the first signal; `None`: there was none.

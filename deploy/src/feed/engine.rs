@@ -21,6 +21,9 @@ const RESUMES: usize = 3;
 /// Between two of them.
 const RESUME_DELAY: Duration = Duration::from_millis(200);
 
+/// The deadline of what an engine does at once, unless the user's is shorter.
+pub const AT_ONCE: Duration = Duration::from_secs(10);
+
 /// A version on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged<'a> {
@@ -34,6 +37,8 @@ pub struct Staged<'a> {
 pub trait Engine: Send {
     /// Its URL.
     fn url(&self) -> &str;
+    /// It answers at all.
+    fn answers(&mut self) -> Result<(), String>;
     /// What is done once, while it serves.
     fn prepare(&mut self) -> Result<(), String>;
     /// No request is worked on from here on.

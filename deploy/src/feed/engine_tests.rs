@@ -27,6 +27,9 @@ impl Engine for Scripted {
     fn url(&self) -> &str {
         "http://engine"
     }
+    fn answers(&mut self) -> Result<(), String> {
+        self.call("answers")
+    }
     fn prepare(&mut self) -> Result<(), String> {
         self.call("prepare")
     }

@@ -1,7 +1,7 @@
 //! SGLang's routes, as of 0.5.23: `python/sglang/srt/entrypoints/http_server.py` of <https://github.com/sgl-project/sglang>.
 //! A status of 200 is no success there: the body says `success`.
 
-use super::engine::{Engine, Staged, done, text};
+use super::engine::{AT_ONCE, Engine, Staged, done, text};
 use paraft_fleet::http::{Answer, Client};
 use serde_json::{Value, json};
 use std::{
@@ -35,6 +35,11 @@ impl Sglang {
 impl Engine for Sglang {
     fn url(&self) -> &str {
         self.client.url()
+    }
+
+    fn answers(&mut self) -> Result<(), String> {
+        let answer = self.client.get("/model_info", self.within.min(AT_ONCE));
+        answer.map(drop).map_err(|why| format!("GET /model_info: {why}"))
     }
 
     fn prepare(&mut self) -> Result<(), String> {
@@ -83,6 +88,6 @@ impl Engine for Sglang {
     }
 
     fn resume(&mut self) -> Result<(), String> {
-        self.post("/continue_generation", &json!({}), self.within).map(drop)
+        self.post("/continue_generation", &json!({}), self.within.min(AT_ONCE)).map(drop)
     }
 }

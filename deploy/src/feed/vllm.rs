@@ -2,7 +2,7 @@
 //! with `VLLM_SERVER_DEV_MODE=1` and `--weight-transfer-config '{"backend": "paraft"}'`, of the plug-in `paraft.vllm`, which
 //! loads the file that the feed names.
 
-use super::engine::{Engine, Staged, done, text};
+use super::engine::{AT_ONCE, Engine, Staged, done, text};
 use paraft_checkpoint::MODEL_FILE;
 use paraft_fleet::http::{Answer, Client};
 use serde_json::{Value, json};
@@ -27,7 +27,11 @@ impl Vllm {
     }
 
     fn post(&mut self, path: &str, body: &Value) -> Result<Answer, String> {
-        let answer = done(&format!("POST {path}"), self.client.post(path, body, self.within));
+        self.post_within(path, body, self.within)
+    }
+
+    fn post_within(&mut self, path: &str, body: &Value, within: Duration) -> Result<Answer, String> {
+        let answer = done(&format!("POST {path}"), self.client.post(path, body, within));
         self.ready &= answer.is_ok();
         answer
     }
@@ -36,6 +40,11 @@ impl Vllm {
 impl Engine for Vllm {
     fn url(&self) -> &str {
         self.client.url()
+    }
+
+    fn answers(&mut self) -> Result<(), String> {
+        let answer = self.client.get("/weight_info", self.within.min(AT_ONCE));
+        answer.map(drop).map_err(|why| format!("GET /weight_info: {why}"))
     }
 
     fn prepare(&mut self) -> Result<(), String> {
@@ -73,6 +82,6 @@ impl Engine for Vllm {
     }
 
     fn resume(&mut self) -> Result<(), String> {
-        self.post("/resume", &json!({})).map(drop)
+        self.post_within("/resume", &json!({}), self.within.min(AT_ONCE)).map(drop)
     }
 }
