@@ -206,7 +206,7 @@ fn engines_follow_a_job_that_trains_to_its_last_version() {
 }
 
 #[test]
-fn feed_that_was_killed_amid_a_load_does_not_resume_half() {
+fn feed_killed_during_a_load_does_not_resume_half() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = trained(scratch.path());
     // Hangs as the first feed is killed; the second one is refused before it loads.
