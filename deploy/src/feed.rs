@@ -39,8 +39,10 @@ mod vllm;
 
 /// How often a job's last version is brought to engines that do not take it.
 const LAST_TRIES: u32 = 5;
-/// Before engines that did not take a version are tried again: doubled each time, up to the second one.
-const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+/// Before engines that did not take a version are tried again, at first.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// How often that is doubled at most.
+const DOUBLINGS: u32 = 5;
 
 #[derive(Args)]
 pub struct FeedArgs {
@@ -225,11 +227,20 @@ impl Feed {
         let mut stop = signals()?;
         let within = Duration::from_secs_f64(self.timeout);
         let source = Source { servers, job: &self.job, dtype: self.dtype, only: &[], within };
-        let mut versions = Versions::open(&source, Want::AtLeast(0), Some(self.every)).await?;
+        let mut versions = tokio::select! {
+            versions = Versions::open(&source, Want::AtLeast(0), Some(self.every)) => versions?,
+            code = stopped(&mut stop) => return Ok(code),
+        };
         let base = Base::read(self.base.as_deref(), versions.export())?;
         let mut folders = Folders::open(&self.to, base)?;
-        let noted = folders.noted();
+        let mut noted = folders.noted();
         engines.iter_mut().for_each(|fed| fed.whole = !noted.iter().any(|url| *url == fed.engine.url()));
+        // Those of another command stay noted.
+        noted.retain(|url| !engines.iter().any(|fed| url == fed.engine.url()));
+        let note = |folders: &Folders, engines: &[Fed], of: &dyn Fn(&Fed) -> bool| {
+            let ours = engines.iter().filter(|fed| of(fed)).map(|fed| fed.engine.url());
+            folders.note(noted.iter().map(String::as_str).chain(ours))
+        };
         let (mut failures, mut all_loaded) = (0u32, false);
         loop {
             let asked = Instant::now();
@@ -241,10 +252,9 @@ impl Feed {
             let arrived = Instant::now();
             let folder = folders.stage(versions.export(), &version)?;
             // Should this process be killed, the next one knows which engines may be half loaded.
-            let told = engines.iter().filter(|fed| !fed.serves(&version)).map(|fed| fed.engine.url());
-            folders.note(told)?;
+            note(&folders, engines, &|fed| !fed.serves(&version))?;
             all(engines, &version, &folder);
-            folders.note(engines.iter().filter(|fed| !fed.whole).map(|fed| fed.engine.url()))?;
+            note(&folders, engines, &|fed| !fed.whole)?;
             let is_current = engines.iter().all(|fed| fed.serves(&version));
             self.tell(engines, &version, &folder, [arrived - asked, arrived.elapsed()]);
             all_loaded |= is_current;
@@ -262,9 +272,9 @@ impl Feed {
                 let why = format!("job `{}` has ended, and engines do not have its last version", self.job);
                 return Err(Failure::new(exit::UNAVAILABLE, why));
             }
-            let delay = RETRY_DELAYS[0] * 2u32.pow(failures.min(6) - 1);
+            let delay = RETRY_DELAY * 2u32.pow((failures - 1).min(DOUBLINGS));
             tokio::select! {
-                () = tokio::time::sleep(delay.min(RETRY_DELAYS[1])) => versions.again(),
+                () = tokio::time::sleep(delay) => versions.again(),
                 code = stopped(&mut stop) => return Ok(code),
             }
         }
@@ -303,7 +313,7 @@ impl Feed {
     }
 }
 
-/// Brings a version to all engines that do not serve it, beside one another.
+/// Brings a version to all engines that do not serve it, at the same time.
 fn all(engines: &mut [Fed], version: &WholeVersion, folder: &Path) {
     let label = version.step.to_string();
     let staged = &Staged { label: &label, folder };

@@ -169,6 +169,25 @@ fn vllm_engine_that_fails_is_told_the_job_again() {
     }
 }
 
+#[test]
+fn feed_that_waits_for_a_job_ends_at_once_when_told() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), Some(&body(2)));
+    let mut feed = running(feed(&fleet, "vllm", &[Stub::start(&[])], scratch.path()));
+    let id = feed.child.0.id();
+    // SIGINT is bit 1 of the signals that it handles.
+    let handles = |status: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+        Some(u64::from_str_radix(mask.trim(), 16).ok()? & 0b10 != 0)
+    };
+    wait("its handler", || match fs::read_to_string(format!("/proc/{id}/status")) {
+        Ok(status) if handles(&status) == Some(true) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    kill(Pid::from_raw(id as i32), Signal::SIGINT).expect("a signal");
+    assert_eq!(feed.child.0.wait().expect("an end").code(), Some(130));
+}
+
 /// Lines of a running feed.
 struct Running {
     child: Held,
