@@ -1,7 +1,10 @@
 //! A folder in the form of Hugging Face's: `model.safetensors`, and beside it the configuration and the tokenizer of another
 //! folder, the base. Inference engines and `transformers` start from such a folder.
 
-use super::{disk, export::Export};
+use super::{
+    disk::{self, Shelf},
+    export::Export,
+};
 use paraft_checkpoint::{MODEL_FILE, tensors::TensorFile};
 use paraft_client::reader::WholeVersion;
 use paraft_fleet::failure::Failure;
@@ -108,32 +111,30 @@ fn compare(folder: &Path, weights: &[PathBuf], export: &Export) -> Result<(), Fa
 /// A folder whose weights are replaced by each version.
 #[derive(Debug)]
 pub struct Folder {
-    path: PathBuf,
+    shelf: Shelf,
 }
 
 impl Folder {
     /// Makes the folder unless it is there, and copies the base's files into it.
     ///
     /// # Errors
-    /// It has weights under other names, or cannot be written.
+    /// It has weights under other names, another process writes into it, or it cannot be written.
     pub fn open(path: &Path, base: &Base) -> Result<Self, Failure> {
-        fs::create_dir_all(path).map_err(disk::failed(path))?;
-        let entries = fs::read_dir(path).map_err(disk::failed(path))?;
+        let shelf = Shelf::open(path)?;
         let part = Path::new(MODEL_FILE).with_extension("part");
-        let other =
-            |file: &PathBuf| has_weights(file) && !file.ends_with(MODEL_FILE) && !file.ends_with(&part);
-        if let Some(file) = entries.flatten().map(|e| e.path()).find(other) {
-            let why = format!("{}: its reader would take these weights, too", file.display());
+        let own = |name: &String| name == MODEL_FILE || Path::new(name) == part;
+        if let Some(name) = shelf.names()?.iter().find(|name| has_weights(Path::new(name)) && !own(name)) {
+            let why = format!("{}: its reader would take these weights, too", path.join(name).display());
             return Err(Failure::new(exit::CONFIG, why).help("give a new folder, or remove that file"));
         }
-        base.copy(path)?;
-        disk::sync(path)?;
-        Ok(Self { path: path.to_path_buf() })
+        base.copy(shelf.path())?;
+        disk::sync(shelf.path())?;
+        Ok(Self { shelf })
     }
 
     /// The weights' file.
     pub fn file(&self) -> PathBuf {
-        self.path.join(MODEL_FILE)
+        self.shelf.path().join(MODEL_FILE)
     }
 
     /// Founding and step of the version that is there.
@@ -148,6 +149,6 @@ impl Folder {
     /// They cannot be written; the former are there then.
     pub fn put(&self, export: &Export, version: &WholeVersion) -> Result<(), Failure> {
         export.save(version, &self.file())?;
-        disk::sync(&self.path)
+        disk::sync(self.shelf.path())
     }
 }

@@ -89,6 +89,7 @@ fn hugging_face_folder_is_whole_whenever_it_is_read() {
     let mut names: Vec<_> =
         fs::read_dir(&folder).expect("a folder").flatten().map(|e| e.file_name()).collect();
     names.sort();
+    assert_eq!(names.remove(0), ".paraft-lock", "{names:?}");
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.model"]);
 
     fs::write(folder.join("old.safetensors"), "").expect("a file");
