@@ -39,7 +39,7 @@ mod vllm;
 
 /// How often a job's last version is brought to engines that do not take it.
 const LAST_TRIES: u32 = 5;
-/// Before engines that did not take a version are tried again, at first.
+/// Before engines that did not take a version are tried again with the same, at first.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How often that is doubled at most.
 const DOUBLINGS: u32 = 5;
@@ -174,8 +174,8 @@ struct Fed {
     engine: Box<dyn Engine>,
     /// Step and digest of what it serves, if this process brought it.
     serves: Option<(u64, u64)>,
-    /// Its weights are of one version, as far as is known.
-    whole: bool,
+    /// Where it was after the update before.
+    state: State,
     /// The folder that it was last told to load.
     folder: Option<PathBuf>,
     last: Option<Outcome>,
@@ -183,7 +183,7 @@ struct Fed {
 
 impl Fed {
     fn new(engine: Box<dyn Engine>) -> Self {
-        Self { engine, serves: None, whole: true, folder: None, last: None }
+        Self { engine, serves: None, state: State::Behind, folder: None, last: None }
     }
 
     fn update(&mut self, version: &WholeVersion, staged: &Staged<'_>) {
@@ -198,11 +198,11 @@ impl Fed {
         let why = Some("the feed itself failed".to_string());
         let (url, state) = (self.engine.url().to_string(), State::HalfLoaded);
         self.last = Some(Outcome { url, state, why, paused: Duration::ZERO, told: true });
-        let outcome = update(self.engine.as_mut(), staged, std::mem::take(&mut self.whole));
+        let outcome = update(self.engine.as_mut(), staged, std::mem::replace(&mut self.state, state));
         if outcome.told {
             self.folder = Some(staged.folder.to_path_buf());
         }
-        self.whole = outcome.state != State::HalfLoaded;
+        self.state = outcome.state;
         self.serves = match outcome.state {
             State::Current => Some((version.step, version.digest)),
             State::Behind => self.serves,
@@ -234,27 +234,34 @@ impl Feed {
         let base = Base::read(self.base.as_deref(), versions.export())?;
         let mut folders = Folders::open(&self.to, base)?;
         let mut noted = folders.noted();
-        engines.iter_mut().for_each(|fed| fed.whole = !noted.iter().any(|url| *url == fed.engine.url()));
+        for fed in engines.iter_mut().filter(|fed| noted.iter().any(|url| url == fed.engine.url())) {
+            fed.state = State::HalfLoaded;
+        }
         // Those of another command stay noted.
         noted.retain(|url| !engines.iter().any(|fed| url == fed.engine.url()));
         let note = |folders: &Folders, engines: &[Fed], of: &dyn Fn(&Fed) -> bool| {
             let ours = engines.iter().filter(|fed| of(fed)).map(|fed| fed.engine.url());
             folders.note(noted.iter().map(String::as_str).chain(ours))
         };
-        let (mut failures, mut all_loaded) = (0u32, false);
+        let (mut failures, mut tries_of_last, mut all_loaded) = (0u32, 0, false);
+        let (mut asked, mut newer) = (Instant::now(), None);
         loop {
-            let asked = Instant::now();
-            let version = tokio::select! {
-                version = versions.next() => version?,
-                code = stopped(&mut stop) => return Ok(code),
+            let version = match newer.take() {
+                Some(version) => version,
+                None => tokio::select! {
+                    version = versions.next() => match version? {
+                        Some(version) => version,
+                        None => return Ok(exit::OK),
+                    },
+                    code = stopped(&mut stop) => return Ok(code),
+                },
             };
-            let Some(version) = version else { return Ok(exit::OK) };
             let arrived = Instant::now();
             let folder = folders.stage(versions.export(), &version)?;
             // Should this process be killed, the next one knows which engines may be half loaded.
             note(&folders, engines, &|fed| !fed.serves(&version))?;
             all(engines, &version, &folder);
-            note(&folders, engines, &|fed| !fed.whole)?;
+            note(&folders, engines, &|fed| fed.state == State::HalfLoaded)?;
             let is_current = engines.iter().all(|fed| fed.serves(&version));
             self.tell(engines, &version, &folder, [arrived - asked, arrived.elapsed()]);
             all_loaded |= is_current;
@@ -263,19 +270,32 @@ impl Feed {
             if let Some(code) = *stop.borrow() {
                 return Ok(code);
             }
+            asked = Instant::now();
             if is_current {
                 failures = 0;
                 continue;
             }
             failures += 1;
-            if version.is_last && failures >= LAST_TRIES {
+            tries_of_last += u32::from(version.is_last);
+            if tries_of_last >= LAST_TRIES {
                 let why = format!("job `{}` has ended, and engines do not have its last version", self.job);
                 return Err(Failure::new(exit::UNAVAILABLE, why));
             }
-            let delay = RETRY_DELAY * 2u32.pow((failures - 1).min(DOUBLINGS));
-            tokio::select! {
-                () = tokio::time::sleep(delay) => versions.again(),
+            // The engines that are well do not wait for it: a newer version comes first.
+            let tries = if version.is_last { tries_of_last } else { failures };
+            let until = asked + RETRY_DELAY * 2u32.pow((tries - 1).min(DOUBLINGS));
+            newer = tokio::select! {
+                version = tokio::time::timeout_at(until.into(), versions.next()) => match version {
+                    Ok(version) => version?,
+                    Err(_) => None,
+                },
                 code = stopped(&mut stop) => return Ok(code),
+            };
+            if newer.is_none() {
+                tokio::select! {
+                    () = tokio::time::sleep_until(until.into()) => versions.again(),
+                    code = stopped(&mut stop) => return Ok(code),
+                }
             }
         }
     }

@@ -135,12 +135,15 @@ impl Drop for Pause<'_> {
     }
 }
 
-/// Brings a version to an engine. `whole`: its weights are of one version; else it is not resumed before it has loaded one.
-pub fn update(engine: &mut dyn Engine, version: &Staged<'_>, whole: bool) -> Outcome {
+/// Brings a version to an engine, which was in the state `before`: one that may be half loaded is not resumed before it has
+/// loaded a version.
+pub fn update(engine: &mut dyn Engine, version: &Staged<'_>, before: State) -> Outcome {
     let url = engine.url().to_string();
+    let whole = before != State::HalfLoaded;
     let untouched = if whole { State::Behind } else { State::HalfLoaded };
     if let Err(why) = engine.prepare() {
-        return Outcome { url, state: untouched, why: Some(why), paused: Duration::ZERO, told: false };
+        let state = if before == State::Paused { before } else { untouched };
+        return Outcome { url, state, why: Some(why), paused: Duration::ZERO, told: false };
     }
     let began = Instant::now();
     // A pause without an answer may have been taken: it is ended, too.

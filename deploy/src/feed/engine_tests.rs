@@ -55,10 +55,10 @@ impl Engine for Scripted {
     }
 }
 
-fn updated(fails: &[&'static str], whole: bool) -> (State, Vec<&'static str>) {
+fn updated(fails: &[&'static str], before: State) -> (State, Vec<&'static str>) {
     let mut engine = Scripted::new(fails);
     let staged = Staged { label: "42", folder: Path::new("/v000042") };
-    let outcome = update(&mut engine, &staged, whole);
+    let outcome = update(&mut engine, &staged, before);
     assert_eq!(outcome.why.is_some(), outcome.state != State::Current);
     engine.calls.retain(|call| *call != "prepare" && *call != "labels another");
     (outcome.state, engine.calls)
@@ -67,33 +67,35 @@ fn updated(fails: &[&'static str], whole: bool) -> (State, Vec<&'static str>) {
 #[test]
 fn engine_is_resumed_unless_it_may_be_half_loaded() {
     let all = ["pause", "flush", "load", "label", "resume"];
-    for (fails, whole, state, calls) in [
-        (&[][..], true, State::Current, &all[..]),
-        (&[], false, State::Current, &all),
-        (&["prepare"], true, State::Behind, &[]),
-        (&["prepare"], false, State::HalfLoaded, &[]),
-        (&["pause"], true, State::Behind, &["pause", "resume"]),
-        (&["pause"], false, State::HalfLoaded, &["pause"]),
-        (&["flush"], true, State::Behind, &["pause", "flush", "resume"]),
-        (&["flush"], false, State::HalfLoaded, &["pause", "flush"]),
-        (&["load"], true, State::HalfLoaded, &all[..3]),
-        (&["label"], true, State::HalfLoaded, &all[..4]),
-        (&["labels another"], true, State::HalfLoaded, &all[..4]),
+    for (fails, before, state, calls) in [
+        (&[][..], State::Behind, State::Current, &all[..]),
+        (&[], State::HalfLoaded, State::Current, &all),
+        (&["prepare"], State::Behind, State::Behind, &[]),
+        (&["prepare"], State::HalfLoaded, State::HalfLoaded, &[]),
+        (&["pause"], State::Behind, State::Behind, &["pause", "resume"]),
+        (&["pause"], State::HalfLoaded, State::HalfLoaded, &["pause"]),
+        (&["flush"], State::Behind, State::Behind, &["pause", "flush", "resume"]),
+        (&["flush"], State::HalfLoaded, State::HalfLoaded, &["pause", "flush"]),
+        (&["load"], State::Behind, State::HalfLoaded, &all[..3]),
+        (&["label"], State::Behind, State::HalfLoaded, &all[..4]),
+        (&["labels another"], State::Behind, State::HalfLoaded, &all[..4]),
         (
             &["resume"; 2],
-            true,
+            State::Behind,
             State::Current,
             &["pause", "flush", "load", "label", "resume", "resume", "resume"],
         ),
         (
             &["resume"; 3],
-            true,
+            State::Behind,
             State::Paused,
             &["pause", "flush", "load", "label", "resume", "resume", "resume"],
         ),
-        (&["flush", "resume"], true, State::Behind, &["pause", "flush", "resume", "resume"]),
+        (&["flush", "resume"], State::Behind, State::Behind, &["pause", "flush", "resume", "resume"]),
+        (&["prepare"], State::Paused, State::Paused, &[]),
+        (&["pause"], State::Paused, State::Behind, &["pause", "resume"]),
     ] {
-        assert_eq!(updated(fails, whole), (state, calls.to_vec()), "{fails:?} {whole}");
+        assert_eq!(updated(fails, before), (state, calls.to_vec()), "{fails:?} {before:?}");
     }
 }
 
@@ -101,8 +103,9 @@ fn engine_is_resumed_unless_it_may_be_half_loaded() {
 fn engine_is_resumed_if_the_feed_panics() {
     let mut engine = Scripted { panics: true, ..Scripted::new(&[]) };
     let staged = Staged { label: "42", folder: Path::new("/v000042") };
-    let caught =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| update(&mut engine, &staged, true)));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        update(&mut engine, &staged, State::Behind)
+    }));
     assert!(caught.is_err());
     assert_eq!(engine.calls, ["prepare", "pause", "resume"]);
 }

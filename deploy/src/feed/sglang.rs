@@ -1,4 +1,4 @@
-//! SGLang's routes, as of 0.5.23: `python/sglang/srt/entrypoints/http_server.py` of <https://github.com/sgl-project/sglang>.
+//! SGLang's routes, as of 0.5.23, <https://github.com/sgl-project/sglang>. A route without fields needs a body of `{}`.
 //! A status of 200 is no success there: the body says `success`.
 
 use super::engine::{AT_ONCE, Engine, Staged, done, text};

@@ -1,6 +1,6 @@
-//! vLLM's routes for weights, as of 0.33: `vllm/entrypoints/serve/` of <https://github.com/vllm-project/vllm>. The server runs
-//! with `VLLM_SERVER_DEV_MODE=1` and `--weight-transfer-config '{"backend": "paraft"}'`, of the plug-in `paraft.vllm`, which
-//! loads the file that the feed names.
+//! vLLM's routes for weights, as of 0.33: <https://docs.vllm.ai>, <https://github.com/vllm-project/vllm>. The server runs with
+//! `VLLM_SERVER_DEV_MODE=1` and `--weight-transfer-config '{"backend": "paraft"}'`, of the plug-in `paraft.vllm`, which loads
+//! the file that the feed names.
 
 use super::engine::{AT_ONCE, Engine, Staged, done, text};
 use paraft_checkpoint::MODEL_FILE;

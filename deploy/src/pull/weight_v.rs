@@ -1,8 +1,8 @@
 //! Folders `weight_v000001`, `weight_v000002` and so on, as SGLang's `/pull_weights` and slime read them: a whole version
 //! first, after it differences.
 //!
-//! What is written follows what readers do: `python/sglang/srt/weight_sync/` as of
-//! <https://github.com/sgl-project/sglang/pull/30367>, and <https://github.com/THUDM/slime/pull/2181>:
+//! What is written follows what the readers of these do: <https://github.com/sgl-project/sglang/pull/30367>,
+//! <https://github.com/THUDM/slime/pull/2181>:
 //!
 //! - Numbers have no gaps: a reader that is at N takes N + 1. So a folder's number is not a step; the index has the step.
 //! - A *full* folder is one of Hugging Face's. A reader copies it whatever it has.

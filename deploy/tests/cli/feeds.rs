@@ -225,6 +225,31 @@ fn engines_follow_a_job_that_trains_to_its_last_version() {
 }
 
 #[test]
+fn engine_that_is_gone_holds_no_other_engine_up() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), Some(&body(20)));
+    let mut stubs = [Stub::start(&[]), Stub::start(&[])];
+    stubs[1].url = format!("http://{}", free_addresses(1)[0]);
+    let mut command = feed(&fleet, "sglang", &stubs, scratch.path());
+    command.args(["--every", "150"]);
+    let feed = std::thread::spawn(move || ended(command));
+    let _worker =
+        Held(fleet.worker(0, &scratch.path().join("w")).stderr(Stdio::null()).spawn().expect("a worker"));
+    let (code, lines, said) = feed.join().expect("a feed");
+    assert_eq!(code, Some(69), "{said}");
+    contains(&said, &[&format!("help: {} may be paused", stubs[1].url)]);
+    assert!(
+        lines.iter().all(|line| states(line) == ["current", "paused"] && line["ok"] == false),
+        "{lines:?}"
+    );
+    let versions: BTreeSet<u64> = lines.iter().filter_map(|line| line["version"].as_u64()).collect();
+    assert!(versions.len() > 2 && versions.last() == Some(&(20 * (TRAINED / 16))), "{versions:?}");
+    let loads = stubs[0].seen().calls.iter().filter(|call| *call == LOAD).count();
+    assert_eq!(loads, versions.len(), "one load a version");
+    assert_eq!(stubs[0].seen().label, (20 * (TRAINED / 16)).to_string());
+}
+
+#[test]
 fn feed_killed_during_a_load_does_not_resume_half() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = trained(scratch.path());

@@ -200,9 +200,7 @@ fn check(path: &Path, version: &str) -> Result<(), String> {
     let json: Value = serde_json::from_slice(&file[8..8 + header]).map_err(|e| e.to_string())?;
     let ends = json.as_object().into_iter().flatten().filter_map(|(_, v)| v["data_offsets"][1].as_u64());
     let whole = ends.max().unwrap_or(0) as usize + 8 + header == file.len();
-    match whole
-        && json["__metadata__"]["version"] == version
-        && !path.with_file_name("config.json").is_symlink()
+    match whole && json["__metadata__"]["version"] == version && path.with_file_name("config.json").is_file()
     {
         true => Ok(()),
         false => Err(format!("{}: not version {version}, or not whole", path.display())),
