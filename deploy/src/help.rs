@@ -56,6 +56,7 @@ pub const GROUPS: [Group; 7] = [
             ("checkpoint", "paraft checkpoint save digits --fleet runs/digits-1"),
             ("table", "paraft table export clicks items --to items-1 --fleet runs/clicks-1"),
             ("pull", "paraft pull digits --to digits.safetensors --fleet runs/digits-1"),
+            ("feed", "paraft feed sglang http://localhost:30000 --job digits --to engines/digits"),
             ("stop", "paraft stop digits --fleet runs/digits-1"),
             ("delete", "paraft delete digits --fleet runs/digits-1"),
         ],
@@ -94,7 +95,7 @@ pub const GROUPS: [Group; 7] = [
 ];
 
 /// Commands of a command, and their examples.
-pub const INNER: [(&str, &str, &str); 36] = [
+pub const INNER: [(&str, &str, &str); 38] = [
     ("fleet", "up", "paraft fleet up job.toml --on slurm"),
     ("fleet", "down", "paraft fleet down runs/digits-1"),
     ("fleet", "status", "paraft fleet status runs/digits-1"),
@@ -105,6 +106,8 @@ pub const INNER: [(&str, &str, &str); 36] = [
     ("checkpoint", "save", "paraft checkpoint save digits --fleet runs/digits-1"),
     ("checkpoint", "list", "paraft checkpoint list --fleet runs/digits-1"),
     ("checkpoint", "diff", "paraft checkpoint diff runs/digits-1 runs/digits-2"),
+    ("feed", "sglang", "paraft feed sglang http://localhost:30000 --job digits --to engines/digits"),
+    ("feed", "vllm", "paraft feed vllm http://localhost:8000 --job digits --to engines/digits"),
     ("table", "ls", "paraft table ls clicks --fleet runs/clicks-1"),
     ("table", "get", "paraft table get clicks items 7 9999 --fleet runs/clicks-1"),
     ("table", "top", "paraft table top clicks items -n 20 --fleet runs/clicks-1"),

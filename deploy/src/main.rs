@@ -4,7 +4,7 @@
 //!   consists of, also by hand. [`disk_faults`]: a server's own fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
-//!   [`mod@replay`], [`tables`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//!   [`mod@replay`], [`tables`], [`pull`], [`feed`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in. [`help`]: the help of all commands. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
@@ -34,6 +34,7 @@ mod end;
 mod ended;
 mod engine;
 mod evaluate;
+mod feed;
 mod help;
 mod init;
 mod jobs;
@@ -131,6 +132,8 @@ enum Command {
     Table(tables::TableArgs),
     /// Write the weights of a running job to a file, or each new version while it trains.
     Pull(pull::PullArgs),
+    /// Keep inference engines at the newest weights of a running job.
+    Feed(Box<feed::FeedArgs>),
     /// End a job where it is; its weights are kept as after any end.
     Stop(end::StopArgs),
     /// Delete a job with all that the servers have of it.
@@ -219,6 +222,7 @@ fn main() {
         Command::Jobs(a) => failure::report(jobs::all(&a)),
         Command::Table(a) => failure::report(tables::run(&a)),
         Command::Pull(a) => failure::report(pull::run(&a)),
+        Command::Feed(a) => failure::report(feed::run(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),
         Command::Logs(a) => failure::report(logs::run(&a)),

@@ -19,6 +19,7 @@
 //!   orders to a fleet. [`rows`]: rows of tables on a fleet.
 //! - [`faults`]: the fault points of a fleet that was started with them.
 //! - [`again`]: the command that continues an interrupted one.
+//! - [`http`]: HTTP to trackers and inference engines.
 //! - [`failure`]: the failure of a command. [`progress`], [`table`]: the output of a run.
 //!
 //! Tests build their own fleets inside one process, since they run servers and workers on threads and
@@ -43,6 +44,7 @@ pub mod faults;
 mod files;
 pub mod fleet;
 mod gather;
+pub mod http;
 pub mod launch;
 pub mod launcher_log;
 pub mod notice;

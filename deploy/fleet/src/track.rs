@@ -2,7 +2,6 @@
 //! server (`[track]`). One follower of the record feeds both. Their errors are printed, and the run
 //! continues. [`otlp`]: exports its trace at the end.
 
-mod http;
 pub mod mlflow;
 pub mod otlp;
 mod run;

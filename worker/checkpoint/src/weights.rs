@@ -62,7 +62,7 @@ impl Precision {
 
 /// BatchNorm's counter, which PyTorch's strict load requires in addition to the running statistics: one per layer
 /// with a running mean.
-pub(crate) fn counters(tensors: &[TensorSpec]) -> Vec<String> {
+pub fn counters(tensors: &[TensorSpec]) -> Vec<String> {
     let counter = |t: &TensorSpec| {
         let layer = t.name.strip_suffix("running_mean").filter(|_| t.kind == TensorKind::Buffer)?;
         Some(format!("{layer}num_batches_tracked"))
@@ -114,18 +114,42 @@ pub fn export(
     write(path, tensors, steps, precision, fill)
 }
 
-/// Writes tensors whose values have the form of `precision` already, little-endian.
+/// Writes tensors whose values have the form of `precision` already, little-endian. The header gets `more`, too.
+///
+/// # Errors
+/// The file cannot be written, or `values` has none for a tensor.
 pub fn save_as(
     path: &Path,
     tensors: &[TensorSpec],
     steps: u64,
     precision: Precision,
+    more: BTreeMap<String, String>,
     values: impl Fn(usize) -> Option<Vec<u8>>,
 ) -> Result<(), CheckpointError> {
-    write_bytes(path, tensors, steps, precision, |i, out| {
+    let mut notes = notes(steps);
+    notes.extend(more);
+    write_bytes(path, tensors, steps, precision, notes, |i, out| {
         let missing = || CheckpointError::bad(path, format!("there are no values of `{}`", tensors[i].name));
         out(&values(i).ok_or_else(missing)?);
         Ok(())
+    })
+}
+
+/// Writes vectors of bytes as tensors of type U8, for formats that keep encoded tensors in a safetensors file. The header
+/// gets `notes`. An existing file is replaced completely or not at all.
+///
+/// # Errors
+/// The file cannot be written, or two tensors have one name.
+pub fn save_encoded(
+    path: &Path,
+    tensors: &[(String, Vec<u8>)],
+    notes: BTreeMap<String, String>,
+) -> Result<(), CheckpointError> {
+    let shapes: Vec<_> = tensors.iter().map(|(name, v)| (name.clone(), Dtype::U8, vec![v.len()])).collect();
+    let head = header(&shapes, notes).map_err(|e| CheckpointError::bad(path, e))?;
+    replace(path, |file| {
+        file.write_all(&head)?;
+        tensors.iter().try_for_each(|(_, bytes)| file.write_all(bytes))
     })
 }
 
@@ -137,7 +161,7 @@ fn write(
     fill: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let mut bytes = Vec::new();
-    write_bytes(path, tensors, steps, precision, |i, out| {
+    write_bytes(path, tensors, steps, precision, notes(steps), |i, out| {
         fill(i, &mut |values| {
             bytes.clear();
             precision.put(values, &mut bytes);
@@ -151,7 +175,39 @@ fn write_bytes(
     tensors: &[TensorSpec],
     steps: u64,
     precision: Precision,
+    notes: BTreeMap<String, String>,
     mut fill: impl FnMut(usize, &mut dyn FnMut(&[u8])) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let head = header(&model_tensors(tensors, precision.dtype()), notes)
+        .map_err(|e| CheckpointError::bad(path, e))?;
+    let mut filled = Ok(());
+    let written = replace(path, |file| {
+        file.write_all(&head)?;
+        for _ in counters(tensors) {
+            file.write_all(&(steps as i64).to_le_bytes())?;
+        }
+        for i in 0..tensors.len() {
+            let mut result = Ok(());
+            filled = fill(i, &mut |bytes| {
+                if result.is_ok() {
+                    result = file.write_all(bytes);
+                }
+            });
+            if filled.is_err() {
+                // What is written is not renamed.
+                return Err(std::io::ErrorKind::InvalidData.into());
+            }
+            result?;
+        }
+        Ok(())
+    });
+    filled.and(written)
+}
+
+/// Writes a file under a temporary name, and renames it once it is on the disk.
+fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
 ) -> Result<(), CheckpointError> {
     let part = path.with_extension("part");
     // Name the requested file, not the temporary one.
@@ -159,22 +215,8 @@ fn write_bytes(
     if std::fs::symlink_metadata(path).is_ok_and(|there| !there.is_file() && !there.is_symlink()) {
         return Err(CheckpointError::bad(path, "is there and no file: nothing is written"));
     }
-    let head = header(&model_tensors(tensors, precision.dtype()), notes(steps))
-        .map_err(|e| CheckpointError::bad(path, e))?;
     let mut file = BufWriter::new(File::create(&part).map_err(failed)?);
-    file.write_all(&head).map_err(failed)?;
-    for _ in counters(tensors) {
-        file.write_all(&(steps as i64).to_le_bytes()).map_err(failed)?;
-    }
-    for i in 0..tensors.len() {
-        let mut result = Ok(());
-        fill(i, &mut |bytes| {
-            if result.is_ok() {
-                result = file.write_all(bytes);
-            }
-        })?;
-        result.map_err(failed)?;
-    }
+    write(&mut file).map_err(failed)?;
     let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
     file.sync_all().map_err(failed)?;
     std::fs::rename(&part, path).map_err(|error| {

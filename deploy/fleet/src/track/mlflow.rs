@@ -124,7 +124,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client for the server at this URL. It sends nothing yet.
     pub fn new(url: &str) -> Self {
-        let agent = super::http::agent(url);
+        let agent = crate::http::agent(url);
         let given = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let authorization = authorization(
             given("MLFLOW_TRACKING_USERNAME").zip(given("MLFLOW_TRACKING_PASSWORD")),

@@ -30,7 +30,7 @@ pub fn send(folder: &Path, url: &str) -> Result<usize, Failure> {
         whole if whole.ends_with("/v1/traces") => whole.to_string(),
         base => format!("{base}/v1/traces"),
     };
-    let agent = super::http::agent(&url);
+    let agent = crate::http::agent(&url);
     let mut sent = 0;
     paraft_trace::otlp::requests(folder, |request, spans| {
         let mut post = agent.post(&url).content_type("application/json");
