@@ -148,7 +148,9 @@ impl Shard {
                 let whole = |kept: &Weak<KeptVersion>| kept.upgrade().is_some_and(|kept| !kept.is_awaited());
                 let here = unchanged || by_step.get(&reached).is_some_and(whole);
                 let to_come = least.max(else_from).max(reached.next());
-                let awaited = by_step.range(to_come..).next().map(|(step, _)| *step);
+                // One that follows soon serves both. Where there is no room for another, any one does.
+                let soon = if by_step.len() < MAX_VERSIONS { to_come.next() } else { Step(u64::MAX) };
+                let awaited = by_step.range(to_come..=soon).next().map(|(step, _)| *step);
                 match reached >= least && here {
                     true => reached,
                     false => awaited.unwrap_or(to_come),

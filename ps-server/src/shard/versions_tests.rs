@@ -219,6 +219,23 @@ fn versions_for_readers_are_few_and_named_when_passed() {
     assert_eq!(kept(&later), Some(vec![-1.0; 3]), "it is kept while a reader has it");
 }
 
+#[test]
+fn reader_of_the_next_version_does_not_wait_for_a_far_one() {
+    let (shard, sessions, _) = shard_of(1);
+    shard.apply(&push(0, sessions[0], 0, 1));
+    let ask = |wanted| shard.version_for_reader(wanted).expect("room");
+    let far = ask(least(Step(150)));
+    assert_eq!(far.step(), Step(150));
+    let next = ask(least(Step(0)));
+    assert_eq!(next.step(), Step(1));
+    let soon = ask(Wanted::Exactly(Step(4)));
+    let shared = ask(least(Step(3)));
+    assert!(Arc::ptr_eq(&soon, &shared), "one that follows a step later serves both");
+    let last = ask(Wanted::Exactly(Step(40)));
+    let any = ask(least(Step(20)));
+    assert!(Arc::ptr_eq(&last, &any), "there is no room for another");
+}
+
 /// A reader comes while an entry is applied: the weights that it would find are of no version.
 #[test]
 fn version_asked_for_amid_an_entry_is_passed() {

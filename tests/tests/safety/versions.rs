@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use paraft_client::reader::{ReadError, Reader, ValueType, Want, WholeVersion};
-use paraft_common::{Mode, ShardId, Step};
+use paraft_common::{Durability, Mode, ShardId, Step};
 use paraft_proof::Fate;
 use paraft_proto::{PROTOCOL, ReadVersionRequest, shards_client::ShardsClient, version_message::Kind};
 use paraft_tests::{
@@ -234,7 +234,9 @@ fn readers_of_a_host_share_what_one_of_them_reads() -> Result<()> {
 /// Cut off from every majority, a reader is told so rather than given old weights as new ones.
 #[test]
 fn version_of_a_bounded_age_needs_a_majority() -> Result<()> {
-    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
+    // A majority ends and begins again, which only what is on disk survives.
+    let mut fleet =
+        Fleet::start(FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(1) })?;
     let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 30, BUCKETS) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
