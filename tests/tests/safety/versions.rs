@@ -235,9 +235,10 @@ fn readers_of_a_host_share_what_one_of_them_reads() -> Result<()> {
 #[test]
 fn version_of_a_bounded_age_needs_a_majority() -> Result<()> {
     // A majority ends and begins again, which only what is on disk survives.
-    let mut fleet =
-        Fleet::start(FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(1) })?;
-    let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 30, BUCKETS) };
+    let durability = Durability::QuorumDisk;
+    let mut fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(1) })?;
+    let ledger =
+        Ledger { durability, grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 30, BUCKETS) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     page.step()?;
