@@ -1,3 +1,5 @@
+//! Tests of `difference`.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Tests of `engine`.
+
 use super::*;
 use std::collections::VecDeque;
 

@@ -58,9 +58,13 @@ struct Seen {
 }
 
 /// Reads versions until the job's last one; each is later than the one before.
-fn follow(servers: &[String], ledger: &Ledger, seen: &Mutex<Seen>) -> Result<()> {
-    let runtime = runtime()?;
+fn follow(servers: &[String], ledger: &Ledger, shares: bool, seen: &Mutex<Seen>) -> Result<()> {
+    // One that shares may serve others while it checks.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let mut reader = runtime.block_on(Reader::open(servers, ledger.name, ValueType::F32, WITHIN))?;
+    if shares {
+        reader.share()?;
+    }
     let mut last = None;
     loop {
         let least = last.map_or(0, |last: u64| last + 1);
@@ -80,16 +84,27 @@ fn follow(servers: &[String], ledger: &Ledger, seen: &Mutex<Seen>) -> Result<()>
 
 #[test]
 fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
-    for (mode, kills) in [(Mode::Bsp, 6), (Mode::Asp, 4)] {
+    follow_through_kills(6, 0, [(Mode::Bsp, 6), (Mode::Asp, 4)], 600)
+}
+
+/// Half of the readers share what one of them reads.
+#[test]
+#[ignore = "takes minutes: .ci/nightly"]
+fn versions_are_whole_for_32_readers_through_100_kills() -> Result<()> {
+    follow_through_kills(32, 16, [(Mode::Bsp, 50), (Mode::Asp, 50)], 5000)
+}
+
+fn follow_through_kills(readers: usize, sharing: usize, runs: [(Mode, u64); 2], steps: u64) -> Result<()> {
+    for (mode, kills) in runs {
         let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
-        let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(mode, 2, 600, BUCKETS) };
+        let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(mode, 2, steps, BUCKETS) };
         let (at, seen, done) =
             (fleet.at.clone(), Arc::new(Mutex::new(Seen::default())), Arc::new(AtomicU64::new(0)));
         // Readers are there before the job.
-        let readers: Vec<_> = (0..6)
-            .map(|_| {
+        let readers: Vec<_> = (0..readers)
+            .map(|reader| {
                 let (servers, seen) = (at.addresses.clone(), seen.clone());
-                thread::spawn(move || follow(&servers, &ledger, &seen))
+                thread::spawn(move || follow(&servers, &ledger, reader < sharing, &seen))
             })
             .collect();
         let workers: Vec<_> = (0..2)
@@ -129,6 +144,7 @@ fn versions_are_whole_and_never_go_back_while_leaders_die() -> Result<()> {
             seen.reads,
             seen.digests.keys()
         );
+        println!("{mode}: {} reads of {} versions", seen.reads, seen.digests.len());
     }
     Ok(())
 }
@@ -311,9 +327,10 @@ fn version_asked_for_in_time_is_kept_for_its_reader() -> Result<()> {
     thread::sleep(Duration::from_millis(500));
     (0..60).try_for_each(|_| page.step().map(drop))?;
     ensure!(ahead.join().expect("it ends")? == 40, "the version that was asked for");
+    // Its last step is applied everywhere, not only sent.
+    page.finish()?;
     let gone = runtime.block_on(reader.next(Want::Exactly(60), WITHIN)).expect_err("nobody asked in time");
     ensure!(matches!(gone, ReadError::NotKept { step: 60, reached: 80 }), "{gone}");
-    page.finish()?;
     Ok(())
 }
 
