@@ -57,6 +57,7 @@ CANNOT = [
     ("docs/operations.md", "$pid", "the process is the reader's"),
     ("docs/operations.md", "paraft forget", "needs a server that is gone for good: deploy/tests/cli/operator.rs"),
     ("docs/operations.md", "paraft data", "needs damaged replicas: deploy/tests/cli/operator.rs"),
+    ("docs/readers.md", "paraft relay", SHAPE),
     ("docs/readers.md", "paraft feed", "needs inference engines: deploy/tests/cli/feeds.rs has stubs"),
     ("docs/simulator.md", "paraft simulate JOB --workers 16", SHAPE),
     ("docs/slurm.md", "", "needs Slurm: tests/engines runs it"),

@@ -56,6 +56,7 @@ pub const GROUPS: [Group; 7] = [
             ("checkpoint", "paraft checkpoint save digits --fleet runs/digits-1"),
             ("table", "paraft table export clicks items --to items-1 --fleet runs/clicks-1"),
             ("pull", "paraft pull digits --to digits.safetensors --fleet runs/digits-1"),
+            ("relay", "paraft relay digits --fleet host:7070"),
             ("feed", "paraft feed sglang http://localhost:30000 --job digits --to engines/digits"),
             ("stop", "paraft stop digits --fleet runs/digits-1"),
             ("delete", "paraft delete digits --fleet runs/digits-1"),

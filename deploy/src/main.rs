@@ -4,7 +4,7 @@
 //!   consists of, also by hand. [`disk_faults`]: a server's own fault points.
 //! - [`engine`] ([`on`]: its flags): a job, with a fleet of its own, on an engine. [`role`]: a server or worker that an engine has started.
 //! - [`status`] ([`control`], [`jobs`], [`memory`]: parts of what it shows), [`drain`], [`mode`], [`mod@data`], [`checkpoint`],
-//!   [`mod@replay`], [`tables`], [`pull`], [`feed`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
+//!   [`mod@replay`], [`tables`], [`pull`], [`feed`], [`mod@relay`], [`report`], [`evaluate`], [`mod@trace`], [`track`], [`doctor`]: what a user asks.
 //! - [`certs`]: who is let in. [`help`]: the help of all commands. [`short`]: short forms of `--set`.
 //!
 //! - [`submit`], [`end`], [`jobs`], [`logs`]: the jobs of an existing fleet. [`ended`]: what is shown of a run
@@ -46,6 +46,7 @@ mod on;
 mod page;
 mod plan;
 mod pull;
+mod relay;
 mod replay;
 mod report;
 mod role;
@@ -134,6 +135,8 @@ enum Command {
     Pull(pull::PullArgs),
     /// Keep inference engines at the newest weights of a running job.
     Feed(Box<feed::FeedArgs>),
+    /// Read a running job's weights once, and give them to many readers near this host.
+    Relay(relay::RelayArgs),
     /// End a job where it is; its weights are kept as after any end.
     Stop(end::StopArgs),
     /// Delete a job with all that the servers have of it.
@@ -172,7 +175,7 @@ impl Command {
     /// The certificate that the command shows, where its folder has several.
     fn shows(&self) -> As {
         match self {
-            Self::Server(_) => As::Peer,
+            Self::Server(_) | Self::Relay(_) => As::Peer,
             Self::Worker(_) => As::Worker,
             Self::Launch(a) => a.shows(),
             _ => As::Admin,
@@ -222,6 +225,7 @@ fn main() {
         Command::Jobs(a) => failure::report(jobs::all(&a)),
         Command::Table(a) => failure::report(tables::run(&a)),
         Command::Pull(a) => failure::report(pull::run(&a)),
+        Command::Relay(a) => failure::report(relay::run(&a)),
         Command::Feed(a) => failure::report(feed::run(&a)),
         Command::Stop(a) => failure::report(end::stop(&a)),
         Command::Delete(a) => failure::report(end::delete(&a)),

@@ -243,7 +243,7 @@ pub fn serve(args: &ServerArgs, conduct: Option<&ServerHooks>) -> Result<i32, Fa
 }
 
 /// Refuses to start without a certificate of a server, unless the user asks for plain text.
-fn certified() -> Result<(), Failure> {
+pub fn certified() -> Result<(), Failure> {
     match Access::ours() {
         Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
             Failure::new(exit::CONFIG, format!("--certs: {why}"))

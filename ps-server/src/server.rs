@@ -4,12 +4,14 @@ mod error;
 mod identity;
 mod options;
 mod readers;
+mod relay;
 
 pub use error::ServerError;
 pub(crate) use error::data_failed;
 pub use identity::IDENTITY;
 pub(crate) use identity::remembered;
 pub use options::{Place, ServerOptions};
+pub use relay::relay;
 
 use crate::{
     connections::{self, Connections, TAKE_TIMEOUT},
@@ -281,15 +283,8 @@ impl Server {
         &self,
     ) -> tonic::transport::server::Router<tower::layer::util::Stack<RightsLayer, tower::layer::util::Identity>>
     {
-        tonic::transport::Server::builder()
-            .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-            .max_frame_size(limits::FRAME_BYTES)
-            .max_concurrent_streams(limits::MAX_STREAMS)
-            .http2_max_header_list_size(limits::HEADER_BYTES)
-            .http2_keepalive_interval(Some(limits::SERVER_KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .layer(RightsLayer(self.audit.clone()))
+        limited()
+            .layer(RightsLayer(Some(self.audit.clone())))
             .add_service(ControlServer::new(ControlService {
                 agent: self.agent.clone(),
                 audit: self.audit.clone(),
@@ -302,6 +297,18 @@ impl Server {
     pub fn status(&self) -> StatusService {
         self.status.clone()
     }
+}
+
+/// gRPC within our limits.
+fn limited() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
+        .max_concurrent_streams(limits::MAX_STREAMS)
+        .http2_max_header_list_size(limits::HEADER_BYTES)
+        .http2_keepalive_interval(Some(limits::SERVER_KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
 }
 
 /// Who this server is, by its data folder (`known`), by its options or, if it joins a fleet, by the fleet's answer.

@@ -35,6 +35,7 @@ fn version(step: u64, founding: u64, value: impl Fn(usize) -> f32) -> WholeVersi
         reached: step,
         is_last: false,
         buckets,
+        updates: BTreeMap::new(),
         received: 0,
     }
 }

@@ -28,6 +28,7 @@ mod paths;
 mod plan;
 mod pulls;
 mod recommend;
+mod relays;
 mod running;
 mod scarcity;
 mod second_client;

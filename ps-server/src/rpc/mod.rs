@@ -12,7 +12,8 @@
 //! - `inherit`: weights for a job that starts from another's.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from any replica; [`readers`]: bounds on their memory.
-//! - [`rows`]: rows of tables for readers; `versions`: whole weights of one moment.
+//! - [`rows`]: rows of tables for readers; `versions`: whole weights of one moment; [`relay`]: likewise, of a process that has
+//!   read them itself.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
@@ -32,6 +33,7 @@ pub mod memory;
 pub mod peers;
 pub mod readers;
 mod reads;
+pub mod relay;
 pub mod rights;
 pub mod rows;
 mod save;

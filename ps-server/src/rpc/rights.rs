@@ -95,9 +95,9 @@ pub fn visitor(extensions: &http::Extensions) -> Result<Visitor, Status> {
     connections::of(extensions).ok_or_else(|| Status::unauthenticated("the peer has no identity"))
 }
 
-/// Puts the table of needs before a router.
+/// Puts the table of needs before a router, with the record of administrative requests, if the process keeps one.
 #[derive(Clone)]
-pub struct RightsLayer(pub Arc<Audit>);
+pub struct RightsLayer(pub Option<Arc<Audit>>);
 
 impl<S> Layer<S> for RightsLayer {
     type Service = RightsService<S>;
@@ -109,7 +109,7 @@ impl<S> Layer<S> for RightsLayer {
 
 /// See [`RightsLayer`].
 #[derive(Clone)]
-pub struct RightsService<S>(S, Arc<Audit>);
+pub struct RightsService<S>(S, Option<Arc<Audit>>);
 
 impl<S> Service<Request<Body>> for RightsService<S>
 where
@@ -158,10 +158,11 @@ where
                     Err(status) => status,
                     Ok((visitor, need, path)) => {
                         let refusal = refusal(&visitor, need);
-                        if path
-                            .rsplit('/')
-                            .next()
-                            .is_some_and(|method| ADMINISTRATIVE_METHODS.contains(&method))
+                        if let Some(audit) = audit
+                            && path
+                                .rsplit('/')
+                                .next()
+                                .is_some_and(|method| ADMINISTRATIVE_METHODS.contains(&method))
                         {
                             audit.note(
                                 &visitor,

@@ -12,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures::Stream;
-use paraft_common::{Encoding, Step, difference::Code};
+use paraft_common::{Encoding, ShardId, Step, difference::Code};
 use paraft_proto::{
     ReadVersionRequest, RefusalKind, VersionMessage, VersionOf, VersionPiece, version_message::Kind,
 };
@@ -31,19 +31,19 @@ use tonic::Status;
 pub type VersionStream = Pin<Box<dyn Stream<Item = Result<VersionMessage, Status>> + Send>>;
 
 /// Messages of a stream that wait for the transport.
-const MAX_WAITING: usize = 1;
+pub(super) const MAX_WAITING: usize = 1;
 /// How often a reader looks for its version while nothing is applied.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// A reader that waits hears so often that the server is there.
-const NEWS_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const NEWS_INTERVAL: Duration = Duration::from_secs(1);
 /// A reader holds memory of the server as long as it has its version, so it must take so many bytes a second, ...
 const SLOWEST: u64 = 1 << 20;
 /// ... with so much time beyond that.
 const GRACE: Duration = Duration::from_secs(30);
 
-type Out = mpsc::Sender<VersionMessage>;
+pub(super) type Out = mpsc::Sender<VersionMessage>;
 
-async fn send(out: &Out, kind: Kind) -> Result<(), Ended> {
+pub(super) async fn send(out: &Out, kind: Kind) -> Result<(), Ended> {
     out.send(VersionMessage { kind: Some(kind) }).await.map_err(|_| Ended::Gone)
 }
 
@@ -72,16 +72,7 @@ impl ShardsService {
         if request.founding != 0 && request.founding != hosted.founding {
             return Err(RefusalKind::OtherFounding(shard).into());
         }
-        let dtype = match request.dtype.as_str() {
-            "" | "f32" => Encoding::F32,
-            "bf16" => Encoding::Bf16,
-            "f16" => Encoding::F16,
-            other => {
-                let other: String = other.chars().take(20).collect();
-                let why = format!("`{}` is no type of a version: f32, bf16 or f16", other.escape_debug());
-                return Err(RefusalKind::BadOrder(why).into());
-            }
-        };
+        let dtype = type_of(&request.dtype)?;
         let conf = hosted.shard.configured();
         let conf = conf.ok_or_else(|| RefusalKind::Unavailable(format!("{shard} has no job yet")))?;
         if conf.job.all_reduce {
@@ -93,7 +84,7 @@ impl ShardsService {
         by.is(Rank::Reader);
         let wanted = match request.exactly {
             true => Wanted::Exactly(Step(request.step)),
-            false => Wanted::AtLeast { step: Step(request.step), else_from: Step(request.else_from) },
+            false => Wanted::AtLeast(Step(request.step)),
         };
         if request.confirm {
             let confirmed = hosted.group.barrier().await;
@@ -114,21 +105,12 @@ impl ShardsService {
         let ids: Vec<_> = only.iter().map(|place| conf.buckets[*place].id).collect();
         let asked = |bucket: &Arc<KeptBucket>| ids.is_empty() || ids.contains(&bucket.id);
         let base = request.have.and_then(|step| hosted.shard.base(Step(step), dtype));
-        let (mut sent, began) = (0, Instant::now());
+        let mut pace = Pace::begin();
         let mut values = BTreeMap::new();
         for bucket in buckets.into_iter().filter(asked) {
             let (bytes, own) = send_bucket(&hosted, &bucket, (dtype, base.as_ref()), &reader, out).await?;
-            sent += bytes;
             values.insert(bucket.id, own);
-            if began.elapsed() > GRACE + Duration::from_secs(sent / SLOWEST) {
-                return Err(RefusalKind::Overloaded(format!(
-                    "version {} of {shard} was taken too slowly: {sent} bytes in {} s. Read it over a faster connection, \
-                     or in bf16",
-                    kept.step().0,
-                    began.elapsed().as_secs()
-                ))
-                .into());
-            }
+            pace.sent(bytes, shard, kept.step())?;
         }
         if request.remember
             && let Some(base) = hosted.shard.remember(kept.step(), dtype, values)
@@ -136,6 +118,48 @@ impl ShardsService {
             tokio::spawn(forget(hosted.clone(), Arc::downgrade(&base)));
         }
         send(out, Kind::Of(of(kept.step().0))).await
+    }
+}
+
+/// The type of a version's values, by its name.
+pub(super) fn type_of(name: &str) -> Result<Encoding, RefusalKind> {
+    match name {
+        "" | "f32" => Ok(Encoding::F32),
+        "bf16" => Ok(Encoding::Bf16),
+        "f16" => Ok(Encoding::F16),
+        other => {
+            let other: String = other.chars().take(20).collect();
+            let why = format!("`{}` is no type of a version: f32, bf16 or f16", other.escape_debug());
+            Err(RefusalKind::BadOrder(why))
+        }
+    }
+}
+
+/// How fast a reader takes its version.
+pub(super) struct Pace {
+    sent: u64,
+    began: Instant,
+}
+
+impl Pace {
+    pub(super) fn begin() -> Self {
+        Self { sent: 0, began: Instant::now() }
+    }
+
+    /// It has taken so many bytes more.
+    ///
+    /// # Errors
+    /// It is too slow.
+    pub(super) fn sent(&mut self, bytes: u64, shard: ShardId, step: Step) -> Result<(), RefusalKind> {
+        self.sent += bytes;
+        if self.began.elapsed() <= GRACE + Duration::from_secs(self.sent / SLOWEST) {
+            return Ok(());
+        }
+        let (sent, step, seconds) = (self.sent, step.0, self.began.elapsed().as_secs());
+        Err(RefusalKind::Overloaded(format!(
+            "version {step} of {shard} was taken too slowly: {sent} bytes in {seconds} s. Read it over a faster connection, \
+             or in bf16"
+        )))
     }
 }
 
@@ -148,6 +172,7 @@ fn news(hosted: &Replica, step: u64) -> VersionOf {
         reached: hosted.shard.reached().0.0,
         shards: hosted.shard.shards(),
         over: hosted.shard.is_over(),
+        pending: false,
     }
 }
 

@@ -35,13 +35,8 @@ pub const MAX_VERSIONS: usize = 4;
 pub enum Wanted {
     /// This version.
     Exactly(Step),
-    /// The newest one, if it is of this step or a later one.
-    AtLeast {
-        /// This step.
-        step: Step,
-        /// If the newest one is not to be had any more: one to come, of this step or a later one.
-        else_from: Step,
-    },
+    /// The newest one, if it is of this step or a later one; if it is not to be had any more, one to come.
+    AtLeast(Step),
 }
 
 /// The versions that readers of a replica have or wait for. No replicated state: readers differ between replicas.
@@ -144,10 +139,10 @@ impl Shard {
         let (reached, unchanged) = self.reached();
         let step = match wanted {
             Wanted::Exactly(step) => step,
-            Wanted::AtLeast { step: least, else_from } => {
+            Wanted::AtLeast(least) => {
                 let whole = |kept: &Weak<KeptVersion>| kept.upgrade().is_some_and(|kept| !kept.is_awaited());
                 let here = unchanged || by_step.get(&reached).is_some_and(whole);
-                let to_come = least.max(else_from).max(reached.next());
+                let to_come = least.max(reached.next());
                 // One that follows soon serves both. Where there is no room for another, any one does.
                 let soon = if by_step.len() < MAX_VERSIONS { to_come.next() } else { Step(u64::MAX) };
                 let awaited = by_step.range(to_come..=soon).next().map(|(step, _)| *step);

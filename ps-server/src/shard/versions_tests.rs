@@ -63,7 +63,7 @@ fn push(worker: usize, session: SessionId, bucket: u32, step: u64) -> Proposal {
 }
 
 fn least(step: Step) -> Wanted {
-    Wanted::AtLeast { step, else_from: Step(0) }
+    Wanted::AtLeast(step)
 }
 
 fn weights(shard: &Shard) -> Vec<f32> {

@@ -10,13 +10,15 @@
 //! the same whoever reads it, whenever.
 
 mod ask;
+mod fetch;
 mod host;
 mod pieces;
 mod version;
 
+pub use fetch::{Fetched, Fetcher, News};
 pub use version::{ValueType, WholeVersion};
 
-use ask::{Asked, Failed};
+use ask::{Asked, Failed, Role, Senders};
 use bytes::Bytes;
 use paraft_common::{BucketId, Layout, Mode, TensorKind, config::ServerJob};
 use pieces::{Arrived, receive};
@@ -35,6 +37,8 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const PASSED_DELAY: Duration = Duration::from_millis(5);
 /// A version this many steps ahead is asked for at most.
 const MOST_AHEAD: u64 = 1 << 6;
+/// A version that many steps ahead comes so soon, unless the job stands.
+const AHEAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a reader asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +96,8 @@ pub struct Reader {
     servers: Vec<String>,
     name: String,
     dtype: ValueType,
+    /// The servers' job, in TOML.
+    job: String,
     layout: Layout,
     shards: u32,
     only: Option<BTreeSet<u32>>,
@@ -99,7 +105,7 @@ pub struct Reader {
     /// The last version: nothing older follows.
     last: Option<u64>,
     /// The servers that sent it, by shard.
-    known: Option<BTreeMap<u32, Vec<String>>>,
+    known: Option<Senders>,
     /// What the servers may send the next version as a difference to.
     has: Option<Has>,
     /// The newest version of this time.
@@ -140,6 +146,7 @@ impl Reader {
             servers: servers.to_vec(),
             name: name.into(),
             dtype,
+            job: String::new(),
             layout: unknown.layout(),
             shards: 0,
             only: None,
@@ -166,9 +173,9 @@ impl Reader {
     }
 
     async fn begin(&mut self) -> Result<(), Failed> {
-        let replicas = self.replicas().await?;
+        let senders = self.senders().await?;
         let mut why = "no server has its shard 0".to_string();
-        for address in replicas.get(&0).into_iter().flatten() {
+        for (_, address) in senders.get(&0).into_iter().flatten() {
             match self.ask(0, address, Asked::NEWEST).await {
                 Ok(answer) => {
                     let damaged = |e: String| Failed::Error(ReadError::Damaged(e));
@@ -177,6 +184,7 @@ impl Reader {
                     let job = ServerJob::from_toml(&answer.of.job).map_err(|e| damaged(e.to_string()))?;
                     let named = job.named_layout().map_err(|e| damaged(e.to_string()))?;
                     self.layout = named.unwrap_or_else(|| job.layout());
+                    self.job = answer.of.job;
                     return Ok(());
                 }
                 Err(Failed::Replica(other)) => why = format!("{address}: {other}"),
@@ -189,6 +197,26 @@ impl Reader {
     /// The tensors, and where each lies. A job whose client named none has one tensor with the values of each kind.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// The job's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The founding of shard 0, which tells the job from others of its name.
+    pub fn founding(&self) -> u64 {
+        self.foundings.get(&0).copied().unwrap_or(0)
+    }
+
+    /// The shards of the job.
+    pub fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    /// The servers' job, in TOML.
+    pub fn job(&self) -> &str {
+        &self.job
     }
 
     /// Reads only the buckets with values of tensors whose names `chosen` accepts. Returns how many tensors those are.
@@ -218,18 +246,19 @@ impl Reader {
     /// # Errors
     /// The host has no directory for their socket that only this user can open.
     pub fn share(&mut self) -> Result<(), ReadError> {
-        let host = host::Host::of(self.again());
+        let host = host::Host::of(self.again(self.dtype));
         let host = host.map_err(|e| ReadError::Refused(format!("readers of this host cannot share: {e}")))?;
         self.host = Some(host);
         Ok(())
     }
 
-    /// A reader of the same values, which has none yet.
-    fn again(&self) -> Self {
+    /// A reader of the same tensors in this type, which has no version yet.
+    pub fn again(&self, dtype: ValueType) -> Self {
         Self {
             servers: self.servers.clone(),
             name: self.name.clone(),
-            dtype: self.dtype,
+            dtype,
+            job: self.job.clone(),
             layout: self.layout.clone(),
             shards: self.shards,
             only: self.only.clone(),
@@ -279,6 +308,30 @@ impl Reader {
         version
     }
 
+    /// Reads a version that is the newest after this call began.
+    async fn next_confirmed(&mut self, within: Duration) -> Result<WholeVersion, ReadError> {
+        let asked = Asked { step: self.last.unwrap_or(0), confirm: true, ..Asked::NEWEST };
+        self.next_of_servers(Want::MaxAge(within), asked, (within, Instant::now() + within)).await
+    }
+
+    /// How far the job is, as one of its replicas says.
+    ///
+    /// # Errors
+    /// None answers.
+    async fn news(&self) -> Result<News, String> {
+        let senders = match self.senders().await {
+            Ok(senders) => senders,
+            Err(Failed::Replica(why)) => return Err(why),
+            Err(_) => return Err("its servers do not answer".into()),
+        };
+        for (_, address) in senders.get(&0).into_iter().flatten() {
+            if let Ok(answer) = self.ask(0, address, Asked::NEWEST).await {
+                return Ok(News { reached: answer.of.reached, over: answer.of.over });
+            }
+        }
+        Err("no replica of its shard 0 answers".into())
+    }
+
     /// Reads a version from the servers, whatever other readers of this host have.
     async fn next_of_servers(
         &mut self,
@@ -286,13 +339,18 @@ impl Reader {
         mut asked: Asked,
         (within, deadline): (Duration, Instant),
     ) -> Result<WholeVersion, ReadError> {
-        let mut ahead = 1;
+        // Once shards have passed what was asked for: a version so many steps ahead of them.
+        let (least, mut ahead, mut is_ahead) = (asked.step, 1, false);
         let mut leaders_first = asked.confirm;
         let mut failed = None;
         loop {
             let began = Instant::now();
             // A follower may be cut off. A leader is not for long.
-            let until = if leaders_first { deadline } else { deadline.min(Instant::now() + SILENCE) };
+            let until = match (is_ahead, leaders_first) {
+                (true, _) => deadline.min(began + AHEAD_TIMEOUT),
+                (false, true) => deadline,
+                (false, false) => deadline.min(began + SILENCE),
+            };
             let read = self.read(asked, leaders_first);
             let mut delay = RETRY_DELAY;
             leaders_first = true;
@@ -317,6 +375,10 @@ impl Reader {
                     failed = Some(why.clone());
                     why
                 }
+                Ok(Err(Failed::Ended(last))) if is_ahead && last >= least => {
+                    (asked.step, is_ahead) = (least, false);
+                    continue;
+                }
                 Ok(Err(Failed::Ended(last))) => {
                     return Err(ReadError::Ended { job: self.name.clone(), last });
                 }
@@ -325,13 +387,16 @@ impl Reader {
                     if let Want::Exactly(step) = want {
                         return Err(ReadError::NotKept { step, reached });
                     }
-                    // Another shard was faster than the request. Unless the job stands, the next one is for a version that
-                    // all have yet to reach.
-                    asked.step = asked.step.max(reached.saturating_sub(1));
-                    asked.else_from = reached + ahead;
+                    // Another shard was faster than the request: the next one is for a version that all have yet to reach.
+                    (asked.step, is_ahead) = (least.max(reached + ahead), true);
                     ahead = (2 * ahead).min(MOST_AHEAD);
                     delay = PASSED_DELAY;
                     "its shards passed each version before all were asked for it".into()
+                }
+                // The job stands, so that its newest version is there.
+                Err(_) if is_ahead && Instant::now() < deadline => {
+                    (asked.step, is_ahead) = (least, false);
+                    continue;
                 }
                 // It waited in vain for the version, or for another reason before.
                 Err(_) => match failed.clone() {
@@ -350,32 +415,25 @@ impl Reader {
 
     /// What a message about a time-out says of the job.
     async fn seen(&self) -> String {
-        let replicas = match self.replicas().await {
-            Ok(replicas) => replicas,
-            Err(Failed::Replica(why)) => return why,
-            Err(_) => return "its servers do not answer".into(),
-        };
-        for address in replicas.get(&0).into_iter().flatten() {
-            if let Ok(answer) = self.ask(0, address, Asked::NEWEST).await {
-                return format!("the job is at version {}", answer.of.reached);
-            }
+        match self.news().await {
+            Ok(news) => format!("the job is at version {}", news.reached),
+            Err(why) => why,
         }
-        "no replica of its shard 0 answers".into()
     }
 
-    async fn read(&mut self, mut asked: Asked, leaders_first: bool) -> Result<WholeVersion, Failed> {
-        let mut replicas = match self.known.take() {
+    async fn read(&mut self, asked: Asked, leaders_first: bool) -> Result<WholeVersion, Failed> {
+        let mut senders = match self.known.take() {
             Some(known) => known,
-            None => self.replicas().await?,
+            None => self.senders().await?,
         };
-        let known = replicas.clone();
+        let known = senders.clone();
         if leaders_first {
-            replicas.values_mut().for_each(|addresses| addresses.reverse());
+            let order = |role| [Role::Relay, Role::Leader, Role::Follower].iter().position(|r| *r == role);
+            senders.values_mut().for_each(|of| of.sort_by_key(|(role, _)| order(*role)));
         }
         let wanted: BTreeMap<u32, Vec<u32>> = self.by_shard();
-        let mut open = Vec::new();
-        for shard in wanted.keys() {
-            let answer = self.ask_any(*shard, replicas.get(shard), asked).await?;
+        let asks = async |shard: u32, asked: Asked| {
+            let answer = self.ask_any(shard, senders.get(&shard), asked).await?.decided().await?;
             let step = answer.of.step;
             if answer.of.over && step > answer.of.reached {
                 return Err(Failed::Ended(answer.of.reached));
@@ -384,13 +442,18 @@ impl Reader {
                 let why = format!("shard {shard} sends version {step} where {} was asked for", asked.step);
                 return Err(Failed::Error(ReadError::Damaged(why)));
             }
-            asked = Asked { step, exactly: true, ..Asked::NEWEST };
-            open.push((*shard, answer));
-        }
-        if open.is_empty() {
+            Ok((shard, answer))
+        };
+        // The first shard says which version it is. The others are asked at once, since they may pass it.
+        let mut shards = wanted.keys().copied();
+        let Some(first) = shards.next() else {
             return Err(Failed::Error(ReadError::Damaged("the job has no weights on its servers".into())));
-        }
-        let step = asked.step;
+        };
+        let first = asks(first, asked).await?;
+        let step = first.1.of.step;
+        let exactly = Asked { step, exactly: true, ..Asked::NEWEST };
+        let mut open = vec![first];
+        open.extend(futures::future::try_join_all(shards.map(|shard| asks(shard, exactly))).await?);
         let foundings: BTreeMap<u32, u64> = open.iter().map(|(s, a)| (*s, a.of.founding)).collect();
         if self.foundings.iter().any(|(shard, f)| foundings.get(shard).is_some_and(|now| now != f)) {
             return Err(Failed::OtherFounding);
@@ -421,10 +484,11 @@ impl Reader {
         self.foundings.extend(&foundings);
         self.known = Some(known);
         let received = buckets.values().map(|a| a.received).sum();
+        let updates = buckets.iter().map(|(id, a)| (*id, a.version)).collect();
         let buckets: BTreeMap<_, _> = buckets.into_iter().map(|(id, a)| (id, a.values)).collect();
         self.has = self.reads_again.then(|| Has { step, buckets: buckets.clone() });
         let digest = digest.digest();
-        Ok(WholeVersion { step, foundings, digest, reached, is_last, buckets, received })
+        Ok(WholeVersion { step, foundings, digest, reached, is_last, buckets, updates, received })
     }
 }
 

@@ -67,21 +67,23 @@ impl KeptBucket {
     /// The values in f32, or rounded to bf16 or f16, ties to even.
     pub fn encoded(&self, dtype: Encoding) -> Arc<Encoded> {
         let [bf16, f16] = &self.rounded;
-        let (cell, width) = match dtype {
-            Encoding::Bf16 => (bf16, 2),
-            Encoding::F16 => (f16, 2),
-            _ => (&self.whole, F32_BYTES),
+        let cell = match dtype {
+            Encoding::Bf16 => bf16,
+            Encoding::F16 => f16,
+            _ => &self.whole,
         };
-        let encoded = || {
-            let values = rounded(self.bytes(), dtype);
-            let digest = xxh3_64(&values);
-            Arc::new(Encoded { values, digest, width, differences: Mutex::default() })
-        };
-        cell.get_or_init(encoded).clone()
+        cell.get_or_init(|| Encoded::of(rounded(self.bytes(), dtype), dtype)).clone()
     }
 }
 
 impl Encoded {
+    /// Values of this type, little-endian.
+    pub fn of(values: Bytes, dtype: Encoding) -> Arc<Self> {
+        let digest = xxh3_64(&values);
+        let width = if dtype == Encoding::F32 { F32_BYTES } else { 2 };
+        Arc::new(Self { values, digest, width, differences: Mutex::default() })
+    }
+
     /// The shortest way to send the values to a reader that has the `old` ones, of version `base`.
     pub fn difference(&self, base: Step, old: &[u8]) -> (Code, Bytes) {
         let difference = {

@@ -7,6 +7,7 @@ use paraft_proto::{
     Candidates, PROTOCOL, ReadVersionRequest, Refused, StatusReply, VersionMessage, VersionOf, WireKind,
     version_message::Kind,
 };
+use rand::seq::SliceRandom;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -21,21 +22,48 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Asked {
     pub step: u64,
     pub exactly: bool,
-    /// If the newest version is not kept: one to come, from this step on.
-    pub else_from: u64,
     /// Only of a replica that leads, as a majority has confirmed.
     pub confirm: bool,
 }
 
 impl Asked {
     /// The newest version.
-    pub const NEWEST: Self = Self { step: 0, exactly: false, else_from: 0, confirm: false };
+    pub const NEWEST: Self = Self { step: 0, exactly: false, confirm: false };
 }
+
+/// Who sends versions of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Role {
+    /// Another reader, which says itself if it is cut off from the servers.
+    Relay,
+    Follower,
+    Leader,
+}
+
+/// Who sends versions of each shard, and where.
+pub(super) type Senders = BTreeMap<u32, Vec<(Role, String)>>;
 
 /// One shard's answer.
 pub(super) struct Answer {
     pub of: VersionOf,
     pub stream: Streaming<VersionMessage>,
+}
+
+impl Answer {
+    /// Waits until it is known which version follows.
+    pub async fn decided(mut self) -> Result<Self, Failed> {
+        while self.of.pending {
+            if self.of.over && self.of.step > self.of.reached {
+                return Err(Failed::Ended(self.of.reached));
+            }
+            match next(&mut self.stream).await?.and_then(|m| m.kind) {
+                Some(Kind::Of(of)) => self.of = of,
+                Some(Kind::Refused(refused)) => return Err(failed(refused)),
+                _ => return Err(Failed::Replica("its answer ended early".into())),
+            }
+        }
+        Ok(self)
+    }
 }
 
 pub(super) enum Failed {
@@ -66,12 +94,12 @@ impl Reader {
     pub(super) async fn ask_any(
         &self,
         shard: u32,
-        replicas: Option<&Vec<String>>,
+        senders: Option<&Vec<(Role, String)>>,
         asked: Asked,
     ) -> Result<Answer, Failed> {
         let mut why = format!("no server has shard {shard}");
         let (mut passed, mut other) = (None, false);
-        for address in replicas.into_iter().flatten() {
+        for (_, address) in senders.into_iter().flatten() {
             match self.ask(shard, address, asked).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failed::Replica(other)) => why = format!("shard {shard} at {address}: {other}"),
@@ -100,7 +128,6 @@ impl Reader {
             founding: self.foundings.get(&shard).copied().unwrap_or(0),
             step: asked.step,
             exactly: asked.exactly,
-            else_from: asked.else_from,
             confirm: asked.confirm,
             dtype: self.dtype.name().into(),
             only,
@@ -110,11 +137,10 @@ impl Reader {
         let asks = async {
             let channel = channel(address, Transport::Auto).await.map_err(Failed::Replica)?;
             let reply = shards(channel).read_version(request).await;
-            let mut stream =
-                reply.map_err(|s| self.refused(crate::orders::refused(address, &s)))?.into_inner();
+            let mut stream = reply.map_err(|s| failed(crate::orders::refused(address, &s)))?.into_inner();
             let of = match next(&mut stream).await?.and_then(|m| m.kind) {
                 Some(Kind::Of(of)) => of,
-                Some(Kind::Refused(refused)) => return Err(self.refused(refused)),
+                Some(Kind::Refused(refused)) => return Err(failed(refused)),
                 _ => return Err(Failed::Replica("its answer does not begin".into())),
             };
             Ok(Answer { of, stream })
@@ -123,16 +149,8 @@ impl Reader {
         tokio::time::timeout(ANSWER_TIMEOUT, asks).await.unwrap_or_else(late)
     }
 
-    fn refused(&self, refused: Refused) -> Failed {
-        match refused.kind() {
-            WireKind::OtherFounding => Failed::OtherFounding,
-            _ if refused.is_final() => Failed::Error(ReadError::Refused(refused.message)),
-            _ => Failed::Replica(refused.message),
-        }
-    }
-
-    /// The servers with each shard, leaders last.
-    pub(super) async fn replicas(&self) -> Result<BTreeMap<u32, Vec<String>>, Failed> {
+    /// Who has each shard: relays, followers, leaders.
+    pub(super) async fn senders(&self) -> Result<Senders, Failed> {
         let mut known = Candidates::of(self.servers.iter().cloned());
         let (mut all, mut jobs) = (self.servers.clone(), Vec::new());
         while let Some(server) = known.next() {
@@ -149,25 +167,43 @@ impl Reader {
         all.retain(|address| known.insert(address.clone()));
         let asks = all.iter().map(|address| status(address, false, ANSWER_TIMEOUT));
         let replies = futures::future::join_all(asks).await;
-        let seen: Vec<StatusReply> = replies.iter().filter_map(|r| r.as_ref().ok()).cloned().collect();
+        let seen: Vec<(&String, &StatusReply)> =
+            all.iter().zip(&replies).filter_map(|(at, reply)| Some((at, reply.as_ref().ok()?))).collect();
         if seen.is_empty() {
             let why = replies.into_iter().find_map(Result::err).unwrap_or_default();
             return Err(Failed::Replica(format!("no server answers: {why}")));
         }
-        let mut replicas = BTreeMap::<u32, Vec<String>>::new();
-        for reply in &seen {
+        let mut senders = Senders::new();
+        for (at, reply) in seen {
             for shard in reply.shards.iter().filter(|s| s.job_name == self.name) {
-                let of = replicas.entry(shard.shard).or_default();
-                of.insert(if shard.role == "leader" { of.len() } else { 0 }, reply.address.clone());
+                // A relay may not know under which address it is reached.
+                let sender = match shard.role.as_str() {
+                    "relay" => (Role::Relay, at.clone()),
+                    "leader" => (Role::Leader, reply.address.clone()),
+                    _ => (Role::Follower, reply.address.clone()),
+                };
+                senders.entry(shard.shard).or_default().push(sender);
             }
         }
-        if replicas.is_empty() {
+        // Many readers do not all ask the same follower.
+        let mut rng = rand::rng();
+        senders.values_mut().for_each(|of| of.shuffle(&mut rng));
+        senders.values_mut().for_each(|of| of.sort_by_key(|(role, _)| *role));
+        if senders.is_empty() {
             jobs.retain(|name| name != "``");
             let there = if jobs.is_empty() { "none".into() } else { jobs.join(", ") };
             return Err(Failed::Replica(format!(
                 "no server has it: it has not begun, was deleted, or the certificate is not for it; jobs there: {there}"
             )));
         }
-        Ok(replicas)
+        Ok(senders)
+    }
+}
+
+fn failed(refused: Refused) -> Failed {
+    match refused.kind() {
+        WireKind::OtherFounding => Failed::OtherFounding,
+        _ if refused.is_final() => Failed::Error(ReadError::Refused(refused.message)),
+        _ => Failed::Replica(refused.message),
     }
 }

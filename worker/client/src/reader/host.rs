@@ -102,7 +102,7 @@ impl Host {
         // Whoever listened has gone: it held the lock.
         let _ = std::fs::remove_file(&self.path);
         let listener = UnixListener::bind(&self.path)?;
-        self.serving = Some(Serving::begin(listener, lock, self.reader.again()));
+        self.serving = Some(Serving::begin(listener, lock, self.reader.again(self.reader.dtype)));
         UnixStream::connect(&self.path).await
     }
 }

@@ -58,6 +58,8 @@ pub struct WholeVersion {
     pub is_last: bool,
     /// The values of each bucket, little-endian.
     pub buckets: BTreeMap<u32, Bytes>,
+    /// How many updates each bucket has had; empty: another reader of this host received it.
+    pub updates: BTreeMap<u32, u64>,
     /// Bytes that were received for it.
     pub received: u64,
 }

@@ -14,8 +14,16 @@ fn tensor_is_put_together_from_its_buckets() {
         buckets.insert(id, Bytes::from(values));
     }
     let foundings = BTreeMap::new();
-    let mut version =
-        WholeVersion { step: 1, foundings, digest: 0, reached: 1, is_last: false, buckets, received: 0 };
+    let mut version = WholeVersion {
+        step: 1,
+        foundings,
+        digest: 0,
+        reached: 1,
+        is_last: false,
+        buckets,
+        updates: BTreeMap::new(),
+        received: 0,
+    };
     let read = |version: &WholeVersion, i| {
         let bytes = version.tensor(&layout, ValueType::Bf16, i)?;
         Some(bytes.as_chunks().0.iter().map(|v| u16::from_le_bytes(*v)).collect::<Vec<_>>())

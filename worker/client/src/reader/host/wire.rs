@@ -1,6 +1,6 @@
 //! What readers of one host say to each other: a step; an answer, with a descriptor if it is a version.
 
-use crate::reader::{ReadError, WholeVersion};
+use crate::reader::{ReadError, WholeVersion, fetch::Held};
 use bytes::Bytes;
 use paraft_host::Sealed;
 use rustix::net::{
@@ -69,19 +69,21 @@ fn parts(memory: &Arc<Sealed>, lengths: &[(u32, usize)]) -> Option<BTreeMap<u32,
     (at == all.len()).then_some(parts)
 }
 
-impl Shared {
-    /// Copies a version to sealed memory.
-    pub(super) fn of(mut version: WholeVersion) -> io::Result<Self> {
+impl Held for Shared {
+    /// Copies it to sealed memory.
+    fn of(mut version: WholeVersion) -> io::Result<Self> {
         let memory = Arc::new(Sealed::copy_of(version.buckets.values().map(|values| &values[..]))?);
         let lengths: Vec<_> = version.buckets.iter().map(|(id, values)| (*id, values.len())).collect();
         version.buckets = parts(&memory, &lengths).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { version, memory })
     }
 
-    pub(super) fn version(&self) -> &WholeVersion {
+    fn version(&self) -> &WholeVersion {
         &self.version
     }
+}
 
+impl Shared {
     /// Sends it. `age`: so long ago it was the newest.
     pub(super) async fn send(&self, to: &mut UnixStream, age: Duration) -> io::Result<()> {
         let v = &self.version;
@@ -141,7 +143,16 @@ pub(super) async fn ask(
     };
     let memory = Arc::new(Sealed::open(descriptor(of).await?)?);
     let buckets = parts(&memory, &lengths).ok_or(io::ErrorKind::InvalidData)?;
-    let version = WholeVersion { step, foundings, digest, reached, is_last, buckets, received: 0 };
+    let version = WholeVersion {
+        step,
+        foundings,
+        digest,
+        reached,
+        is_last,
+        buckets,
+        updates: BTreeMap::new(),
+        received: 0,
+    };
     Ok((Ok(version), Duration::from_micros(age_us)))
 }
 
