@@ -1,8 +1,12 @@
 """Readers beside training: what they cost it, and how long a model does not answer while its weights are changed.
 
-    python readers.py training [READERS]   # steps/s of two workers with none, and with READERS (32) that follow each second, in turns
+    python readers.py training [READERS [share]]   # steps/s of two workers with none, and with READERS (32) that follow each second,
+                                                   # in turns; share: one of the host's readers reads for all
     python readers.py pause                # a staged version loaded, beside torch.save, a rename, torch.load and load_state_dict
     python readers.py age                  # seconds from the end of a step to its weights in another process, p50 and p99
+    python readers.py bytes                # what each next version takes, of f32 whole, and which share of the values changed
+    python readers.py host                 # a new version in all of 1, 8, 64 readers of this host that map it, and of 1, 8 that each
+                                           # receive it; of as many raw copies
 
 Each starts servers of its own with ``paraft.local()``. The model is an MLP of 2.1 million values (8.4 MB), for ``pause`` of 16.8 million
 (67 MB)."""
@@ -55,14 +59,14 @@ def start(call: str, *args: object, env: dict[str, str]) -> "subprocess.Popen[st
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
 
 
-def trained(readers: int, steps: int = STEPS) -> float:
+def trained(readers: int, share: str = "", steps: int = STEPS) -> float:
     """Steps a second of worker 0."""
     with paraft.local() as fleet:
         env = {"PARAFT_CERTS": fleet.certs} if fleet.certs else {}
         servers = ",".join(fleet.servers)
         workers = [start("worker", rank, servers, steps, WIDTH, env=env) for rank in range(2)]
-        following = [start("follow", servers, env=env)] if readers else []
-        following += [start("follow", servers, env=env) for _ in range(readers // 8 - 1)]
+        following = [start("follow", servers, share, env=env)] if readers else []
+        following += [start("follow", servers, share, env=env) for _ in range(readers // 8 - 1)]
         out = [process.communicate()[0].split() for process in workers]
         for process in following:
             process.kill()
@@ -70,12 +74,12 @@ def trained(readers: int, steps: int = STEPS) -> float:
         return float(out[0][0])
 
 
-def follow(servers: str, readers: int = 8) -> None:
+def follow(servers: str, share: str, readers: int = 8) -> None:
     """Readers that take the newest version each second."""
     import threading
 
     def one(delay: float) -> None:
-        reader = paraft.reader("read", servers, timeout=60)
+        reader = paraft.reader("read", servers, timeout=60, share=share == "share")
         time.sleep(delay)
         while True:
             began = time.monotonic()
@@ -86,11 +90,11 @@ def follow(servers: str, readers: int = 8) -> None:
         threading.Thread(target=one, args=(i / readers,)).start()
 
 
-def training(readers: int = 32) -> None:
+def training(readers: int = 32, share: str = "") -> None:
     none, some = [], []
     for _ in range(3):
         none.append(trained(0))
-        some.append(trained(readers))
+        some.append(trained(readers, share))
     ratio = statistics.median(s / n for s, n in zip(some, none))
     print(f"steps/s with none {[round(n, 2) for n in none]}, with {readers} readers {[round(s, 2) for s in some]}: {ratio:.3f}")
 
@@ -136,13 +140,144 @@ def age() -> None:
         print(f"{len(ages)} of {len(ends)} versions, {p50 * 1e3:.0f} ms and {p99 * 1e3:.0f} ms behind worker 0's step")
 
 
+def stepped(servers: str, kind: str, lr: float, width: int) -> None:
+    """A worker that does a step for each line of its input."""
+    torch.set_num_threads(1)
+    run = paraft.init(name="read", servers=servers.split(","), rank=0, workers=1)
+    mlp = model(width)
+    optimizer = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[kind](mlp.parameters(), lr=lr)
+    mlp, optimizer = run.prepare(mlp, optimizer)
+    torch.manual_seed(1)
+    teacher = torch.nn.Linear(width, width)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        x = torch.randn(64, width)
+        with torch.no_grad():
+            y = teacher(x)
+        (mlp(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("done", flush=True)
+    run.finish()
+
+
+class Stepped:
+    """One worker that steps when told, and its fleet."""
+
+    def __init__(self, kind: str, lr: float, width: int) -> None:
+        self.fleet = paraft.local()
+        self.fleet.__enter__()
+        self.env = {"PARAFT_CERTS": self.fleet.certs} if self.fleet.certs else {}
+        self.servers = ",".join(self.fleet.servers)
+        command = [sys.executable, __file__, "stepped", self.servers, kind, str(lr), str(width)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.worker = subprocess.Popen(command, env={**os.environ, **self.env}, **pipes)
+        self.worker.stdout.readline()
+
+    def step(self) -> None:
+        self.worker.stdin.write("\n")
+        self.worker.stdin.flush()
+        self.worker.stdout.readline()
+
+    def __enter__(self) -> "Stepped":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.stdin.close()
+        self.worker.wait()
+        self.fleet.__exit__(None, None, None)
+
+
+def differences() -> None:
+    for kind, lr in (("adamw", 1e-6), ("sgd", 0.1)):
+        with Stepped(kind, lr, WIDTH) as training:
+            training.step()
+            for dtype in ("bf16", "f32"):
+                reader = paraft.reader("read", training.fleet, dtype=dtype)
+                before = reader.get()
+                rows = []
+                for step in range(12 if dtype == "bf16" else 3):
+                    training.step()
+                    after = reader.get(at_least=before.step + 1)
+                    old, new = before.state_dict(), after.state_dict()
+                    values = sum(t.numel() for t in new.values())
+                    changed = sum(int((new[name] != old[name]).sum()) for name in new)
+                    rows.append((changed / values, after.received / (4 * values)))
+                    before = after
+                shown = ", ".join(f"{density * 100:.1f} %: {share:.4f}" for density, share in (rows[0], rows[len(rows) // 2], rows[-1]))
+                print(f"{kind} {lr}, {dtype}: changed values: bytes of f32 whole: {shown}")
+
+
+def wait_for_versions(servers: str, readers: int, share: str, versions: int) -> None:
+    """Readers that each take every version, in threads; tells when the last of them has one."""
+    import threading
+
+    all_readers = [paraft.reader("read", servers, timeout=60, share=share == "share") for _ in range(readers)]
+    for reader in all_readers:
+        reader.get()
+    print("ready", flush=True)
+    for _ in range(versions):
+        wanted = int(sys.stdin.readline())
+        threads = [threading.Thread(target=reader.get, kwargs={"at_least": wanted}) for reader in all_readers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("done", flush=True)
+
+
+def host() -> None:
+    """64 MiB and more, in processes of 8 readers."""
+    width, versions = 2896, 5
+    with Stepped("sgd", 0.1, width) as training:
+        training.step()
+        nbytes = sum(4 * p.numel() for p in model(width).parameters())
+        source = torch.ones(nbytes // 4)
+        for readers, share in ((1, "share"), (8, "share"), (64, "share"), (1, ""), (8, "")):
+            copies = []
+            for _ in range(5):
+                target = torch.empty_like(source)
+                target.fill_(0)
+                began = time.perf_counter()
+                for _ in range(readers):
+                    target.copy_(source)
+                copies.append(time.perf_counter() - began)
+            command = [sys.executable, __file__, "wait", training.servers, str(min(readers, 8)), share, str(versions)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            processes = [subprocess.Popen(command, env={**os.environ, **training.env}, **pipes) for _ in range(max(1, readers // 8))]
+            for process in processes:
+                process.stdout.readline()
+            step = paraft.reader("read", training.fleet).get().step
+            times = []
+            for _ in range(versions):
+                step += 1
+                training.step()
+                began = time.perf_counter()
+                for process in processes:
+                    process.stdin.write(f"{step}\n")
+                    process.stdin.flush()
+                for process in processes:
+                    process.stdout.readline()
+                times.append(time.perf_counter() - began)
+            for process in processes:
+                process.stdin.close()
+                process.wait()
+            ours, copy = statistics.median(times), statistics.median(copies)
+            how = "map" if share else "receive"
+            print(f"{readers} readers {how} {nbytes / 1e6:.0f} MB: {ours * 1e3:.0f} ms, {readers} copies {copy * 1e3:.0f} ms: {ours / copy:.2f}")
+
+
 if __name__ == "__main__":
     call, args = sys.argv[1], sys.argv[2:]
     if call == "worker":
         worker(int(args[0]), args[1], int(args[2]), int(args[3]))
     elif call == "follow":
-        follow(args[0])
+        follow(args[0], args[1])
+    elif call == "stepped":
+        stepped(args[0], args[1], float(args[2]), int(args[3]))
+    elif call == "wait":
+        wait_for_versions(args[0], int(args[1]), args[2], int(args[3]))
     elif call == "training":
-        training(*map(int, args))
+        training(*map(int, args[:1]), *args[1:])
     else:
-        {"pause": pause, "age": age}[call]()
+        {"pause": pause, "age": age, "bytes": differences, "host": host}[call]()

@@ -334,6 +334,39 @@ fn version_asked_for_in_time_is_kept_for_its_reader() -> Result<()> {
     Ok(())
 }
 
+/// Shards pass a version before all are asked for it: the next one is asked for ahead of them.
+#[test]
+fn version_of_a_job_of_fast_steps_is_read_soon() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(3))?;
+    let ledger = Ledger { grace_ms: 60_000, ..Ledger::in_every_bucket(Mode::Bsp, 1, 1 << 20, BUCKETS) };
+    let done = Arc::new(AtomicBool::new(false));
+    let trains = {
+        let (at, done) = (fleet.at.clone(), done.clone());
+        thread::spawn(move || -> Result<u64> {
+            let mut page = ledger.join(&at, 0)?;
+            page.begin()?;
+            while !done.load(SeqCst) {
+                page.step()?;
+            }
+            Ok(page.done.0)
+        })
+    };
+    let runtime = runtime()?;
+    let read = || -> Result<()> {
+        for _ in 0..20 {
+            let open = Reader::open(&fleet.at.addresses, ledger.name, ValueType::F32, WITHIN);
+            let mut reader = runtime.block_on(open)?;
+            let version = runtime.block_on(reader.next(Want::AtLeast(0), WITHIN))?;
+            check(&ledger, version.step, &weights(&reader, &version)?)?;
+        }
+        Ok(())
+    };
+    let read = read();
+    done.store(true, SeqCst);
+    let steps = trains.join().expect("no panic")?;
+    read.with_context(|| format!("of {steps} steps"))
+}
+
 /// Streams of versions that take nothing hold no update, and have few versions between them.
 #[test]
 fn readers_of_versions_that_take_nothing_stop_no_update() -> Result<()> {

@@ -75,6 +75,8 @@ pub(super) enum Failed {
     Ended(u64),
     /// The replica has other state than the reader has seen, or is behind.
     OtherFounding,
+    /// It has not begun to arrive in time.
+    Late,
     Error(ReadError),
 }
 

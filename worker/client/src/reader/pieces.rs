@@ -1,22 +1,23 @@
 //! What one shard sends of a version: each message is checked before it counts.
 
 use super::{
-    SILENCE,
     ask::{Answer, Failed},
+    servers::SILENCE,
 };
 use bytes::Bytes;
 use paraft_common::difference::{Code, decode};
 use paraft_proto::{VersionMessage, VersionOf, VersionPiece, WireKind, version_message::Kind};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 use tonic::Streaming;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Receives the pieces of a shard, and how far the shard is then.
+/// Receives the pieces of a shard, of which the first must come by `begins`, and how far the shard is then.
 pub(super) async fn receive(
     shard: u32,
     answer: Answer,
     buckets: &[u32],
     (width, old): (usize, Option<&BTreeMap<u32, Bytes>>),
+    begins: Instant,
 ) -> Result<(VersionOf, Vec<Arrived>), Failed> {
     let Answer { of, mut stream } = answer;
     let mut pieces = Pieces { of, buckets, width, old, arrived: Vec::with_capacity(buckets.len()) };
@@ -24,8 +25,17 @@ pub(super) async fn receive(
         Failed::Replica(why) => Failed::Replica(format!("shard {shard}: {why}")),
         other => other,
     };
-    while let Some(message) = next(&mut stream).await.map_err(named)? {
-        pieces.take(message).map_err(named)?;
+    loop {
+        let message = if pieces.arrived.is_empty() && !pieces.buckets.is_empty() {
+            let message = tokio::time::timeout_at(begins.into(), next(&mut stream)).await;
+            message.unwrap_or(Err(Failed::Late))
+        } else {
+            next(&mut stream).await
+        };
+        match message.map_err(named)? {
+            Some(message) => pieces.take(message).map_err(named)?,
+            None => break,
+        }
     }
     pieces.whole().map_err(named)
 }

@@ -28,6 +28,7 @@ fn why(result: Result<(), Failed>) -> String {
         Err(Failed::Passed(reached)) => format!("passed {reached}"),
         Err(Failed::Ended(last)) => format!("ended {last}"),
         Err(Failed::OtherFounding) => "founding".into(),
+        Err(Failed::Late) => "late".into(),
         Err(Failed::Error(error)) => error.to_string(),
         Ok(()) => "fine".into(),
     }
