@@ -12,9 +12,10 @@ vLLM finds it by this package's entry point of the group ``vllm.general_plugins`
     /finish_weight_update          an error, unless a version is loaded
 
 The file must be whole, of the version, job and type that were named, and have the names and shapes of the weights with which the server
-started: then vLLM loads now all that it loaded then. vLLM itself keeps the values of a layer that has no tensor in an update, and fills up
-one that has some of its tensors with what lies in memory. What differs is an error, and no weight is changed. An error while tensors
-are loaded leaves weights of both versions: the server must not answer before a version is loaded.
+started: then vLLM loads now all that it loaded then. What differs is an error, and no weight is changed. vLLM itself says nothing of a
+layer of which an update has some tensors alone, as k and v without q, and fills it up with what lies in memory.
+
+An error while tensors are loaded leaves weights of both versions: the server must not answer before a version is loaded.
 """
 
 from __future__ import annotations
@@ -157,14 +158,25 @@ class ParaftWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[mi
         reload.initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(_tensors(file))
-        except Exception as e:
-            raise DataError(
-                f"version {version} is half loaded, keep the server paused until a version is loaded: {type(e).__name__}: {e}. "
-                f"The file: {path}"
-            ) from e
-        finally:
-            # Also after a failure: else the next update would find, and count, tensors of this one.
             reload.finalize_layerwise_reload(self.model, self.model_config)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+            try:
+                self._drop(reload)
+            except Exception as also:
+                why += f"; then {type(also).__name__}: {also}: start the server again"
+            raise DataError(
+                f"version {version} is half loaded, keep the server paused until a version is loaded: {why} (file {path})"
+            ) from e
+
+    def _drop(self, reload: Any) -> None:
+        """Drops what vLLM has buffered of a failed version. Else it keeps it, and the next version fails of it, too."""
+        info = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise").get_layerwise_info
+        for layer in self.model.modules():
+            info(layer).loaded_weights.clear()
+            # Layers that have loaded nothing get their former tensors back.
+            info(layer).load_numel = 0
+        reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
         if not self._is_open or self._loaded is None:

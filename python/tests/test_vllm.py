@@ -88,10 +88,14 @@ class Worker:
 
 
 class Model:
-    """Notes what it is given, and in which order."""
+    """Notes what it is given, and in which order; vLLM buffers it for its one layer."""
 
     def __init__(self):
         self.calls, self.weights, self.fails_at = [], {}, None
+        self.info = types.SimpleNamespace(loaded_weights=[], load_numel=0)
+
+    def modules(self):
+        return [self]
 
     def load_weights(self, pairs):
         for name, tensor in pairs:
@@ -99,6 +103,14 @@ class Model:
                 raise RuntimeError("shape mismatch")
             self.calls.append(name)
             self.weights[name] = tensor
+            self.info.loaded_weights.append(name)
+            self.info.load_numel += tensor.numel()
+
+    def finalize(self):
+        """vLLM's own fails again of what it has buffered."""
+        self.calls.append("finalize")
+        if self.fails_at in SHAPES and self.info.load_numel:
+            raise RuntimeError("shape mismatch")
 
 
 @pytest.fixture
@@ -106,7 +118,7 @@ def vllm(monkeypatch):
     """The module, imported beside a stub of vLLM."""
     reload = types.SimpleNamespace(
         initialize_layerwise_reload=lambda model: model.calls.append("initialize"),
-        finalize_layerwise_reload=lambda model, config: model.calls.append("finalize"),
+        finalize_layerwise_reload=lambda model, config: model.finalize(),
     )
     base = types.SimpleNamespace(WeightTransferEngine=Base, WeightTransferInitInfo=Info, WeightTransferUpdateInfo=Info)
     stubs = {
@@ -114,6 +126,7 @@ def vllm(monkeypatch):
         "vllm.distributed.weight_transfer.base": base,
         "vllm.distributed.weight_transfer.factory": types.SimpleNamespace(WeightTransferEngineFactory=Factory),
         "vllm.model_executor.model_loader.reload": reload,
+        "vllm.model_executor.model_loader.reload.layerwise": types.SimpleNamespace(get_layerwise_info=lambda layer: layer.info),
     }
     for name, stub in stubs.items():
         monkeypatch.setitem(sys.modules, name, stub)
@@ -240,7 +253,7 @@ def test_failure_amid_a_load_leaves_nothing_for_the_next(worker, tmp_path):
     worker.start()
     with pytest.raises(DataError, match="version 7 is half loaded, keep the server paused.*RuntimeError: shape mismatch"):
         worker.update(version="7", file=file)
-    assert model.calls[-1] == "finalize", "vLLM's buffers of this update are dropped"
+    assert model.calls[-1] == "finalize" and (model.info.loaded_weights, model.info.load_numel) == ([], 0)
     with pytest.raises(MisuseError):
         worker.engine.finish_weight_update()
     model.fails_at = None

@@ -93,7 +93,8 @@ impl Stub {
         reader.read_exact(&mut body)?;
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let Some((status, answer)) = self.answer(&path, &body, &mut stream)? else { return Ok(()) };
-        let head = "Content-Type: application/json\r\nConnection: close";
+        // It closes the connection and does not say so, as vLLM behind an error.
+        let head = "Content-Type: application/json";
         write!(stream, "HTTP/1.1 {status} Said\r\n{head}\r\nContent-Length: {}\r\n\r\n{answer}", answer.len())
     }
 
