@@ -61,7 +61,8 @@ impl Answer {
     }
 }
 
-/// Requests with a JSON body, each with its own deadline.
+/// Requests with a JSON body, each with its own deadline and connection: vLLM closes one behind an error without saying so, and
+/// the request after it would be lost.
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
@@ -85,7 +86,7 @@ impl Client {
     /// No whole answer arrives `within` this time; the text says why. The server may have taken the request.
     pub fn post(&self, path: &str, body: &Value, within: Duration) -> Result<Answer, String> {
         let request = self.agent.post(format!("{}{path}", self.url)).content_type("application/json");
-        let request = request.config().timeout_global(Some(within)).build();
+        let request = request.header("Connection", "close").config().timeout_global(Some(within)).build();
         answer(request.send(body.to_string()))
     }
 
@@ -94,7 +95,7 @@ impl Client {
     /// # Errors
     /// As [`Self::post`]'s.
     pub fn get(&self, path: &str, within: Duration) -> Result<Answer, String> {
-        let request = self.agent.get(format!("{}{path}", self.url));
+        let request = self.agent.get(format!("{}{path}", self.url)).header("Connection", "close");
         answer(request.config().timeout_global(Some(within)).build().call())
     }
 }

@@ -1,4 +1,4 @@
-//! vLLM's routes for weights, as of 0.33: <https://docs.vllm.ai>, <https://github.com/vllm-project/vllm>. The server runs with
+//! vLLM's routes for weights, as of 0.32: <https://docs.vllm.ai>, <https://github.com/vllm-project/vllm>. The server runs with
 //! `VLLM_SERVER_DEV_MODE=1` and `--weight-transfer-config '{"backend": "paraft"}'`, of the plug-in `paraft.vllm`, which loads
 //! the file that the feed names.
 
@@ -31,9 +31,26 @@ impl Vllm {
     }
 
     fn post_within(&mut self, path: &str, body: &Value, within: Duration) -> Result<Answer, String> {
-        let answer = done(&format!("POST {path}"), self.client.post(path, body, within));
+        let answered = self.client.post(path, body, within);
+        self.noted(path, answered)
+    }
+
+    fn noted(&mut self, path: &str, answered: Result<Answer, String>) -> Result<Answer, String> {
+        let answer = done(&format!("POST {path}"), answered);
         self.ready &= answer.is_ok();
         answer
+    }
+
+    /// Begins an update. A feed that was killed, or gave up waiting, may have left one open, and vLLM begins no other until that
+    /// one ends. It ends on all workers with an order to load that fails, as one without a file does; no weight is changed by it.
+    fn start(&mut self) -> Result<(), String> {
+        let path = "/start_weight_update";
+        let answered = self.client.post(path, &json!({}), self.within);
+        if answered.as_ref().is_ok_and(|answer| !answer.is_success()) {
+            let _ = self.client.post("/update_weights", &json!({ "update_info": {} }), self.within);
+            return self.post(path, &json!({})).map(drop);
+        }
+        self.noted(path, answered).map(drop)
     }
 }
 
@@ -68,7 +85,7 @@ impl Engine for Vllm {
     fn load(&mut self, version: &Staged<'_>) -> Result<(), String> {
         let file = version.folder.join(MODEL_FILE);
         let update = json!({ "update_info": { "version": version.label, "file": file } });
-        self.post("/start_weight_update", &json!({}))?;
+        self.start()?;
         self.post("/update_weights", &update)?;
         self.post("/finish_weight_update", &json!({ "weight_version": version.label })).map(drop)
     }

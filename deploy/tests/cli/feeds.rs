@@ -164,7 +164,14 @@ fn vllm_engine_that_fails_is_told_the_job_again() {
         assert_eq!(stubs[0].seen().calls, round);
         let seen = stubs[1].seen().calls.clone();
         assert!(seen.starts_with(&calls.iter().map(ToString::to_string).collect::<Vec<_>>()), "{seen:?}");
-        assert_eq!(seen[seen.len() - round.len()..], round, "{fault:?}");
+        // An update that nobody finished is ended by an order to load that fails.
+        let unfinished = matches!(fault, Some((_, Fault::Hangs)));
+        let last = if unfinished {
+            [&round[..3], &[round[3], round[2]], &round[3..]].concat()
+        } else {
+            round.clone()
+        };
+        assert_eq!(seen[seen.len() - last.len()..], last, "{fault:?}");
         all_serve(&stubs, &lines, &said);
     }
 }

@@ -37,6 +37,8 @@ pub struct Seen {
     faults: VecDeque<(&'static str, Fault)>,
     dead: u32,
     initialised: bool,
+    /// vLLM: an update has been started, and neither finished nor failed.
+    open: bool,
     /// It has no /model_info, as old servers of SGLang.
     pub old: bool,
 }
@@ -91,7 +93,8 @@ impl Stub {
         reader.read_exact(&mut body)?;
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let Some((status, answer)) = self.answer(&path, &body, &mut stream)? else { return Ok(()) };
-        let head = "Content-Type: application/json\r\nConnection: close";
+        // It closes the connection and does not say so, as vLLM behind an error.
+        let head = "Content-Type: application/json";
         write!(stream, "HTTP/1.1 {status} Said\r\n{head}\r\nContent-Length: {}\r\n\r\n{answer}", answer.len())
     }
 
@@ -119,6 +122,9 @@ impl Stub {
         if fault.is_some() && loads.contains(&route.as_str()) {
             self.seen().half = true;
         }
+        if fault.is_some() && route == "/update_weights" {
+            self.seen().open = false;
+        }
         match fault {
             None => {}
             Some(Fault::Says(status, text)) => return Ok(Some((status, text.into()))),
@@ -129,6 +135,7 @@ impl Stub {
                 // The weights of a new process are those of its disk.
                 (seen.dead, seen.half) = (more, false);
                 (seen.label, seen.paused, seen.initialised) = ("default".into(), false, false);
+                seen.open = false;
                 return Ok(None);
             }
             Some(Fault::Hangs) => {
@@ -171,15 +178,25 @@ impl Stub {
                 }
                 seen.initialised = true;
             }
-            "/start_weight_update" if seen.initialised && seen.paused => seen.half = true,
-            "/update_weights" if seen.initialised && seen.half => {
+            // vLLM begins no second update; one ends when it is finished, or when an order to load fails.
+            "/start_weight_update" if seen.open => return (500, "an update is already active".into()),
+            "/start_weight_update" if seen.initialised && seen.paused => {
+                (seen.half, seen.open) = (true, true)
+            }
+            "/update_weights" if body["update_info"]["file"].is_null() => {
+                seen.open = false;
+                return (500, "Invalid update_info".into());
+            }
+            "/update_weights" if seen.open => {
                 let info = &body["update_info"];
                 let file = PathBuf::from(info["file"].as_str().unwrap_or_default());
                 if let Err(why) = check(&file, info["version"].as_str().unwrap_or_default()) {
                     seen.wrong.push(why);
                 }
             }
-            "/finish_weight_update" if seen.half => (seen.label, seen.half) = (label(body), false),
+            "/finish_weight_update" if seen.open => {
+                (seen.label, seen.half, seen.open) = (label(body), false, false);
+            }
             "/model_info" if seen.old => return (404, json!({ "detail": "Not Found" }).to_string()),
             "/model_info" | "/get_weight_version" | "/weight_info" => {
                 return (200, json!({ "weight_version": seen.label }).to_string());
