@@ -59,6 +59,7 @@ CANNOT = [
     ("docs/operations.md", "paraft data", "needs damaged replicas: deploy/tests/cli/operator.rs"),
     ("docs/readers.md", "paraft relay", SHAPE),
     ("docs/readers.md", "paraft feed", "needs inference engines: deploy/tests/cli/feeds.rs has stubs"),
+    ("docs/readers.md", "vllm serve", "needs vLLM: .ci/nightly vllm"),
     ("docs/simulator.md", "paraft simulate JOB --workers 16", SHAPE),
     ("docs/slurm.md", "", "needs Slurm: tests/engines runs it"),
     ("docs/tables.md", "paraft table ls JOB", SHAPE),
