@@ -378,6 +378,14 @@ fn readers_of_versions_that_take_nothing_stop_no_update() -> Result<()> {
     page.step()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let request = ReadVersionRequest { protocol: PROTOCOL, ..ReadVersionRequest::default() };
+    let updates = || -> Result<Vec<u64>> {
+        fleet.alive().into_iter().map(|id| Ok(fleet.status(id, false)?.shards[0].version)).collect()
+    };
+    wait::until(
+        "each replica to have weights",
+        || updates().unwrap_or_default(),
+        |u| u.len() == 3 && !u.contains(&0),
+    );
     let (mut open, mut refused) = (Vec::new(), 0);
     for step in 0..ledger.steps - 1 {
         let address = &fleet.at.addresses[(step % 3) as usize];
