@@ -52,7 +52,9 @@ def reader(
     names = [only] if isinstance(only, str) else None if only is None else list(only)
     if names is not None and not all(names or [""]):
         raise ConfigError("only= has no name; leave it out to read all tensors")
-    session = _paraft.Reader(servers=servers, job=job, dtype=dtype, only=names, timeout=_seconds(timeout), share=share, certs=certs)
+    session = _paraft.Reader(servers=servers, job=job, dtype=dtype, only=names, timeout=_seconds(timeout), certs=certs)
+    if share:
+        session.share()
     return Reader(session, dtype)
 
 

@@ -75,7 +75,7 @@ fn waited<T: Send>(
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (*, servers, job, dtype, only, timeout, share=false, certs=None))]
+    #[pyo3(signature = (*, servers, job, dtype, only, timeout, certs=None))]
     fn new(
         py: Python<'_>,
         servers: Vec<String>,
@@ -83,7 +83,6 @@ impl Reader {
         dtype: &str,
         only: Option<Vec<String>>,
         timeout: f64,
-        share: bool,
         certs: Option<PathBuf>,
     ) -> PyResult<Self> {
         let dtype: ValueType = dtype.parse().map_err(|e: String| errors::config(py, &e))?;
@@ -111,10 +110,12 @@ impl Reader {
         if only.is_some() {
             versions.only(is_chosen);
         }
-        if share {
-            versions.share().map_err(|e| raised(py, &e))?;
-        }
         Ok(Self { runtime, versions: Mutex::new(versions), layout, dtype, chosen })
+    }
+
+    /// From now on it shares what it reads with readers of this host.
+    fn share(&self, py: Python<'_>) -> PyResult<()> {
+        self.versions.lock().share().map_err(|e| raised(py, &e))
     }
 
     /// The newest version from `at_least` on, the version `exactly`, or one that was the newest at most `max_age` seconds ago.

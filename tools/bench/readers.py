@@ -56,7 +56,18 @@ def worker(rank: int, servers: str, steps: int, width: int) -> None:
 
 def start(call: str, *args: object, env: dict[str, str]) -> "subprocess.Popen[str]":
     command = [sys.executable, __file__, call, *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+
+def tell(process: "subprocess.Popen[str]", line: object) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def hear(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    process.stdout.readline()
 
 
 def trained(readers: int, share: str = "", steps: int = STEPS) -> float:
@@ -169,22 +180,18 @@ class Stepped:
         self.fleet.__enter__()
         self.env = {"PARAFT_CERTS": self.fleet.certs} if self.fleet.certs else {}
         self.servers = ",".join(self.fleet.servers)
-        command = [sys.executable, __file__, "stepped", self.servers, kind, str(lr), str(width)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.worker = subprocess.Popen(command, env={**os.environ, **self.env}, **pipes)
-        self.worker.stdout.readline()
+        self.worker = start("stepped", self.servers, kind, lr, width, env=self.env)
+        hear(self.worker)
 
     def step(self) -> None:
-        self.worker.stdin.write("\n")
-        self.worker.stdin.flush()
-        self.worker.stdout.readline()
+        tell(self.worker, "")
+        hear(self.worker)
 
     def __enter__(self) -> "Stepped":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.worker.stdin.close()
-        self.worker.wait()
+        self.worker.communicate()
         self.fleet.__exit__(None, None, None)
 
 
@@ -242,11 +249,10 @@ def host() -> None:
                 for _ in range(readers):
                     target.copy_(source)
                 copies.append(time.perf_counter() - began)
-            command = [sys.executable, __file__, "wait", training.servers, str(min(readers, 8)), share, str(versions)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            processes = [subprocess.Popen(command, env={**os.environ, **training.env}, **pipes) for _ in range(max(1, readers // 8))]
+            args = (training.servers, min(readers, 8), share, versions)
+            processes = [start("wait", *args, env=training.env) for _ in range(max(1, readers // 8))]
             for process in processes:
-                process.stdout.readline()
+                hear(process)
             step = paraft.reader("read", training.fleet).get().step
             times = []
             for _ in range(versions):
@@ -254,14 +260,12 @@ def host() -> None:
                 training.step()
                 began = time.perf_counter()
                 for process in processes:
-                    process.stdin.write(f"{step}\n")
-                    process.stdin.flush()
+                    tell(process, step)
                 for process in processes:
-                    process.stdout.readline()
+                    hear(process)
                 times.append(time.perf_counter() - began)
             for process in processes:
-                process.stdin.close()
-                process.wait()
+                process.communicate()
             ours, copy = statistics.median(times), statistics.median(copies)
             how = "map" if share else "receive"
             print(f"{readers} readers {how} {nbytes / 1e6:.0f} MB: {ours * 1e3:.0f} ms, {readers} copies {copy * 1e3:.0f} ms: {ours / copy:.2f}")
@@ -278,6 +282,6 @@ if __name__ == "__main__":
     elif call == "wait":
         wait_for_versions(args[0], int(args[1]), args[2], int(args[3]))
     elif call == "training":
-        training(*map(int, args[:1]), *args[1:])
+        training(int(args[0]) if args else 32, "share" if "share" in args else "")
     else:
         {"pause": pause, "age": age, "bytes": differences, "host": host}[call]()

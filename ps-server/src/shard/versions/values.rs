@@ -32,6 +32,9 @@ enum Values {
     Own(Bytes),
 }
 
+/// How values travel, and what is sent.
+type Difference = (Code, Bytes);
+
 /// The values of a bucket in the type that readers want.
 #[derive(Debug)]
 pub struct Encoded {
@@ -41,7 +44,7 @@ pub struct Encoded {
     pub digest: u64,
     width: usize,
     /// By the version from which they lead here.
-    differences: Mutex<Vec<(Step, Arc<OnceLock<(Code, Bytes)>>)>>,
+    differences: Mutex<Vec<(Step, Arc<OnceLock<Difference>>)>>,
 }
 
 impl KeptBucket {
@@ -85,7 +88,7 @@ impl Encoded {
     }
 
     /// The shortest way to send the values to a reader that has the `old` ones, of version `base`.
-    pub fn difference(&self, base: Step, old: &[u8]) -> (Code, Bytes) {
+    pub fn difference(&self, base: Step, old: &[u8]) -> Difference {
         let difference = {
             let mut all = self.differences.lock();
             match all.iter().find(|(step, _)| *step == base) {
