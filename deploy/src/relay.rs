@@ -23,7 +23,10 @@ use paraft_worker::exit;
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 use tokio::net::TcpListener;
@@ -67,7 +70,12 @@ pub fn run(args: &RelayArgs) -> Result<i32, Failure> {
             listener.map_err(|e| Failure::new(exit::IO, format!("--listen {}: {e}", args.listen)))?;
         let at = listener.local_addr().map_err(|e| Failure::new(exit::IO, e.to_string()))?;
         eprintln!("job `{}` is relayed on {at}", args.job);
-        let source = Source { servers, name: args.job.clone(), job: Mutex::new(Relayed::of(reader)) };
+        let source = Source {
+            servers,
+            name: args.job.clone(),
+            job: Mutex::new(Relayed::of(reader)),
+            is_cut_off: AtomicBool::new(false),
+        };
         let stop = async { _ = lifeline::terminated().await };
         let served = relay(Arc::new(source), listener, Access::ours(), stop).await;
         served.map_err(|e| Failure::new(exit::IO, e.to_string()))?;
@@ -80,6 +88,8 @@ struct Source {
     servers: Vec<String>,
     name: String,
     job: Mutex<Arc<Relayed>>,
+    /// The last try to read failed.
+    is_cut_off: AtomicBool,
 }
 
 /// The job that is relayed, since it was founded.
@@ -187,6 +197,9 @@ impl Origin for Source {
         let since = confirm.then(Instant::now);
         match job.fetcher(dtype).next(least.0, since).await {
             Ok((version, _)) => {
+                if self.is_cut_off.swap(false, SeqCst) {
+                    eprintln!("versions arrive again");
+                }
                 let held = tokio::task::spawn_blocking(move || job.hold(dtype, &version)).await;
                 held.map_err(|e| Missed::Refused(RefusalKind::Unavailable(e.to_string())))
             }
@@ -196,7 +209,11 @@ impl Origin for Source {
                 Err(Missed::Refused(RefusalKind::OtherFounding(ShardId(0))))
             }
             Err(error) => {
-                let why = format!("the relay cannot read from its servers: {error}");
+                let from = self.servers.join(", ");
+                let why = format!("the relay cannot read from {from}: {error}");
+                if !self.is_cut_off.swap(true, SeqCst) {
+                    eprintln!("warning: {why}. Readers are told so, and ask their other addresses");
+                }
                 Err(Missed::Refused(RefusalKind::Unavailable(why)))
             }
         }

@@ -247,13 +247,13 @@ pub fn certified() -> Result<(), Failure> {
     match Access::ours() {
         Access::Certificates(ours) => ours.must_be_for(Need::Peer).map_err(|why| {
             Failure::new(exit::CONFIG, format!("--certs: {why}"))
-                .help("a server takes the folder `peer` of what `paraft certs new` has made")
+                .help("servers and relays take the folder `peer` of what `paraft certs new` has made")
         })?,
         Access::Insecure => tracing::warn!(
-            "--insecure: this server speaks plain text, and obeys every client that reaches its port"
+            "--insecure: this process speaks plain text, and obeys every client that reaches its port"
         ),
         Access::Closed => {
-            return Err(Failure::new(exit::USAGE, "a server needs a certificate (--certs)").help(
+            return Err(Failure::new(exit::USAGE, "servers and relays need a certificate (--certs)").help(
                 "`paraft certs new certs` makes an authority with one for servers: --certs certs. Or, on a network \
                  that no one else can reach: --insecure",
             ));

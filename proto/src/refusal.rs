@@ -74,7 +74,7 @@ pub enum RefusalKind {
         "{0} has lost its state: a majority of its servers failed at the same time. Resume the job from its latest checkpoint"
     )]
     StateLost(ShardId),
-    #[error("the shard cannot commit at present: {0}")]
+    #[error("not to be had at present: {0}")]
     Unavailable(String),
     #[error("a message cannot be read: {0}")]
     Unreadable(String),

@@ -72,6 +72,8 @@ def _fleet(fleet: AnyFleet) -> tuple[list[str], Optional[str]]:
                 fleet = ",".join(file.read().split())
         except OSError as e:
             raise ConfigError(f"{fleet} is no run's folder: {e}") from None
+    elif isinstance(fleet, str) and ":" not in fleet:
+        raise ConfigError(f"{fleet}: there is no such folder of a run; servers are named as host:port,host:port")
     servers = fleet.split(",") if isinstance(fleet, str) else list(fleet)
     servers = [server.strip() for server in servers if server.strip()]
     if not servers:
@@ -79,9 +81,9 @@ def _fleet(fleet: AnyFleet) -> tuple[list[str], Optional[str]]:
     return servers, certs
 
 
-def _seconds(timeout: float) -> float:
+def _seconds(timeout: float, name: str = "timeout") -> float:
     if not (math.isfinite(timeout) and 0 < timeout <= 86_400):
-        raise ConfigError(f"a timeout of {timeout} seconds; it is above 0, and at most 86400")
+        raise ConfigError(f"{name}={timeout}: it is a time in seconds, above 0, and at most 86400")
     return float(timeout)
 
 
@@ -132,7 +134,7 @@ class Reader:
             raise ConfigError(f"exactly={exactly} is before at_least={at_least}")
         if max_age is not None and (exactly is not None or at_least):
             raise ConfigError("max_age= goes without at_least= and exactly=: it means the newest version")
-        max_age = max_age if max_age is None else _seconds(max_age)
+        max_age = max_age if max_age is None else _seconds(max_age, "max_age")
         return Version(self._session.next(at_least, exactly, max_age, _seconds(timeout)), self._dtype, self._tensors)
 
     def watch(self, *, every: int = 1, timeout: float = 3600.0) -> Iterator[Version]:
