@@ -169,8 +169,9 @@ fn job_starts_from_anothers_weights_despite_leader_death() -> Result<()> {
     assert!(why.contains("its own weights"), "{why}");
     // A job does not wait for another that no worker has begun.
     fleet.submit("fourth", 5)?;
-    let why = format!("{:#}", refused(&like("fourth", &["train.init=job:third"])?));
-    assert!(why.contains("job `third`") && why.contains("has not begun"), "{why}");
+    fleet.submit("fifth", 5)?;
+    let why = format!("{:#}", refused(&like("fifth", &["train.init=job:fourth"])?));
+    assert!(why.contains("job `fourth`") && why.contains("has not begun"), "{why}");
     Ok(())
 }
 
