@@ -34,7 +34,7 @@ use tokio::net::TcpListener;
 /// Versions of each type that stay: readers ask shard by shard, and for differences to what they have.
 const MAX_HELD: usize = 4;
 /// After so long without a version the servers are asked whether they are there.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// For a job that was started again under its name.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -128,7 +128,7 @@ impl Relayed {
 
     fn fetcher(&self, dtype: Encoding) -> Arc<Fetcher<WholeVersion>> {
         let (typed, values) = self.typed(dtype);
-        let begin = || Arc::new(Fetcher::begin(self.reader.again(values), PATIENCE));
+        let begin = || Arc::new(Fetcher::begin(self.reader.again(values), READ_TIMEOUT));
         typed.fetcher.lock().get_or_insert_with(begin).clone()
     }
 

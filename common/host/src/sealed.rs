@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-/// Neither its length nor its bytes can change, whoever has the descriptor.
+/// No process can change its length or its bytes.
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -35,7 +35,7 @@ impl Sealed {
     /// Maps what another process has sealed.
     ///
     /// # Errors
-    /// Somebody could still change it; or there is no address space.
+    /// The memory is not sealed, or there is no address space.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
         if !fcntl_get_seals(&fd)?.contains(SEALS.difference(SealFlags::SEAL)) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "memory that is not sealed"));
@@ -48,7 +48,7 @@ impl Sealed {
         if file.metadata()?.len() == 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: the kernel lets nobody write or shorten the memory behind the descriptor, which is sealed.
+        // SAFETY: the memory is sealed: the kernel refuses writes and truncation by every process.
         let map = unsafe { memmap2::MmapOptions::new().populate().map(&file)? };
         Ok(Self { file, map })
     }

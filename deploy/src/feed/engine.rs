@@ -105,7 +105,7 @@ pub struct Outcome {
     pub told: bool,
 }
 
-/// An engine that is told to resume when this is dropped, unless it may be half loaded.
+/// Resumes its engine when it is dropped, unless the engine may be half loaded.
 struct Pause<'a> {
     engine: &'a mut dyn Engine,
     resume: bool,

@@ -21,7 +21,7 @@ pub struct Vllm {
 
 impl Vllm {
     /// The server at this URL; each call may take `within`. `mode` is what becomes of requests: `keep`, `wait` or `abort`.
-    /// `init` is what its backend is told once.
+    /// `init` is the body of its backend's one `init` call.
     pub fn new(url: &str, within: Duration, mode: &'static str, init: Value) -> Self {
         Self { client: Client::new(url), within, mode, init, ready: false }
     }

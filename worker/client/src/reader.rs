@@ -130,23 +130,7 @@ impl Reader {
         within: Duration,
     ) -> Result<Self, ReadError> {
         let deadline = Instant::now() + within;
-        let unknown = ServerJob::new(name, Mode::Bsp, 1, 1);
-        let mut this = Self {
-            servers: servers.to_vec(),
-            name: name.into(),
-            dtype,
-            job: String::new(),
-            layout: unknown.layout(),
-            shards: 0,
-            only: None,
-            foundings: BTreeMap::new(),
-            last: None,
-            known: None,
-            has: None,
-            confirmed: None,
-            reads_again: true,
-            host: None,
-        };
+        let mut this = Self::new(servers, name, dtype);
         loop {
             let why = match this.begin().await {
                 Ok(()) => return Ok(this),
@@ -158,6 +142,26 @@ impl Reader {
             };
             let late = || ReadError::Timeout(format!("job `{name}` cannot be read: {why}"));
             wait(deadline, RETRY_DELAY, late).await?;
+        }
+    }
+
+    /// A reader that has heard nothing of the job yet.
+    fn new(servers: &[String], name: &str, dtype: ValueType) -> Self {
+        Self {
+            servers: servers.to_vec(),
+            name: name.into(),
+            dtype,
+            job: String::new(),
+            layout: ServerJob::new(name, Mode::Bsp, 1, 1).layout(),
+            shards: 0,
+            only: None,
+            foundings: BTreeMap::new(),
+            last: None,
+            known: None,
+            has: None,
+            confirmed: None,
+            reads_again: true,
+            host: None,
         }
     }
 
@@ -244,20 +248,12 @@ impl Reader {
     /// A reader of the same tensors in this type, which has no version yet.
     pub fn again(&self, dtype: ValueType) -> Self {
         Self {
-            servers: self.servers.clone(),
-            name: self.name.clone(),
-            dtype,
             job: self.job.clone(),
             layout: self.layout.clone(),
             shards: self.shards,
             only: self.only.clone(),
             foundings: self.foundings.clone(),
-            last: None,
-            known: None,
-            has: None,
-            confirmed: None,
-            reads_again: true,
-            host: None,
+            ..Self::new(&self.servers, &self.name, dtype)
         }
     }
 

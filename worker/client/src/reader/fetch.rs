@@ -87,12 +87,12 @@ impl<H> Asked<H> {
 }
 
 impl<H: Held> Fetcher<H> {
-    /// Reads by this reader. After each `patience` without a version it asks how far the job is; if no server answers, all who
+    /// Reads by this reader. After each `timeout` without a version it asks how far the job is; if no server answers, all who
     /// wait get an error.
-    pub fn begin(reader: Reader, patience: Duration) -> Self {
+    pub fn begin(reader: Reader, timeout: Duration) -> Self {
         let (asks, asked) = mpsc::channel(MAX_WAITING);
         let (tell, news) = watch::channel(News::default());
-        let task = tokio::spawn(Task { reader, patience, tell, waiting: Vec::new(), last: None }.run(asked));
+        let task = tokio::spawn(Task { reader, timeout, tell, waiting: Vec::new(), last: None }.run(asked));
         Self { asks, news, task }
     }
 
@@ -116,7 +116,7 @@ impl<H: Held> Fetcher<H> {
 
 struct Task<H> {
     reader: Reader,
-    patience: Duration,
+    timeout: Duration,
     tell: watch::Sender<News>,
     waiting: Vec<Asked<H>>,
     /// The last version, and the time when it was the newest, if that is known.
@@ -190,12 +190,12 @@ impl<H: Held> Task<H> {
         goal: Goal,
         asked: &mut mpsc::Receiver<Asked<H>>,
     ) -> Option<(Option<Result<WholeVersion, ReadError>>, Vec<Asked<H>>)> {
-        let Self { reader, waiting, patience, .. } = self;
-        let patience = *patience;
+        let Self { reader, waiting, timeout, .. } = self;
+        let timeout = *timeout;
         let reads = async {
             match goal {
-                Goal::From(step) => reader.next(Want::AtLeast(step), patience).await,
-                Goal::Newest => reader.next_confirmed(patience).await,
+                Goal::From(step) => reader.next(Want::AtLeast(step), timeout).await,
+                Goal::Newest => reader.next_confirmed(timeout).await,
             }
         };
         let (mut reads, mut later) = (std::pin::pin!(reads), Vec::new());

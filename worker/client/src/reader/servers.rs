@@ -151,7 +151,7 @@ impl Reader {
         };
         let known = senders.clone();
         if leaders_first {
-            let order = |role| [Role::Relay, Role::Leader, Role::Follower].iter().position(|r| *r == role);
+            let order = |role| (role != Role::Relay, role != Role::Leader);
             senders.values_mut().for_each(|of| of.sort_by_key(|(role, _)| order(*role)));
         }
         let wanted: BTreeMap<u32, Vec<u32>> = self.by_shard();

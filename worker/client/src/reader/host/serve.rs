@@ -15,7 +15,7 @@ use tokio::{
 };
 
 /// A version may come late: those who wait have deadlines of their own.
-const PATIENCE: Duration = Duration::from_secs(1 << 20);
+const READ_TIMEOUT: Duration = Duration::from_secs(1 << 20);
 /// A client that takes no answer for so long loses its connection.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -35,7 +35,7 @@ impl Drop for Serving {
 impl Serving {
     /// Listens while the lock is held, and reads what is asked for.
     pub(super) fn begin(listener: UnixListener, lock: File, reader: Reader) -> Self {
-        let fetcher = Arc::new(Fetcher::begin(reader, PATIENCE));
+        let fetcher = Arc::new(Fetcher::begin(reader, READ_TIMEOUT));
         let listens = tokio::spawn(async move {
             let mut clients = tokio::task::JoinSet::new();
             loop {
