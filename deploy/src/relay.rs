@@ -111,6 +111,7 @@ impl Relayed {
         let about = Arc::new(RelayedJob {
             name: reader.name().into(),
             toml: reader.job().into(),
+            layout: reader.layout().clone(),
             shards: reader.shards(),
             founding: reader.founding(),
         });

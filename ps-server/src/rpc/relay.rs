@@ -12,14 +12,14 @@ use super::{
     readers::{Ended, Reader, Readers},
     rights::visitor,
     shards::unknown_caller,
-    versions::{MAX_WAITING, NEWS_INTERVAL, Out, Pace, VersionStream, send, type_of},
+    versions::{NEWS_INTERVAL, Out, Pace, VersionStream, answer, send, type_of},
 };
 use crate::{
     connections::{self, Rank, Visitor},
     shard::versions::Encoded,
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Encoding, ShardId, Step, config::ServerJob, difference::Code, placement};
+use paraft_common::{BucketId, Encoding, Layout, ShardId, Step, TensorKind, difference::Code, placement};
 use paraft_proto::{
     EditRowsReply, EditRowsRequest, PROTOCOL, ReadRowsRequest, ReadVersionRequest, RefusalKind, SaveReply,
     SaveRequest, ShardStatus, StatusReply, StatusRequest, SwitchModeReply, SwitchModeRequest, VersionOf,
@@ -27,8 +27,6 @@ use paraft_proto::{
 };
 use paraft_tls::{Need, access::DENIED};
 use std::{collections::BTreeMap, sync::Arc};
-use tokio::sync::mpsc;
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 /// The job that a relay relays.
@@ -38,6 +36,8 @@ pub struct RelayedJob {
     pub name: String,
     /// The servers' job, in TOML.
     pub toml: String,
+    /// Its tensors and buckets.
+    pub layout: Layout,
     /// Its shards.
     pub shards: u32,
     /// The founding of shard 0.
@@ -196,12 +196,10 @@ impl<O: Origin> RelayService<O> {
 
 /// The buckets of a shard that a reader asks for.
 fn buckets_of(job: &RelayedJob, shard: ShardId, only: &[u32]) -> Result<Vec<BucketId>, RefusalKind> {
-    let config = ServerJob::from_toml(&job.toml).map_err(|e| RefusalKind::Unavailable(e.to_string()))?;
-    let layout = config.layout();
-    let ids = (0u32..).zip(layout.buckets()).filter(|(_, b)| b.kind != paraft_common::TensorKind::Rows);
+    let ids = (0u32..).zip(job.layout.buckets()).filter(|(_, b)| b.kind != TensorKind::Rows);
     let here: Vec<_> = ids
         .map(|(id, _)| BucketId(id))
-        .filter(|id| placement::shard_of(&layout, *id, job.shards) == shard)
+        .filter(|id| placement::shard_of(&job.layout, *id, job.shards) == shard)
         .collect();
     if let Some(bucket) = only.iter().map(|id| BucketId(*id)).find(|id| !here.contains(id)) {
         return Err(RefusalKind::WrongBucket { bucket, shard });
@@ -245,14 +243,8 @@ impl<O: Origin> Shards for RelayService<O> {
         request: Request<ReadVersionRequest>,
     ) -> Result<Response<VersionStream>, Status> {
         let by = connections::of(request.extensions());
-        let (out, rx) = mpsc::channel(MAX_WAITING);
-        let service = self.clone();
-        tokio::spawn(async move {
-            if let Err(Ended::Refused(kind)) = service.send_version(request.into_inner(), by, &out).await {
-                let _ = send(&out, Kind::Refused(kind.into())).await;
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(rx).map(Ok))))
+        let (service, request) = (self.clone(), request.into_inner());
+        Ok(Response::new(answer(|out| async move { service.send_version(request, by, &out).await })))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

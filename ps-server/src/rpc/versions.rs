@@ -31,7 +31,7 @@ use tonic::Status;
 pub type VersionStream = Pin<Box<dyn Stream<Item = Result<VersionMessage, Status>> + Send>>;
 
 /// Messages of a stream that wait for the transport.
-pub(super) const MAX_WAITING: usize = 1;
+const MAX_WAITING: usize = 1;
 /// How often a reader looks for its version while nothing is applied.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// A reader that waits hears so often that the server is there.
@@ -47,16 +47,25 @@ pub(super) async fn send(out: &Out, kind: Kind) -> Result<(), Ended> {
     out.send(VersionMessage { kind: Some(kind) }).await.map_err(|_| Ended::Gone)
 }
 
+/// The stream of a call that `sends` answers, in a task of its own; a refusal ends it.
+pub(super) fn answer<F>(sends: impl FnOnce(Out) -> F) -> VersionStream
+where
+    F: Future<Output = Result<(), Ended>> + Send + 'static,
+{
+    let (out, rx) = mpsc::channel(MAX_WAITING);
+    let answered = sends(out.clone());
+    tokio::spawn(async move {
+        if let Err(Ended::Refused(kind)) = answered.await {
+            let _ = send(&out, Kind::Refused(kind.into())).await;
+        }
+    });
+    Box::pin(ReceiverStream::new(rx).map(Ok))
+}
+
 impl ShardsService {
     pub(super) fn version(&self, request: ReadVersionRequest, by: Option<Visitor>) -> VersionStream {
-        let (out, rx) = mpsc::channel(MAX_WAITING);
         let service = self.clone();
-        tokio::spawn(async move {
-            if let Err(Ended::Refused(kind)) = service.send_version(request, by, &out).await {
-                let _ = send(&out, Kind::Refused(kind.into())).await;
-            }
-        });
-        Box::pin(ReceiverStream::new(rx).map(Ok))
+        answer(|out| async move { service.send_version(request, by, &out).await })
     }
 
     async fn send_version(
